@@ -1,0 +1,49 @@
+# One command each. `make test` builds its own environment on a bare machine with Python 3.11 or later.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 200
+FIRST ?= 0
+
+.PHONY: test check sim replay planted bench format clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+# Everything that must hold before a change lands.
+test: check
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+	$(BIN)/pytest tests -n 2
+
+# Format, lint, types and house rules.
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+	$(BIN)/pytest tests/tidy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench
+
+# Simulation: SEEDS seeds from FIRST on; a failure prints the command that replays it.
+sim: $(VENV)/.ready
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+
+# One seed with its event log: make replay SEED=17
+replay: $(VENV)/.ready
+	$(BIN)/python -m tests.sim --replay $(SEED)
+
+# Search a failing seed for every planted bug and write docs/PLANTED.md.
+planted: $(VENV)/.ready
+	$(BIN)/python -m tests.planted
+
+# Host time of the control plane.
+bench: $(VENV)/.ready
+	$(BIN)/python -m bench.host
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,144 @@
+"""Configuration: one frozen tree, validated once, and the numbers derived from it.
+
+The only module that may read the environment. Everything after start-up sees `Resolved`, never raw options.
+"""
+
+from dataclasses import dataclass, field
+
+from roost.errors import ConfigError
+from roost.kv.pages import Book, ceil_div, ceil_to
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """How much KV there is and how it is cut up."""
+
+    page_size: int = field(default=16, metadata={"help": "tokens per page"})
+    pool_tokens: int = field(default=65536, metadata={"help": "KV slots for full-attention and draft layers"})
+    window_pool_tokens: int = field(default=65536, metadata={"help": "KV slots for sliding-window layers"})
+    strict_memory: int = field(default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedConfig:
+    """How much runs at once."""
+
+    context: int = field(default=8192, metadata={"help": "most tokens in a sequence, prompt and output"})
+    max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
+    max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
+    chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
+    mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
+    overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTraits:
+    """What a model's layers need of the KV plane, declared by the model."""
+
+    window: int | None = None  # sliding window of its window layers, None without any
+    has_full_layers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine can be told."""
+
+    memory: MemoryConfig = MemoryConfig()
+    sched: SchedConfig = SchedConfig()
+    spec: SpecShape = PLAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The configuration as the engine uses it: checked, with every derived number in one place."""
+
+    memory: MemoryConfig
+    sched: SchedConfig
+    spec: SpecShape
+    books: tuple[Book, ...]  # full first, then window; at least one
+    reserves: tuple[int, ...]  # per book: positions a round may need past the device length
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.memory.page_size
+
+    @property
+    def depth(self) -> int:
+        """Results that may be in flight while the next step is planned."""
+        return 1 if self.sched.overlap else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Device rows: a finished row rests while a launched step may still touch it."""
+        return self.sched.max_running * (1 + self.depth)
+
+    @property
+    def row_width(self) -> int:
+        """Positions of a row: the context and both rounds' reserve, in whole pages."""
+        return ceil_to(self.sched.context + 2 * max(self.reserves), self.page_size)
+
+    def length_to_fit(self, book: int, length_max: int) -> int:
+        """Positions that must fit a book for a request that can come to `length_max` tokens."""
+        return length_max + self.reserves[book] + self.spec.accept_max
+
+    def pages_to_hold(self, book: int, length: int) -> int:
+        """Most pages of `book` that a sequence of up to `length` positions can need at one time."""
+        pages = ceil_div(length, self.page_size)
+        window = self.books[book].window
+        if window is None:
+            return pages
+        # Three windows may be apart: behind the turn's start, behind its commit point and behind its end. Then what
+        # the steps in flight write. A range can touch two pages more than its length says.
+        in_flight = (1 + self.depth) * max(self.sched.chunk + 1, self.spec.accept_max) + self.reserves[book]
+        ranges = 3 * (ceil_div(window, self.page_size) + 2) + ceil_div(in_flight, self.page_size) + 2
+        return min(pages, ranges)
+
+
+def _at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{flag} must be at least {least}, got {value}")
+
+
+def _books(memory: MemoryConfig, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
+    """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
+    books = []
+    if traits.has_full_layers or spec.draft_kv is not DraftKv.NONE:
+        books.append(Book(num_pages=memory.pool_tokens // memory.page_size))
+    if traits.window is not None:
+        books.append(Book(num_pages=memory.window_pool_tokens // memory.page_size, window=traits.window))
+    return tuple(books)
+
+
+def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
+    """Check a configuration for a model, once, and derive what follows from it."""
+    memory, sched, spec = config.memory, config.sched, config.spec
+    _at_least("--page-size", memory.page_size, 1)
+    _at_least("--pool-tokens", memory.pool_tokens, 1)
+    _at_least("--window-pool-tokens", memory.window_pool_tokens, 1)
+    if memory.strict_memory not in (0, 1, 2):
+        raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
+    _at_least("--context", sched.context, 2)
+    _at_least("--max-running", sched.max_running, 1)
+    _at_least("--max-queued", sched.max_queued, 1)
+    _at_least("--chunk", sched.chunk, 1)
+    spec.check()
+    if traits.window is not None and traits.window < 1:
+        raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
+    if not traits.has_full_layers and traits.window is None:
+        raise ConfigError("the model declares neither full-attention nor sliding-window layers")
+    books = _books(memory, spec, traits)
+    reserve = spec.alloc_len_per_decode(memory.page_size)
+    reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
+    resolved = Resolved(memory=memory, sched=sched, spec=spec, books=books, reserves=reserves)
+    for number, book in enumerate(books):
+        flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"
+        # the smallest request there is: one prompt token, one new token
+        least = resolved.pages_to_hold(number, resolved.length_to_fit(number, 2)) + 1
+        if book.num_pages < least:
+            raise ConfigError(
+                f"{flag} must be at least {least * memory.page_size}: one request's reserve and the sink page are "
+                f"{least} pages of --page-size {memory.page_size}, got {book.num_pages} pages"
+            )
+    return resolved

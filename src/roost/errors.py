@@ -1,0 +1,42 @@
+"""Errors: one tree, so that callers can tell whose fault a failure is.
+
+RoostError
+├── RequestError     a caller asked for something impossible (4xx; names the parameter and what is allowed)
+├── CapacityError    a good request at a bad time (429 or 503)
+├── ConfigError      the engine cannot start like this (names the flag to change)
+├── StepFailure      a launched step broke on the device; its requests are retried or ended with 500
+└── InvariantError   a bug of ours; carries the last page moves
+"""
+
+
+class RoostError(Exception):
+    """Root of every error Roost raises on purpose."""
+
+
+class RequestError(RoostError):
+    """A request that can never be served as asked."""
+
+    def __init__(self, status: int, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.status = status
+        self.param = param
+
+
+class CapacityError(RoostError):
+    """A request refused because the engine is full now."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ConfigError(RoostError):
+    """A configuration that cannot work; the message names the flag and the allowed range."""
+
+
+class StepFailure(RoostError):
+    """A step that failed on the device; everything launched after it failed with it."""
+
+
+class InvariantError(RoostError):
+    """A broken promise of the engine itself."""

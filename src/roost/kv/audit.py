@@ -1,0 +1,115 @@
+"""Audit: recounts every page from its owners and compares with the ledger.
+
+Reads everything, changes nothing. Called by the engine loop as often as --strict-memory says, and by tests.
+"""
+
+from roost.errors import InvariantError
+from roost.kv.lease import Lease
+from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, cached, describe, leased
+from roost.kv.node import Node
+from roost.kv.pages import SINK, BookId, PageId, ceil_div
+from roost.kv.store import Store
+
+
+def audit_sums(store: Store) -> None:
+    """Conservation by counts: free + leased + cached + retiring + sink is the pool, in every book."""
+    for book, spec in enumerate(store.books):
+        num_leased = sum(len(store.own_pages(lease, book)) for lease in store.leases.values())
+        num_cached = sum(len(node.held(book)) for node in store.tree.nodes.values())
+        parts = (store.ledger.num_free(book), num_leased, num_cached, store.ledger.num_retiring(book), 1)
+        if sum(parts) != spec.num_pages:
+            raise _broken(
+                store, f"book {book}: free, leased, cached, retiring, sink = {parts} do not make {spec.num_pages}"
+            )
+    for lease in store.leases.values():
+        _check_lengths(store, lease)
+
+
+def audit_pages(store: Store) -> None:
+    """Conservation page by page: each page's account is the owner that lists it."""
+    audit_sums(store)
+    for book in range(len(store.books)):
+        owners: dict[PageId, Account] = {SINK: SINK_ACCOUNT}
+        for lease in store.leases.values():
+            for page in store.own_pages(lease, book):
+                _claim_once(store, owners, book, page, leased(lease.id))
+        for node in store.tree.nodes.values():
+            for page in node.held(book):
+                _claim_once(store, owners, book, page, cached(node.id))
+        for page, account in store.ledger.accounts(book):
+            is_retiring = account & 3 == 3
+            if page not in owners and account != FREE and not is_retiring:
+                raise _broken(store, f"book {book}: page {page} is '{describe(account)}' but nobody lists it")
+            if page in owners and owners[page] != account:
+                raise _broken(
+                    store,
+                    f"book {book}: page {page} is listed by '{describe(owners[page])}' but is '{describe(account)}'",
+                )
+    for lease in store.leases.values():
+        _check_shared(store, lease)
+    _check_tree(store)
+
+
+def _claim_once(store: Store, owners: dict[PageId, Account], book: BookId, page: PageId, account: Account) -> None:
+    if page in owners:
+        raise _broken(
+            store, f"book {book}: page {page} is listed by '{describe(owners[page])}' and '{describe(account)}'"
+        )
+    owners[page] = account
+
+
+def _check_lengths(store: Store, lease: Lease) -> None:
+    """0 ≤ evicted ≤ settled ≤ hi ≤ allocated, shared ≤ settled, and the window behind the settled length is held."""
+    size = store.page_size
+    ok = 0 <= lease.proven_len <= lease.settled_len and 0 <= lease.shared_len <= lease.settled_len
+    ok = ok and lease.shared_len % size == 0 and lease.node.end == lease.shared_len
+    for pages in lease.pages:
+        ok = ok and lease.claimed_len <= len(pages) * size
+    if store.window_book is not None:
+        first = store.books[store.window_book].first_needed(lease.settled_len, size)
+        pages = lease.pages[store.window_book]
+        ok = ok and 0 <= lease.evicted_len <= first and lease.evicted_len % size == 0
+        ok = ok and SINK not in pages[lease.evicted_len // size : ceil_div(lease.settled_len, size)]
+    if not ok:
+        raise _broken(store, f"lengths of a lease disagree: {lease}")
+
+
+def _check_shared(store: Store, lease: Lease) -> None:
+    """The shared part of a lease is the tree's path, page for page, as far as the lease holds it."""
+    for book in range(len(store.books)):
+        path = store.tree.pages_of(lease.node, book)
+        for mine, theirs in zip(lease.pages[book], path, strict=False):
+            if mine not in (theirs, SINK):
+                raise _broken(store, f"book {book}: {lease} shares page {mine}, the tree's path has {theirs}")
+
+
+def _check_tree(store: Store) -> None:
+    """Pins are the leases through a node, and what eviction may take is counted right."""
+    pins: dict[int, int] = {}
+    window_pins: dict[int, int] = {}
+    for lease in store.leases.values():
+        walk: Node | None = lease.node
+        while walk is not None and walk.parent is not None:
+            pins[walk.id] = pins.get(walk.id, 0) + 1
+            if walk.start >= lease.pinned_from and store.window_book is not None:
+                window_pins[walk.id] = window_pins.get(walk.id, 0) + 1
+            walk = walk.parent
+    for node in store.tree.nodes.values():
+        if node.pins != pins.get(node.id, 0) or node.window_pins != window_pins.get(node.id, 0):
+            raise _broken(
+                store,
+                f"node {node.id} has {node.pins} pins and {node.window_pins} window pins, "
+                f"its leases make {pins.get(node.id, 0)} and {window_pins.get(node.id, 0)}",
+            )
+    for number, book in enumerate(store.books):
+        nodes = store.tree.nodes.values()
+        free_to_go = [n for n in nodes if (n.pins if book.window is None else n.window_pins) == 0]
+        count = sum(len(node.held(number)) for node in free_to_go)
+        if count != store.tree.num_evictable(number):
+            raise _broken(
+                store, f"book {number}: {count} pages are evictable, the tree says {store.tree.num_evictable(number)}"
+            )
+
+
+def _broken(store: Store, message: str) -> InvariantError:
+    return InvariantError(f"{message}; last moves:\n{store.ledger.last_moves()}")

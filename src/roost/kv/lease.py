@@ -1,0 +1,63 @@
+"""Lease: the one object that owns a sequence's pages and lengths.
+
+    0 ........ shared ........ committed ........ hi ........ allocated ........ row width
+      prefix in     own, valid KV      may be on the    reserved
+      the tree                         device by now
+
+Plain data and what derives from it; only the store changes it. A lease has a holder (a turn or a session), and its
+pages are accounted to the lease id, so that a change of holder moves nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+from roost.kv.node import Node
+from roost.kv.pages import PageId
+from roost.step import StepId
+
+LeaseId = NewType("LeaseId", int)
+TurnId = NewType("TurnId", int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one launched step is certain to write to a lease, and at most may write."""
+
+    step: StepId
+    size: int  # the chunk's tokens, or 1 (the root) for a round
+    most: int  # the chunk's tokens, or accept_max for a round
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """Pages and lengths of one sequence."""
+
+    id: LeaseId
+    holder: TurnId | str  # the turn that runs on it, or the id of the session that keeps it
+    space: str  # name space of the prefix tree: salt or adapter
+    pages: list[list[PageId]]  # per book, by page index; the tree owns those below `shared_len`
+    node: Node  # deepest pinned node of the tree: the end of the shared prefix
+    shared_len: int
+    settled_len: int
+    proven_len: int  # settled by a result; an ended epoch may have settled what is still being written
+    evicted_len: int = 0  # window frontier: what lies before it is not held (but for the anchor)
+    anchor: tuple[int, int] = (0, 0)  # window positions kept for a rollback while a turn runs, page-aligned
+    pinned_from: int = 0  # window pages of the tree are pinned in [pinned_from, shared_len)
+    epoch: int = 0
+    last_step: StepId = StepId(-1)  # last launched step that names this lease
+    claims: list[Claim] = field(default_factory=list)
+    row_synced: list[int] = field(default_factory=list)  # per book: leading entries that the device row has
+
+    @property
+    def claimed_len(self) -> int:
+        """Length once every launched step has written what it is certain to write."""
+        return self.settled_len + sum(claim.size for claim in self.claims)
+
+    @property
+    def hi_len(self) -> int:
+        """Upper bound of the length on the device: every host size comes from it."""
+        return self.settled_len + sum(claim.most for claim in self.claims)
+
+    def committed_len(self, known_len: int) -> int:
+        """Length that may be promised to a user, given how many tokens are known."""
+        return min(self.claimed_len, known_len)

@@ -1,0 +1,140 @@
+"""Page ledger: the one place that knows who owns each KV page.
+
+Owns page accounts. Never sees tensors, tokens or time. Every move names the account it takes from; a wrong source
+raises at the guilty call, with nothing moved. Called by the store and the prefix tree, on the engine thread.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NewType
+
+from roost.errors import InvariantError, RoostError
+from roost.kv.pages import SINK, Book, BookId, PageId
+from roost.step import StepId
+
+Account = NewType("Account", int)  # an owner's number and, in the low two bits, its kind
+
+_LEASED, _CACHED, _RETIRING = 1, 2, 3
+FREE = Account(0)
+SINK_ACCOUNT = Account(4)
+
+_MOVES_KEPT = 64
+
+
+def leased(lease_id: int) -> Account:
+    """The account of a lease's own pages."""
+    return Account(lease_id << 2 | _LEASED)
+
+
+def cached(node_id: int) -> Account:
+    """The account of a prefix-tree node's pages."""
+    return Account(node_id << 2 | _CACHED)
+
+
+def retiring(step: StepId) -> Account:
+    """The account of pages that a launched step may still touch."""
+    return Account(step << 2 | _RETIRING)
+
+
+def describe(account: Account) -> str:
+    """An account in words, for messages."""
+    if account in (FREE, SINK_ACCOUNT):
+        return "free" if account == FREE else "sink"
+    kind = {_LEASED: "leased by lease", _CACHED: "cached by node", _RETIRING: "retiring until step"}[account & 3]
+    return f"{kind} {account >> 2}"
+
+
+class OutOfPages(RoostError):
+    """A book has fewer free pages than asked for; nothing moved."""
+
+    def __init__(self, book: BookId, need: int, free: int) -> None:
+        super().__init__(f"book {book}: {need} pages needed, {free} free")
+        self.book = book
+        self.need = need
+
+
+class Ledger:
+    """Accounts of every page of every book."""
+
+    def __init__(self, books: Sequence[Book]) -> None:
+        self._accounts = [[SINK_ACCOUNT] + [FREE] * (book.num_pages - 1) for book in books]
+        self._free = [[PageId(page) for page in range(book.num_pages - 1, SINK, -1)] for book in books]
+        self._retired: deque[tuple[StepId, BookId, list[PageId]]] = deque()
+        self._num_retiring = [0] * len(books)
+        self._collected = StepId(-1)
+        self._moves: deque[tuple[BookId, Account, Account, tuple[PageId, ...]]] = deque(maxlen=_MOVES_KEPT)
+
+    @property
+    def collected(self) -> StepId:
+        """The last collected step; later ones may still touch pages."""
+        return self._collected
+
+    def num_free(self, book: BookId) -> int:
+        """Pages that can be taken now."""
+        return len(self._free[book])
+
+    def num_retiring(self, book: BookId) -> int:
+        """Pages that become free when the steps in flight are collected."""
+        return self._num_retiring[book]
+
+    def accounts(self, book: BookId) -> Iterator[tuple[PageId, Account]]:
+        """Every page of a book with its account."""
+        return ((PageId(page), account) for page, account in enumerate(self._accounts[book]))
+
+    def take(self, book: BookId, count: int, dest: Account) -> list[PageId]:
+        """Move `count` free pages to `dest`."""
+        free = self._free[book]
+        if count > len(free):
+            raise OutOfPages(book, count, len(free))
+        pages = free[len(free) - count :]
+        self.move(book, pages, FREE, dest)
+        del free[len(free) - count :]
+        return pages
+
+    def move(self, book: BookId, pages: Sequence[PageId], source: Account, dest: Account) -> None:
+        """Change the account of pages that `source` holds; all of them or none."""
+        accounts = self._accounts[book]
+        for page in pages:
+            if accounts[page] != source:
+                raise InvariantError(self._complaint(book, page, source, dest))
+        self._moves.append((book, source, dest, tuple(pages)))
+        for page in pages:
+            accounts[page] = dest
+
+    def release(self, book: BookId, pages: Sequence[PageId], source: Account, last_step: StepId) -> None:
+        """Give pages back: free at once, or retired while the last step that names them is out."""
+        if not pages:
+            return
+        if last_step <= self._collected:
+            self.move(book, pages, source, FREE)
+            self._free[book].extend(pages)
+            return
+        self.move(book, pages, source, retiring(last_step))
+        self._retired.append((last_step, book, list(pages)))
+        self._num_retiring[book] += len(pages)
+
+    def reclaim(self, step: StepId) -> None:
+        """A step was collected: what retired for it, or for an earlier one, becomes free."""
+        self._collected = step
+        for _ in range(len(self._retired)):
+            last_step, book, pages = self._retired.popleft()
+            if last_step > step:
+                self._retired.append((last_step, book, pages))
+                continue
+            self.move(book, pages, retiring(last_step), FREE)
+            self._free[book].extend(pages)
+            self._num_retiring[book] -= len(pages)
+
+    def last_moves(self) -> str:
+        """The last moves, oldest first, for a dump."""
+        return "\n".join(
+            f"  book {book}: {describe(source)} -> {describe(dest)}: {list(pages)}"
+            for book, source, dest, pages in self._moves
+        )
+
+    def _complaint(self, book: BookId, page: PageId, source: Account, dest: Account) -> str:
+        found = self._accounts[book][page]
+        return (
+            f"page {page} of book {book} cannot go to '{describe(dest)}': expected '{describe(source)}', "
+            f"found '{describe(found)}'; last moves:\n{self.last_moves()}"
+        )

@@ -1,0 +1,46 @@
+"""Node of the prefix tree: a run of whole pages that the tree keeps.
+
+Plain data; only the tree changes it. The run covers row positions [start, end) of every sequence through it.
+"""
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.kv.pages import SINK, BookId, PageId
+from roost.step import StepId
+
+NodeId = NewType("NodeId", int)
+Key = NDArray[np.int64]  # one entry per slot: the token, or the pair (token, next token)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """One run of pages in the tree. A root has no pages and no parent."""
+
+    id: NodeId
+    space: str
+    parent: "Node | None" = field(repr=False)
+    start: int
+    key: Key = field(repr=False)
+    pages: list[list[PageId]]  # per book; SINK where a window page is gone
+    children: dict[bytes, "Node"] = field(default_factory=dict, repr=False)  # by the key of their first page
+    pins: int = 0  # leases that share this node
+    window_pins: int = 0  # leases that still read its window pages
+    last_used: int = 0
+    last_step: StepId = StepId(-1)  # last launched step that a former pinner named
+
+    @property
+    def end(self) -> int:
+        """First position past the run."""
+        return self.start + len(self.key)
+
+    def held(self, book: BookId) -> list[PageId]:
+        """The pages it still has in a book."""
+        return [page for page in self.pages[book] if page != SINK]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no page of any book."""
+        return not any(page != SINK for pages in self.pages for page in pages)

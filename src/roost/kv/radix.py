@@ -1,0 +1,366 @@
+"""Prefix tree: which cached pages stand for which tokens.
+
+A radix tree over whole pages, one root per name space. It compares tokens (or token pairs), never hashes alone.
+Matching changes nothing; pinning protects a path, and separately the window pages a lease still reads; eviction takes
+the least recently used. Owns cached pages, moves them only through the ledger. Called by the store.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.kv.lease import Lease
+from roost.kv.ledger import Ledger, cached, leased
+from roost.kv.node import Key, Node, NodeId
+from roost.kv.pages import SINK, Book, BookId, PageId, floor_to
+
+_HEAP_SLACK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The usable cached prefix of a key."""
+
+    node: Node  # the node in which it ends
+    length: int  # slots, whole pages
+
+
+def common_prefix(a: Key, b: Key) -> int:
+    """Number of leading entries two keys share."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
+
+
+class Tree:
+    """The prefix tree of all name spaces."""
+
+    def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
+        self._ledger = ledger
+        self._page_size = page_size
+        self._books = books
+        self._window = next((number for number, book in enumerate(books) if book.window is not None), None)
+        self._roots: dict[str, Node] = {}
+        self._nodes: dict[NodeId, Node] = {}  # roots excluded
+        self._next_id = 0
+        self._num_evictable = [0] * len(books)
+        self._leaf_heap: list[tuple[int, NodeId]] = []  # (last used, node): may be out of date, checked when popped
+        self._window_heap: list[tuple[int, NodeId]] = []
+
+    @property
+    def nodes(self) -> dict[NodeId, Node]:
+        """Every node that stands for pages, by id."""
+        return self._nodes
+
+    def num_evictable(self, book: BookId) -> int:
+        """Cached pages that eviction could take now."""
+        return self._num_evictable[book]
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def match(self, space: str, key: Key) -> Match | None:
+        """The longest usable cached prefix of `key`, or None; the tree is the same before and after."""
+        path: list[tuple[Node, int]] = []  # (node, slots of it that match)
+        node, pos = self._roots.get(space), 0
+        while node is not None and len(key) - pos >= self._page_size:
+            child = node.children.get(self._first_page(key, pos))
+            if child is None:
+                break
+            taken = floor_to(common_prefix(key[pos:], child.key), self._page_size)
+            path.append((child, taken))
+            pos += taken
+            node = child if taken == len(child.key) else None
+        length = self._usable(path)
+        if length == 0:
+            return None
+        return Match(node=[node for node, _ in path if node.start < length][-1], length=length)
+
+    def pages_of(self, node: Node, book: BookId) -> list[PageId]:
+        """Pages of a book along the path that ends with `node`."""
+        runs = []
+        walk: Node | None = node
+        while walk is not None:
+            runs.append(walk.pages[book])
+            walk = walk.parent
+        return [page for run in reversed(runs) for page in run]
+
+    def _usable(self, path: list[tuple[Node, int]]) -> int:
+        """The longest point of a path whose last window is still held."""
+        if self._window is None:
+            return sum(taken for _, taken in path)
+        book, best, run, pos = self._books[self._window], 0, 0, 0
+        for node, taken in path:
+            for page in node.pages[self._window][: taken // self._page_size]:
+                run = run + self._page_size if page != SINK else 0
+                pos += self._page_size
+                if run >= pos - book.first_needed(pos, self._page_size):
+                    best = pos
+        return best
+
+    def num_window_pinned(self, lease: Lease) -> int:
+        """Window pages of the tree that a lease pins."""
+        assert self._window is not None
+        return sum(len(node.held(self._window)) for node in self._window_nodes(lease, lease.pinned_from))
+
+    def _first_page(self, key: Key, pos: int) -> bytes:
+        return key[pos : pos + self._page_size].tobytes()
+
+    # --- pins --------------------------------------------------------------------------------------------------
+
+    def pin(self, space: str, match: Match | None) -> Node:
+        """Protect the path of a match for one lease; returns the node where it ends."""
+        if match is None:
+            node = self._root(space)
+        elif match.length < match.node.end:
+            node = self._split(match.node, match.length)
+        else:
+            node = match.node
+        walk: Node | None = node
+        while walk is not None:
+            self._pin_one(walk)
+            walk = walk.parent
+        return node
+
+    def pin_window(self, lease: Lease, first: int) -> None:
+        """Protect the window pages of a lease's shared prefix in [first, shared_len)."""
+        for node in self._window_nodes(lease, first):
+            self._window_pin_one(node)
+
+    def unpin_window(self, lease: Lease) -> None:
+        """The lease no longer reads the window pages of its shared prefix."""
+        for node in self._window_nodes(lease, lease.pinned_from):
+            self._window_unpin_one(node)
+        lease.pinned_from = lease.shared_len
+
+    def unpin(self, lease: Lease, length: int, now: int) -> None:
+        """Let go of the shared prefix past `length` (whole pages)."""
+        while lease.shared_len > length:
+            node = lease.node
+            if node.start < length:
+                self._split(node, length)  # the lower part keeps its identity: it is the one to let go
+            if self._window is not None and node.start >= lease.pinned_from:
+                self._window_unpin_one(node)
+            self._unpin_one(node, lease, now)
+            assert node.parent is not None, node
+            lease.node = node.parent
+            lease.shared_len = node.start
+            self._drop_if_empty(node)
+        lease.pinned_from = min(lease.pinned_from, length)
+
+    def leave(self, lease: Lease, now: int) -> None:
+        """A lease that shares nothing any more goes away."""
+        assert lease.shared_len == 0, lease
+        self._unpin_one(lease.node, lease, now)
+        self._drop_root(lease.node)
+
+    def _pin_one(self, node: Node) -> None:
+        if node.pins == 0:
+            for number, book in enumerate(self._books):
+                if book.window is None:
+                    self._num_evictable[number] -= len(node.pages[number])
+        node.pins += 1
+
+    def _unpin_one(self, node: Node, lease: Lease, now: int) -> None:
+        assert node.pins > 0, node
+        node.pins -= 1
+        node.last_step = max(node.last_step, lease.last_step)  # its steps may still read these pages
+        if node.pins == 0:
+            for number, book in enumerate(self._books):
+                if book.window is None:
+                    self._num_evictable[number] += len(node.pages[number])
+        self._touch(node, now)
+
+    def _window_nodes(self, lease: Lease, first: int) -> list[Node]:
+        """The nodes of a lease's shared prefix in [first, shared_len), cut so that one begins there exactly."""
+        nodes, node = [], lease.node
+        while node.end > first:
+            if node.start < first:
+                self._split(node, first)
+            nodes.append(node)
+            assert node.parent is not None, node
+            node = node.parent
+        return nodes
+
+    def _window_pin_one(self, node: Node) -> None:
+        assert self._window is not None
+        if node.window_pins == 0:
+            self._num_evictable[self._window] -= len(node.held(self._window))
+        node.window_pins += 1
+
+    def _window_unpin_one(self, node: Node) -> None:
+        assert self._window is not None and node.window_pins > 0, node
+        node.window_pins -= 1
+        if node.window_pins == 0:
+            self._num_evictable[self._window] += len(node.held(self._window))
+            self._offer(node)
+
+    # --- growing -----------------------------------------------------------------------------------------------
+
+    def publish(self, lease: Lease, key: Key, now: int) -> None:
+        """Turn a lease's own pages below len(key) (whole pages) into shared ones; what the tree has already is used instead."""
+        node, pos = lease.node, lease.shared_len
+        while pos < len(key):
+            child = node.children.get(self._first_page(key, pos))
+            if child is None:
+                child = self._grow(node, key[pos:], lease)
+                self._pin_one(child)
+            else:
+                taken = floor_to(common_prefix(key[pos:], child.key), self._page_size)
+                if taken < len(child.key):
+                    child = self._split(child, pos + taken)
+                self._pin_one(child)
+                self._use_instead(child, lease)
+            self._touch(child, now)
+            node, pos = child, child.end
+        lease.node, lease.shared_len = node, pos
+
+    def _grow(self, parent: Node, key: Key, lease: Lease) -> Node:
+        """A new leaf that takes the lease's pages."""
+        first, last = parent.end // self._page_size, (parent.end + len(key)) // self._page_size
+        node = Node(
+            id=self._new_id(),
+            space=parent.space,
+            parent=parent,
+            start=parent.end,
+            key=key.copy(),
+            pages=[pages[first:last] for pages in lease.pages],
+        )
+        for number in range(len(self._books)):
+            self._ledger.move(number, node.held(number), leased(lease.id), cached(node.id))
+            self._num_evictable[number] += len(node.held(number))
+        parent.children[self._first_page(node.key, 0)] = node
+        self._nodes[node.id] = node
+        self._offer(node)
+        return node
+
+    def _use_instead(self, node: Node, lease: Lease) -> None:
+        """The node stands for tokens the lease has pages for: its pages enter the row, the lease's own retire."""
+        first = node.start // self._page_size
+        for number in range(len(self._books)):
+            own, theirs, released = lease.pages[number], node.pages[number], []
+            for index, page in enumerate(theirs, start=first):
+                if own[index] == SINK:  # the lease's window has slid past it
+                    continue
+                if page == SINK:  # its window page is gone: the lease's takes the place
+                    self._refill(node, index - first, own[index], lease)
+                    continue
+                released.append(own[index])
+                own[index] = page
+                lease.row_synced[number] = min(lease.row_synced[number], index)
+            self._ledger.release(number, released, leased(lease.id), lease.last_step)
+
+    def _refill(self, node: Node, offset: int, page: PageId, lease: Lease) -> None:
+        assert self._window is not None
+        self._ledger.move(self._window, [page], leased(lease.id), cached(node.id))
+        node.pages[self._window][offset] = page
+        if node.window_pins == 0:
+            self._num_evictable[self._window] += 1
+            self._offer(node)
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node at position `at`; the new upper part is returned, the lower keeps its identity."""
+        cut, parent = at - node.start, node.parent
+        assert parent is not None and 0 < cut < len(node.key) and cut % self._page_size == 0, (at, node)
+        num_pages = cut // self._page_size
+        upper = Node(
+            id=self._new_id(),
+            space=node.space,
+            parent=parent,
+            start=node.start,
+            key=node.key[:cut],
+            pages=[pages[:num_pages] for pages in node.pages],
+            pins=node.pins,
+            window_pins=node.window_pins,
+            last_used=node.last_used,
+            last_step=node.last_step,
+        )
+        for number in range(len(self._books)):
+            self._ledger.move(number, upper.held(number), cached(node.id), cached(upper.id))
+            del node.pages[number][:num_pages]
+        parent.children[self._first_page(node.key, 0)] = upper
+        node.start, node.key, node.parent = at, node.key[cut:], upper
+        upper.children[self._first_page(node.key, 0)] = node
+        self._nodes[upper.id] = upper
+        self._offer(upper)
+        return upper
+
+    def _root(self, space: str) -> Node:
+        if space not in self._roots:
+            self._roots[space] = Node(
+                id=self._new_id(),
+                space=space,
+                parent=None,
+                start=0,
+                key=np.empty(0, dtype=np.int64),
+                pages=[[] for _ in self._books],
+            )
+        return self._roots[space]
+
+    def _new_id(self) -> NodeId:
+        self._next_id += 1
+        return NodeId(self._next_id)
+
+    # --- eviction ----------------------------------------------------------------------------------------------
+
+    def evict(self, book: BookId, count: int) -> None:
+        """Let go of at least `count` pages of a book, least recently used first, or of all that nobody pins."""
+        goal = max(0, self._num_evictable[book] - count)
+        heap = self._window_heap if book == self._window else self._leaf_heap
+        while self._num_evictable[book] > goal and heap:
+            entry = heapq.heappop(heap)
+            if not self._is_current(entry):
+                continue
+            node = self._nodes[entry[1]]
+            if book == self._window:
+                if node.window_pins == 0:
+                    self._evict_from(node, book)
+                    self._drop_if_empty(node)
+            elif node.pins == 0 and not node.children:
+                for number in range(len(self._books)):
+                    self._evict_from(node, number)
+                self._drop_if_empty(node)
+
+    def _evict_from(self, node: Node, book: BookId) -> None:
+        """Take a node's pages of one book away."""
+        pages = node.held(book)
+        self._ledger.release(book, pages, cached(node.id), node.last_step)
+        self._num_evictable[book] -= len(pages)
+        node.pages[book] = [SINK] * len(node.pages[book])
+
+    def _touch(self, node: Node, now: int) -> None:
+        """A node was used; its place in the order of eviction changes."""
+        node.last_used = max(node.last_used, now)
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Let eviction know a node that it may take."""
+        if node.parent is None:
+            return
+        if node.pins == 0 and not node.children:
+            heapq.heappush(self._leaf_heap, (node.last_used, node.id))
+        if self._window is not None and node.window_pins == 0:
+            heapq.heappush(self._window_heap, (node.last_used, node.id))
+        for heap in (self._leaf_heap, self._window_heap):
+            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # mostly out-of-date entries by now
+                heap[:] = [entry for entry in set(heap) if self._is_current(entry)]
+                heapq.heapify(heap)
+
+    def _is_current(self, entry: tuple[int, NodeId]) -> bool:
+        node = self._nodes.get(entry[1])
+        return node is not None and node.last_used == entry[0]
+
+    def _drop_if_empty(self, node: Node) -> None:
+        """Forget a leaf that holds nothing, and its ancestors that are left so."""
+        while node.parent is not None and not node.children and node.pins == 0 and node.is_empty():
+            parent = node.parent
+            del parent.children[self._first_page(node.key, 0)]
+            del self._nodes[node.id]
+            node = parent
+            self._offer(node)
+        self._drop_root(node)
+
+    def _drop_root(self, node: Node) -> None:
+        if node.parent is None and node.pins == 0 and not node.children:
+            self._roots.pop(node.space, None)

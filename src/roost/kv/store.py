@@ -1,0 +1,233 @@
+"""Store: the verbs on leases; the only code that changes a lease.
+
+    open     a new lease on what the tree has of a prompt        reserve   room for the next step's worst case
+    claim    a launched step will write                          settle    its result says what it wrote
+    slide    the window moved on                                 publish   settled pages into the tree
+    end_epoch  resolve claims, disown results in flight          trim      the one way to get shorter
+    hand     change of holder                                    release   give everything back
+
+It sees lengths and page ids, never tokens (a key is opaque to it), rows or requests. Called by session and sched.
+"""
+
+from collections.abc import Sequence
+
+from roost.kv.lease import Claim, Lease, LeaseId, TurnId
+from roost.kv.ledger import Ledger, OutOfPages, leased
+from roost.kv.node import Key
+from roost.kv.pages import SINK, Book, BookId, PageId, ceil_div, floor_to
+from roost.kv.radix import Tree
+from roost.step import StepId
+
+
+class Store:
+    """All leases, over one ledger and one prefix tree."""
+
+    def __init__(self, page_size: int, books: tuple[Book, ...], pair: bool) -> None:
+        self.page_size = page_size
+        self.books = books
+        self.ledger = Ledger(books)
+        self.tree = Tree(self.ledger, page_size, books)
+        self.leases: dict[LeaseId, Lease] = {}
+        self.window_book = next((number for number, book in enumerate(books) if book.window is not None), None)
+        self._pair = pair
+        self._next_lease = 0
+
+    # --- birth and growth --------------------------------------------------------------------------------------
+
+    def open(self, holder: TurnId | str, space: str, key: Key) -> Lease:
+        """A new lease on the longest usable cached prefix of `key`."""
+        match = self.tree.match(space, key)
+        node = self.tree.pin(space, match)
+        length = match.length if match else 0
+        self._next_lease += 1
+        lease = Lease(
+            id=LeaseId(self._next_lease),
+            holder=holder,
+            space=space,
+            pages=[self.tree.pages_of(node, number) for number in range(len(self.books))],
+            node=node,
+            shared_len=length,
+            settled_len=length,
+            proven_len=length,
+            row_synced=[0] * len(self.books),
+        )
+        if self.window_book is not None:
+            first = self.books[self.window_book].first_needed(length, self.page_size)
+            window_pages = lease.pages[self.window_book]
+            window_pages[: first // self.page_size] = [SINK] * (first // self.page_size)
+            lease.evicted_len = lease.pinned_from = first
+            self.tree.pin_window(lease, first)
+        self.leases[lease.id] = lease
+        return lease
+
+    def reserve(self, lease: Lease, lengths: Sequence[int]) -> None:
+        """Room for `lengths[book]` positions in each book; all of it or OutOfPages with nothing moved."""
+        wants = [
+            ceil_div(length, self.page_size) - len(pages) for length, pages in zip(lengths, lease.pages, strict=True)
+        ]
+        for book, want in enumerate(wants):
+            if want > self.ledger.num_free(book):
+                raise OutOfPages(book, want, self.ledger.num_free(book))
+        for book, want in enumerate(wants):
+            if want > 0:
+                lease.pages[book].extend(self.ledger.take(book, want, leased(lease.id)))
+
+    def own_pages(self, lease: Lease, book: BookId) -> list[PageId]:
+        """Pages accounted to the lease itself, not to the tree."""
+        return [page for page in lease.pages[book][lease.shared_len // self.page_size :] if page != SINK]
+
+    def num_held(self, lease: Lease, book: BookId) -> int:
+        """Pages that nobody else can have because of this lease: its own and those it pins."""
+        if self.books[book].window is None:
+            return len(lease.pages[book])
+        return len(self.own_pages(lease, book)) + self.tree.num_window_pinned(lease)
+
+    # --- lengths -----------------------------------------------------------------------------------------------
+
+    def claim(self, lease: Lease, claim: Claim) -> None:
+        """A step that writes to this lease was launched."""
+        lease.claims.append(claim)
+        lease.last_step = claim.step
+
+    def settle(self, lease: Lease, step: StepId, written: int) -> None:
+        """The result of a claimed step: it wrote `written` tokens."""
+        claim = lease.claims.pop(0)
+        assert claim.step == step and claim.size <= written <= claim.most, (claim, step, written)
+        lease.settled_len += written
+        lease.proven_len = lease.settled_len
+
+    def end_epoch(self, lease: Lease, target_len: int, known_len: int) -> None:
+        """Disown results in flight; what they are certain to write stays, up to `target_len`."""
+        kept = min(lease.committed_len(known_len), target_len)
+        lease.claims.clear()
+        lease.settled_len = kept
+        lease.proven_len = min(lease.proven_len, kept)
+        lease.epoch += 1
+        lease.anchor = (0, 0)  # trim finds the pages it protected still in place
+        self.trim(lease, kept)
+
+    def publishable_len(self, lease: Lease) -> int:
+        """What the tree may have: nothing that a step in flight has yet to write."""
+        return lease.settled_len if lease.last_step <= self.ledger.collected else lease.proven_len
+
+    def fall_back(self, lease: Lease) -> None:
+        """A step that names this lease failed: keep only what results have proven."""
+        lease.claims.clear()
+        lease.epoch += 1
+        lease.anchor = (0, 0)
+        self.trim(lease, min(lease.proven_len, lease.settled_len))
+
+    def trim(self, lease: Lease, length: int) -> None:
+        """Shrink a lease to at most `length` tokens; the only way a lease gets shorter."""
+        assert not lease.claims, lease
+        length = self._point_to_go_on(lease, min(length, lease.settled_len))
+        keep = ceil_div(length, self.page_size)  # the partly used page stays with the lease
+        for book, pages in enumerate(lease.pages):
+            first = max(keep, lease.shared_len // self.page_size)
+            self._release(lease, book, pages[first:])
+            del pages[keep:]
+            lease.row_synced[book] = min(lease.row_synced[book], keep)
+        self.tree.unpin(lease, min(length, lease.shared_len), now=0)
+        lease.settled_len = length
+        lease.proven_len = min(lease.proven_len, length)
+        self._lower_frontier(lease)
+
+    def _point_to_go_on(self, lease: Lease, length: int) -> int:
+        """The largest point up to `length` that can be continued without writing a shared page or missing a window."""
+        # A draft slot of a pair drafter depends on the token after it, which may change: it must be rewritable too.
+        rewritten = 1 if self._pair else 0
+        if length - rewritten < lease.shared_len:
+            length = floor_to(max(0, length - rewritten), self.page_size)
+        if self.window_book is None:
+            return length
+        while length > 0 and not self._window_held(lease, length):
+            length = floor_to(length - 1, self.page_size)
+        return length
+
+    def _window_held(self, lease: Lease, length: int) -> bool:
+        assert self.window_book is not None
+        first = self.books[self.window_book].first_needed(length, self.page_size) // self.page_size
+        held = lease.pages[self.window_book][first : ceil_div(length, self.page_size)]
+        return SINK not in held
+
+    # --- window ------------------------------------------------------------------------------------------------
+
+    def set_anchor(self, lease: Lease, commit_len: int) -> None:
+        """Keep the window behind a turn's commit point while the turn runs."""
+        if self.window_book is not None and commit_len >= lease.settled_len:
+            first = self.books[self.window_book].first_needed(commit_len, self.page_size)
+            lease.anchor = (first, ceil_div(commit_len, self.page_size) * self.page_size)
+
+    def slide(self, lease: Lease) -> None:
+        """Let go of window pages that no continuation from the settled length reads."""
+        if self.window_book is None:
+            return
+        # The window behind the last whole page stays too: that is where a published prefix can be continued.
+        whole_len = floor_to(max(0, lease.settled_len - 1), self.page_size)
+        first = self.books[self.window_book].first_needed(whole_len, self.page_size)
+        if first <= lease.evicted_len:
+            return
+        pages, released = lease.pages[self.window_book], []
+        for index in range(lease.evicted_len // self.page_size, first // self.page_size):
+            if lease.anchor[0] <= index * self.page_size < lease.anchor[1]:
+                continue
+            if index * self.page_size >= lease.shared_len:
+                released.append(pages[index])
+            pages[index] = SINK
+        lease.evicted_len = first
+        self._release(lease, self.window_book, released)
+        if lease.pinned_from < lease.shared_len <= self._window_needed_from(lease):
+            self.tree.unpin_window(lease)
+
+    def _window_needed_from(self, lease: Lease) -> int:
+        return min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len
+
+    def _lower_frontier(self, lease: Lease) -> None:
+        """After a trim: the frontier follows the length down, and nothing before it stays held."""
+        if self.window_book is None:
+            return
+        first = self.books[self.window_book].first_needed(lease.settled_len, self.page_size)
+        lease.evicted_len = min(lease.evicted_len, first)
+        pages = lease.pages[self.window_book]
+        own_from = lease.shared_len // self.page_size
+        self._release(lease, self.window_book, pages[own_from : lease.evicted_len // self.page_size])
+        pages[: lease.evicted_len // self.page_size] = [SINK] * (lease.evicted_len // self.page_size)
+
+    # --- sharing and ending ------------------------------------------------------------------------------------
+
+    def publish(self, lease: Lease, key: Key, now: int) -> None:
+        """Move full pages of `key` that are proven into the tree; the lease shares them from then on."""
+        until = floor_to(min(self.publishable_len(lease), len(key)), self.page_size)
+        shared = lease.shared_len
+        if until <= shared:
+            return
+        needed_from = self._window_needed_from(lease)
+        if self.window_book is not None and needed_from >= shared:
+            self.tree.unpin_window(lease)
+        self.tree.publish(lease, key[:until], now)
+        if self.window_book is not None:
+            if needed_from >= shared:
+                lease.pinned_from = min(needed_from, until)
+            self.tree.pin_window(lease, max(shared, lease.pinned_from))
+
+    def hand(self, lease: Lease, holder: TurnId | str) -> None:
+        """Change of holder; pages are accounted to the lease, so nothing moves."""
+        lease.holder = holder
+
+    def release(self, lease: Lease, now: int) -> None:
+        """Give every page back and forget the lease."""
+        lease.claims.clear()
+        lease.epoch += 1
+        for book, pages in enumerate(lease.pages):
+            self._release(lease, book, pages[lease.shared_len // self.page_size :])
+            pages.clear()
+        self.tree.unpin(lease, 0, now)
+        self.tree.leave(lease, now)
+        del self.leases[lease.id]
+
+    def collected(self, step: StepId) -> None:
+        """A step was collected: pages that only it could touch become free."""
+        self.ledger.reclaim(step)
+
+    def _release(self, lease: Lease, book: BookId, pages: Sequence[PageId]) -> None:
+        self.ledger.release(book, [page for page in pages if page != SINK], leased(lease.id), lease.last_step)

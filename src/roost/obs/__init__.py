@@ -1,0 +1,1 @@
+"""Observation: what the engine tells about itself; never changes what it does."""

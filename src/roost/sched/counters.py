@@ -1,0 +1,43 @@
+"""Counters of speculation: live rows only, counted in one place for the request and for everybody.
+
+Called by settle; read by whoever reports.
+"""
+
+from dataclasses import dataclass, field
+
+from roost.messages import SpecStats
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Mutable sums behind a SpecStats."""
+
+    accept_max: int
+    rounds: int = 0
+    drafts_offered: int = 0
+    drafts_accepted: int = 0
+    overshoot: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.histogram = [0] * self.accept_max
+
+    def snapshot(self) -> SpecStats:
+        """The sums so far, frozen."""
+        return SpecStats(
+            rounds=self.rounds,
+            drafts_offered=self.drafts_offered,
+            drafts_accepted=self.drafts_accepted,
+            overshoot=self.overshoot,
+            histogram=tuple(self.histogram),
+        )
+
+
+def count_round(counters: tuple[Counters, ...], width: int, accept_len: int, kept: int) -> None:
+    """One live round: `width` nodes verified, `accept_len` tokens accepted, `kept` of them returned."""
+    for each in counters:
+        each.rounds += 1
+        each.drafts_offered += width - 1
+        each.drafts_accepted += accept_len - 1
+        each.overshoot += accept_len - kept
+        each.histogram[accept_len - 1] += 1

@@ -1,0 +1,110 @@
+"""Ending: how a request leaves the engine, or goes back to the queue.
+
+Every ending goes through the session table's `end_turn`, gives the row back and sends exactly one terminal event.
+Called by settle for what ran, and by intake for turns that only waited.
+"""
+
+from roost.errors import RequestError
+from roost.messages import Finished, Refused, SessionClosed, Usage
+from roost.sched.fit import resolve_max_new
+from roost.sched.request import Mark, Request
+from roost.sched.state import State
+from roost.session.table import Outcome, Session
+
+
+def finish(state: State, request: Request, reason: str, returned_len: int) -> None:
+    """The request is complete: `returned_len` tokens of its record are what the client has."""
+    completion = returned_len - request.turn.prompt_len
+    _end(state, request, Outcome.COMMIT, reason, completion, returned_len)
+
+
+def abort(state: State, request: Request, reason: str, message: str = "") -> None:
+    """The request stops where it is; nothing of it stays in its session."""
+    _end(state, request, Outcome.ROLLBACK, reason, request.output_len, 0, message)
+
+
+def suspend(state: State, request: Request) -> None:
+    """The request loses its pages, keeps its tokens and waits to go on."""
+    state.trace.note("suspend", request.id, request.lease.settled_len)
+    _leave_row(state, request)
+    state.running.remove(request)
+    state.sessions.end_turn(request.turn, Outcome.SUSPEND, 0, state.now)
+    request.mark = Mark.NONE
+    state.enqueue(request)
+
+
+def drop(state: State, request: Request, status: int, message: str) -> None:
+    """Refuse a request that was accepted to wait but never ran."""
+    _forget(state, request)
+    request.reply(Refused(request_id=request.id, status=status, message=message))
+
+
+def close_if_free(state: State, session: Session) -> None:
+    """Close a session that is closing, once no turn has it."""
+    if session.closing and session.turn is None:
+        state.sessions.close(session)
+        state.closers.pop(session.id)(SessionClosed(session_id=session.id))
+
+
+def _end(
+    state: State,
+    request: Request,
+    outcome: Outcome,
+    reason: str,
+    completion: int,
+    returned_len: int,
+    message: str = "",
+) -> None:
+    turn = request.turn
+    prompt_len = turn.prompt_len if turn.started else len(turn.input_tokens)
+    state.trace.note("end_" + reason, request.id, completion)
+    if request.row is not None:
+        _leave_row(state, request)
+        state.running.remove(request)
+    elif request in state.queued:
+        state.queued.remove(request)
+    elif turn.session is not None:
+        turn.session.waiting.remove(turn.id)
+    state.sessions.end_turn(turn, outcome, returned_len, state.now)
+    _forget(state, request)
+    request.reply(
+        Finished(
+            request_id=request.id,
+            reason=reason,
+            usage=Usage(
+                prompt_tokens=prompt_len,
+                cached_tokens=max(0, request.cached_len),
+                completion_tokens=completion,
+            ),
+            max_new_tokens=request.max_new_tokens,
+            spec=request.counters.snapshot(),
+            message=message,
+        )
+    )
+    if turn.session is not None:
+        close_if_free(state, turn.session)
+        _start_waiting(state, turn.session)
+
+
+def _leave_row(state: State, request: Request) -> None:
+    assert request.row is not None, request.id
+    state.rows.give_back(request.row, request.lease.last_step, state.store.ledger.collected)
+    request.row = None
+
+
+def _forget(state: State, request: Request) -> None:
+    del state.requests[request.id]
+    del state.turns[request.turn.id]
+
+
+def _start_waiting(state: State, session: Session) -> None:
+    """The next turn that waits for a free session enters the queue, now that its prompt is known."""
+    while session.waiting and session.turn is None:
+        request = state.turns[session.waiting.popleft()]
+        try:
+            request.max_new_tokens = resolve_max_new(state.resolved, request.submit, request.turn.next_prefill_len)
+        except RequestError as error:
+            drop(state, request, error.status, str(error))
+            continue
+        session.turn = request.turn.id
+        state.enqueue(request)

@@ -1,0 +1,137 @@
+"""Engine: the loop. Drain the mailbox, collect the due step, settle, admit, plan, launch.
+
+Depth 0 and 1 are the same code: a step is due when more than `depth` of them are in flight. Owns the state and the
+only thread that touches it; others talk to it through `post`. Sleeps on the mailbox when there is nothing to do.
+"""
+
+from collections import deque
+from dataclasses import replace
+from queue import SimpleQueue
+
+from roost.clock import Clock
+from roost.config import Resolved
+from roost.errors import InvariantError, StepFailure
+from roost.kv.audit import audit_pages, audit_sums
+from roost.messages import Command, Reply
+from roost.obs.trace import Trace
+from roost.sched.admission import admit
+from roost.sched.intake import take
+from roost.sched.planner import plan
+from roost.sched.request import Flight
+from roost.sched.settle import act_on_marks, fail, settle
+from roost.sched.state import State, new_state
+from roost.step import Executor, StepId, StepResult
+
+
+class Engine:
+    """The scheduler over one executor."""
+
+    def __init__(self, resolved: Resolved, executor: Executor, clock: Clock, trace: Trace | None = None) -> None:
+        self.state: State = new_state(resolved, trace or Trace())
+        self._executor = executor
+        self._clock = clock
+        self._mailbox: SimpleQueue[tuple[Command, Reply] | None] = SimpleQueue()
+        self._next_step = StepId(0)
+        self._launched = False  # whether the last tick launched a step
+        self._stopping = False
+        self.waiting_for = ""  # why the head of the queue is not running
+
+    def post(self, command: Command, reply: Reply) -> None:
+        """Hand a command to the engine; from any thread."""
+        self._mailbox.put((command, reply))
+
+    def stop(self) -> None:
+        """End `run` once everything accepted has ended; from any thread."""
+        self._mailbox.put(None)
+
+    def run(self) -> None:
+        """Tick while there is work, sleep on the mailbox while there is none, until `stop`."""
+        while True:
+            if not self.has_work:
+                if self._stopping:
+                    return
+                self._receive(self._mailbox.get())
+            self.tick()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a tick would do anything: requests that have not ended, or steps in flight."""
+        return bool(self.state.requests or self.state.flights) or not self._mailbox.empty()
+
+    def tick(self) -> None:
+        """One turn of the loop."""
+        state = self.state
+        state.now = self._clock.now_ns()
+        while not self._mailbox.empty():
+            self._receive(self._mailbox.get())
+        if state.flights and (len(state.flights) > state.resolved.depth or not self._launched):
+            self._collect()
+        act_on_marks(state)
+        self.waiting_for = admit(state)
+        flight = plan(state, self._next_step)
+        self._launched = flight is not None
+        if flight is not None:
+            self._launch(flight)
+        self._audit()
+
+    def _receive(self, mail: tuple[Command, Reply] | None) -> None:
+        if mail is None:
+            self._stopping = True
+        else:
+            take(self.state, *mail)
+
+    def _launch(self, flight: Flight) -> None:
+        self._next_step = StepId(self._next_step + 1)
+        try:
+            ticket = self._executor.launch(flight.plan)
+        except StepFailure:
+            ticket = None  # told again when it is collected, after the steps before it
+        self.state.flights.append(replace(flight, ticket=ticket))
+
+    def _collect(self) -> None:
+        flight = self.state.flights.popleft()
+        try:
+            result = self._result_of(flight)
+        except StepFailure:
+            self._fail(flight)
+            return
+        settle(self.state, flight, result)
+        if self.state.resolved.memory.strict_memory >= 2:
+            self._check_device_lengths(flight, result)
+
+    def _result_of(self, flight: Flight) -> StepResult:
+        if flight.ticket is None:
+            raise StepFailure(f"step {flight.plan.step} could not be launched")
+        return self._executor.collect(flight.ticket)
+
+    def _fail(self, first: Flight) -> None:
+        """A step broke: those launched after it are void too, but must have left the device."""
+        failed = [first, *self.state.flights]
+        self.state.flights = deque()
+        for flight in failed[1:]:
+            try:
+                self._result_of(flight)
+            except StepFailure:
+                pass
+        self.state.trace.note("fail", "", first.plan.step, failed[-1].plan.step)
+        fail(self.state, failed, failed[-1].plan.step)
+
+    def _audit(self) -> None:
+        strict = self.state.resolved.memory.strict_memory
+        if strict == 1 or (strict == 0 and not self.has_work):
+            audit_sums(self.state.store)
+        elif strict == 2:
+            audit_pages(self.state.store)
+
+    def _check_device_lengths(self, flight: Flight, result: StepResult) -> None:
+        """After a step: the device's length of each live row is between what is promised and what is bounded."""
+        for i, request in enumerate(flight.requests):
+            lease = flight.leases[i]
+            if request.turn.lease is not lease or lease.epoch != flight.plan.epochs[i]:
+                continue
+            length = int(result.lengths[i])
+            if not (length == lease.settled_len and length <= lease.claimed_len <= lease.hi_len):
+                raise InvariantError(
+                    f"request {request.id}: device length {length} after step {result.step}, settled {lease.settled_len}, "
+                    f"certain {lease.claimed_len}, at most {lease.hi_len}"
+                )

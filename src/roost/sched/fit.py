@@ -1,0 +1,44 @@
+"""Fit: whether a request can run at all, in an empty engine.
+
+Pure arithmetic over the resolved configuration. Called by intake, and again when a waiting turn learns its prompt.
+"""
+
+from roost.config import Resolved
+from roost.errors import RequestError
+from roost.messages import Submit
+
+
+def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int) -> int:
+    """The request's max_new_tokens, filled in if absent; a request that can never fit is refused with the numbers."""
+    context = resolved.sched.context
+    if prompt_len == 0:
+        raise RequestError(400, "tokens", "the session is empty: must hold at least 1 token")
+    most = min([context - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
+    wanted = submit.max_new_tokens if submit.max_new_tokens is not None else max(1, most)
+    if wanted <= most:
+        return wanted
+    if prompt_len + wanted > context:
+        raise RequestError(
+            413,
+            "tokens",
+            f"prompt of {prompt_len} and {wanted} new tokens exceed the maximum allowed length of {context} (--context)",
+        )
+    raise RequestError(
+        413,
+        "tokens",
+        f"prompt of {prompt_len} and {wanted} new tokens need {_need(resolved, prompt_len + wanted)} pages, "
+        f"an empty pool has {[book.num_pages - 1 for book in resolved.books]} of {resolved.page_size} tokens",
+    )
+
+
+def _need(resolved: Resolved, length: int) -> list[int]:
+    """Pages per book that a request of `length` tokens, prompt and output, may need at one time."""
+    return [resolved.pages_to_hold(book, resolved.length_to_fit(book, length)) for book in range(len(resolved.books))]
+
+
+def _most_new(resolved: Resolved, book: int, prompt_len: int) -> int:
+    """Most new tokens for which a book has the pages (negative: not even the prompt fits)."""
+    num_pages = resolved.books[book].num_pages - 1
+    if resolved.pages_to_hold(book, resolved.row_width) <= num_pages:
+        return resolved.sched.context
+    return num_pages * resolved.page_size - resolved.length_to_fit(book, prompt_len)

@@ -1,0 +1,110 @@
+"""Intake: what happens to a command the moment it is read.
+
+Checks everything that can be checked, then queues, marks or refuses; a refusal touches nobody else and always
+answers. Never moves a page. Called by the loop while it drains the mailbox.
+"""
+
+from roost.errors import CapacityError, RequestError
+from roost.kv.lease import TurnId
+from roost.messages import Abort, CloseSession, Command, OpenSession, Refused, Reply, SessionOpened, Submit
+from roost.sched.counters import Counters
+from roost.sched.ending import close_if_free, drop
+from roost.sched.fit import resolve_max_new
+from roost.sched.request import Mark, Request
+from roost.sched.state import State
+from roost.session.record import Record
+from roost.session.table import Session, Turn
+
+_TOKEN_MAX = 2**31 - 1
+
+
+def take(state: State, command: Command, reply: Reply) -> None:
+    """Carry out or refuse one command."""
+    try:
+        match command:
+            case Submit():
+                _submit(state, command, reply)
+            case Abort():
+                _abort(state, command)
+            case OpenSession():
+                state.sessions.open(command.session_id, command.salt, state.now)
+                reply(SessionOpened(session_id=command.session_id))
+            case CloseSession():
+                _close(state, command, reply)
+    except (RequestError, CapacityError) as error:
+        name = command.request_id if isinstance(command, Submit | Abort) else command.session_id
+        reply(Refused(request_id=name, status=error.status, message=str(error)))
+
+
+def _submit(state: State, submit: Submit, reply: Reply) -> None:
+    if submit.request_id in state.requests:
+        raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
+    session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
+    _check_values(submit, session)
+    if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
+        raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
+    state.num_arrived += 1
+    request = Request(
+        submit=submit,
+        turn=Turn(
+            id=TurnId(state.num_arrived),
+            space=session.space if session else submit.salt,
+            session=session,
+            record=session.record if session else Record(),
+            input_tokens=submit.tokens,
+        ),
+        reply=reply,
+        arrival=state.num_arrived,
+        counters=Counters(accept_max=state.resolved.spec.accept_max),
+    )
+    if session is not None and session.turn is not None:
+        _wait_for(state, session, request)
+    else:
+        request.max_new_tokens = resolve_max_new(state.resolved, submit, request.turn.next_prefill_len)
+        if session is not None:
+            session.turn = request.turn.id
+        state.enqueue(request)
+    state.requests[request.id] = request
+    state.turns[request.turn.id] = request
+
+
+def _wait_for(state: State, session: Session, request: Request) -> None:
+    """A busy session: wait for it if the caller said so, or if its turn is about to end anyway."""
+    assert session.turn is not None
+    if not request.submit.queue and state.turns[session.turn].mark is not Mark.ABORT:
+        raise RequestError(
+            409, "session_id", f"session {session.id!r} has a turn that has not ended (queue: true waits)"
+        )
+    session.waiting.append(request.turn.id)
+
+
+def _check_values(submit: Submit, session: Session | None) -> None:
+    if submit.max_new_tokens is not None and submit.max_new_tokens < 0:
+        raise RequestError(400, "max_new_tokens", f"must be at least 0, got {submit.max_new_tokens}")
+    if not submit.tokens and (session is None or (len(session.record) == 0 and session.turn is None)):
+        raise RequestError(400, "tokens", "must hold at least 1 token")
+    if submit.tokens and not 0 <= min(submit.tokens) <= max(submit.tokens) <= _TOKEN_MAX:
+        raise RequestError(400, "tokens", f"ids must be in [0, {_TOKEN_MAX}]")
+    if session is not None and submit.salt not in ("", session.space):
+        raise RequestError(400, "salt", f"session {session.id!r} was opened with another salt, which is fixed")
+    if session is None and submit.queue:
+        raise RequestError(400, "queue", "only a turn of a session can wait for its session")
+
+
+def _abort(state: State, abort: Abort) -> None:
+    request = state.requests.get(abort.request_id)
+    if request is None:
+        raise RequestError(404, "request_id", f"no request {abort.request_id!r} is queued or running")
+    state.mark(request, Mark.ABORT)
+
+
+def _close(state: State, close: CloseSession, reply: Reply) -> None:
+    session = state.sessions.find(close.session_id)
+    session.closing = True
+    state.closers[session.id] = reply
+    for turn in session.waiting:
+        drop(state, state.turns[turn], 410, f"session_id: session {session.id!r} is closing")
+    session.waiting.clear()
+    if session.turn is not None:
+        state.mark(state.turns[session.turn], Mark.ABORT)
+    close_if_free(state, session)

@@ -1,0 +1,80 @@
+"""Request: one submission from acceptance to its terminal event, and the steps it is in.
+
+Plain data. Lengths are not here: they live in the lease. Changed by intake, admission, planner and settle.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from roost.kv.lease import Lease
+from roost.messages import Reply, Submit
+from roost.sched.counters import Counters
+from roost.session.table import Turn
+from roost.step import RowId, StepPlan, Ticket
+
+
+class Mark(IntEnum):
+    """What is to be done with a request when settle next runs; a larger one overrides."""
+
+    NONE = 0
+    RETRACT = 1
+    ABORT = 2
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """An accepted request."""
+
+    submit: Submit
+    turn: Turn
+    reply: Reply
+    arrival: int  # order of acceptance; kept through retracts
+    counters: Counters
+    max_new_tokens: int = 0
+    row: RowId | None = None  # while it runs
+    mark: Mark = Mark.NONE
+    cached_len: int = -1  # of the prompt, what it found in place when it first started
+    num_failures: int = 0  # steps that broke under it
+
+    @property
+    def id(self) -> str:
+        """The client's name for it."""
+        return self.submit.request_id
+
+    @property
+    def lease(self) -> Lease:
+        """Its lease; only a running request has one."""
+        assert self.turn.lease is not None, self.id
+        return self.turn.lease
+
+    @property
+    def output_len(self) -> int:
+        """Tokens returned so far."""
+        return len(self.turn.record) - self.turn.prompt_len if self.turn.started else 0
+
+    @property
+    def length_max(self) -> int:
+        """Tokens it can come to, prompt and output."""
+        prompt_len = self.turn.prompt_len if self.turn.started else self.turn.next_prefill_len
+        return prompt_len + self.max_new_tokens
+
+    @property
+    def in_prefill(self) -> bool:
+        """Whether part of its prompt has not been launched."""
+        return self.lease.claimed_len < self.turn.prefill_len
+
+    @property
+    def certain_output_len(self) -> int:
+        """Output it will have at least, once every launched step is settled; for a launched prompt."""
+        return self.lease.claimed_len + 1 - self.turn.prompt_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """A launched step and whom its results belong to, in the plan's order."""
+
+    plan: StepPlan
+    ticket: Ticket | None  # None: the launch itself failed
+    requests: tuple[Request, ...]
+    leases: tuple[Lease, ...]
+    chunks: tuple[int, ...]  # new tokens of a prefill chunk, reruns excluded; 0 for a round

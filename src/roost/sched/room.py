@@ -1,0 +1,55 @@
+"""Room: finds pages for the next step, in the order that costs users least.
+
+Evict cached pages, reclaim idle sessions, count what is already on its way, and only then retract the newest
+requests, no more than the shortfall. The oldest is never retracted. Called by the planner.
+"""
+
+from roost.kv.ledger import OutOfPages
+from roost.kv.pages import BookId
+from roost.sched.request import Mark, Request
+from roost.sched.state import State
+
+
+def reserve(state: State, request: Request, lengths: list[int]) -> bool:
+    """Room for `lengths` in each book; False if the request has to sit this step out."""
+    for _ in range(1 + len(lengths)):  # each book can be short once
+        try:
+            state.store.reserve(request.lease, lengths)
+            return True
+        except OutOfPages as short:
+            if not _free_up(state, request, short.book, short.need):
+                break
+    state.trace.note("sit_out", request.id)
+    return False
+
+
+def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
+    """Try to have `need` free pages in a book now; if not, see that they come."""
+    ledger, tree = state.store.ledger, state.store.tree
+    tree.evict(book, need - ledger.num_free(book))
+    for session in state.sessions.idle():
+        if ledger.num_free(book) >= need:
+            break
+        state.trace.note("reclaim", session.id)
+        state.sessions.reclaim(session)
+        tree.evict(book, need - ledger.num_free(book))
+    if ledger.num_free(book) >= need:
+        return True
+    _retract_for(state, request, book, need)
+    return False
+
+
+def _retract_for(state: State, request: Request, book: BookId, need: int) -> None:
+    """Mark the newest requests, all newer than this one, until what comes covers the need."""
+    ledger = state.store.ledger
+    leaving = [each for each in state.running if each.mark is not Mark.NONE]
+    coming = sum(len(state.store.own_pages(each.lease, book)) for each in leaving)
+    missing = need - ledger.num_free(book) - ledger.num_retiring(book) - coming
+    for victim in reversed(state.running):
+        if missing <= 0 or victim.arrival <= request.arrival:
+            break
+        pages = len(state.store.own_pages(victim.lease, book))
+        if victim.mark is Mark.NONE and pages:
+            state.trace.note("retract", victim.id, book, need)
+            state.mark(victim, Mark.RETRACT)
+            missing -= pages

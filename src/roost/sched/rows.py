@@ -1,0 +1,42 @@
+"""Rows: which lines of the device tables are free.
+
+A row that a launched step may still touch rests until that step is collected. Called by admission and settle.
+"""
+
+from roost.errors import InvariantError
+from roost.step import RowId, StepId
+
+
+class Rows:
+    """Free, used and resting rows."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = [RowId(row) for row in range(num_rows - 1, -1, -1)]
+        self._used: set[RowId] = set()
+        self._resting: list[tuple[StepId, RowId]] = []
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken now."""
+        return len(self._free)
+
+    def take(self) -> RowId:
+        """A free row."""
+        row = self._free.pop()
+        self._used.add(row)
+        return row
+
+    def give_back(self, row: RowId, last_step: StepId, collected: StepId) -> None:
+        """A row is no longer used; it rests while `last_step`, the last that names it, is out."""
+        if row not in self._used:
+            raise InvariantError(f"row {row} is given back but not in use")
+        self._used.remove(row)
+        if last_step <= collected:
+            self._free.append(row)
+        else:
+            self._resting.append((last_step, row))
+
+    def collected(self, step: StepId) -> None:
+        """A step was collected: rows that rested for it are free."""
+        self._free.extend(row for last_step, row in self._resting if last_step <= step)
+        self._resting = [(last_step, row) for last_step, row in self._resting if last_step > step]

@@ -1,0 +1,73 @@
+"""State of the scheduler: everything the loop's stages share, in one place.
+
+Each stage is a module of functions over this. Nothing here is touched by another thread.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from roost.config import Resolved
+from roost.kv.lease import TurnId
+from roost.kv.store import Store
+from roost.messages import Reply
+from roost.obs.trace import Trace
+from roost.sched.counters import Counters
+from roost.sched.request import Flight, Mark, Request
+from roost.sched.rows import Rows
+from roost.session.table import Sessions
+
+
+def _by_arrival(request: Request) -> int:
+    return request.arrival
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class State:
+    """What the loop knows."""
+
+    resolved: Resolved
+    trace: Trace
+    store: Store
+    sessions: Sessions
+    rows: Rows
+    counters: Counters
+    requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
+    turns: dict[TurnId, Request] = field(default_factory=dict)  # the same, by turn
+    queued: list[Request] = field(default_factory=list)  # by arrival
+    running: list[Request] = field(default_factory=list)  # by arrival
+    marked: list[Request] = field(default_factory=list)
+    flights: deque[Flight] = field(default_factory=deque)
+    closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
+    num_arrived: int = 0
+    now: int = 0  # of the clock, at the start of the tick
+
+    def enqueue(self, request: Request) -> None:
+        """Put a request into the queue, in order of arrival."""
+        insort(self.queued, request, key=_by_arrival)
+
+    def start_running(self, request: Request) -> None:
+        """Move the head of the queue to the running requests."""
+        assert self.queued[0] is request, request.id
+        del self.queued[0]
+        insort(self.running, request, key=_by_arrival)
+
+    def mark(self, request: Request, mark: Mark) -> None:
+        """Say what settle shall do with a request."""
+        if request.mark is Mark.NONE:
+            self.marked.append(request)
+        request.mark = max(request.mark, mark)
+
+
+def new_state(resolved: Resolved, trace: Trace) -> State:
+    """An empty scheduler for a configuration."""
+    pair = resolved.spec.pair
+    store = Store(resolved.page_size, resolved.books, pair)
+    return State(
+        resolved=resolved,
+        trace=trace,
+        store=store,
+        sessions=Sessions(store, pair),
+        rows=Rows(resolved.num_rows),
+        counters=Counters(accept_max=resolved.spec.accept_max),
+    )

@@ -1,0 +1,1 @@
+"""Streaming sessions: who owns which lease between turns, and how a turn ends."""

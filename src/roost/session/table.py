@@ -1,0 +1,199 @@
+"""Session table: sessions, their turns, and the one way every turn ends.
+
+A session owns a token record and, while resident, a lease. A turn borrows both by its own id; a plain request is a
+turn without a session, with a record and a lease of its own. Never sees rows, queues or steps. Called by sched.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from roost.errors import RequestError
+from roost.kv.lease import Lease, TurnId
+from roost.kv.store import Store
+from roost.session.record import Record, key_of
+
+
+class Outcome(Enum):
+    """How a turn's hold on its lease ends."""
+
+    COMMIT = "commit"  # finished: what was returned becomes history
+    SUSPEND = "suspend"  # retracted: pages go to the tree, tokens stay, the turn resumes later
+    ROLLBACK = "rollback"  # aborted or failed: back to the commit point, KV kept
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """A conversation between turns."""
+
+    id: str
+    space: str
+    record: Record = field(default_factory=Record)
+    lease: Lease | None = None  # None while not resident
+    turn: TurnId | None = None  # the turn that has it: queued or running
+    waiting: deque[TurnId] = field(default_factory=deque)  # turns that asked to wait for it
+    num_turns: int = 0  # committed
+    closing: bool = False
+    last_used: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Turn:
+    """One request's hold on a record and a lease."""
+
+    id: TurnId
+    space: str
+    session: Session | None
+    record: Record
+    input_tokens: tuple[int, ...]
+    commit_len: int = 0  # tokens of the record before this turn: where a rollback goes
+    prompt_len: int = 0  # tokens before the first output, history included
+    prefill_len: int = 0  # tokens to run before decoding goes on: the prompt, and after a retract the output so far
+    rerun: int = 0  # tokens before the settled length that run again, to renew a draft slot with a new successor
+    started: bool = False  # its input is in the record
+    lease: Lease | None = None  # while it runs
+
+    @property
+    def next_prefill_len(self) -> int:
+        """Tokens it has to have run before it can decode, were it to start now."""
+        return len(self.record) + (0 if self.started else len(self.input_tokens))
+
+
+class Sessions:
+    """All sessions, and the life of every turn on the KV plane."""
+
+    def __init__(self, store: Store, pair: bool) -> None:
+        self._store = store
+        self._pair = pair
+        self._table: dict[str, Session] = {}
+        self._idle: OrderedDict[str, Session] = OrderedDict()  # resident and without a running turn, by last use
+
+    @property
+    def table(self) -> dict[str, Session]:
+        """Open sessions by id."""
+        return self._table
+
+    def idle(self) -> list[Session]:
+        """Resident sessions that no turn runs on, least recently used first."""
+        return list(self._idle.values())
+
+    def open(self, session_id: str, space: str, now: int) -> Session:
+        """A new, empty session."""
+        if session_id in self._table:
+            raise RequestError(409, "session_id", f"a session {session_id!r} is open already")
+        session = Session(id=session_id, space=space, last_used=now)
+        self._table[session_id] = session
+        return session
+
+    def find(self, session_id: str) -> Session:
+        """An open session that takes turns."""
+        session = self._table.get(session_id)
+        if session is None:
+            raise RequestError(404, "session_id", f"there is no session {session_id!r}")
+        if session.closing:
+            raise RequestError(410, "session_id", f"session {session_id!r} is closing")
+        return session
+
+    def close(self, session: Session) -> None:
+        """Forget a session that no turn has, and give back what it holds."""
+        assert session.turn is None, session
+        self._let_go(session, session.last_used)
+        del self._table[session.id]
+
+    def reclaim(self, session: Session) -> None:
+        """Move an idle session's pages to the tree; its next turn computes again what eviction takes."""
+        assert session.lease is not None and session.id in self._idle, session
+        key = session.record.key(len(session.record), self._pair)
+        self._store.publish(session.lease, key, session.last_used)
+        self._let_go(session, session.last_used)
+
+    def _let_go(self, session: Session, now: int) -> None:
+        self._idle.pop(session.id, None)
+        if session.lease is not None:
+            self._store.release(session.lease, now)
+            session.lease = None
+
+    # --- turns -------------------------------------------------------------------------------------------------
+
+    def find_lease(self, turn: Turn) -> Lease:
+        """What a turn can go on from: its session's lease, or a new one on what the tree has of its tokens."""
+        session = turn.session
+        if session is not None and session.lease is not None:
+            return session.lease
+        tokens = turn.record.slice(0, len(turn.record))
+        if not turn.started:
+            tokens = np.concatenate([tokens, np.array(turn.input_tokens, dtype=np.int32)])
+        # at least the last token must run, so its slot is not looked up (a pair key ends there by itself)
+        return self._store.open(turn.id, turn.space, key_of(tokens if self._pair else tokens[:-1], self._pair))
+
+    def refuse_lease(self, turn: Turn, lease: Lease, now: int) -> None:
+        """Undo `find_lease` for a turn that does not start now."""
+        if turn.session is None or lease is not turn.session.lease:
+            self._store.release(lease, now)
+
+    def begin(self, turn: Turn, lease: Lease) -> None:
+        """A turn leaves the queue: its input joins the record, and the lease becomes its own."""
+        if not turn.started:
+            turn.started = True
+            turn.commit_len = len(turn.record)
+            turn.record.append(turn.input_tokens)
+            turn.prompt_len = len(turn.record)
+        turn.prefill_len = len(turn.record)
+        session = turn.session
+        turn.rerun = 0
+        if session is not None and lease is session.lease:
+            session.lease = None
+            del self._idle[session.id]
+            self._store.hand(lease, turn.id)
+            if lease.settled_len >= turn.prefill_len:  # no new token: the last one runs again
+                self._store.trim(lease, turn.prefill_len - 1)
+            elif self._pair and lease.settled_len == turn.commit_len:
+                turn.rerun = 1  # the draft slot before stands for a token that was never returned
+        turn.lease = lease
+        self._store.set_anchor(lease, turn.commit_len)
+
+    def end_turn(self, turn: Turn, outcome: Outcome, returned_len: int, now: int) -> None:
+        """The one end of every turn: `returned_len` is what a commit keeps of the record, in tokens."""
+        session, lease, record = turn.session, turn.lease, turn.record
+        turn.lease = None
+        if outcome is Outcome.SUSPEND:
+            assert lease is not None, turn
+            self._store.end_epoch(lease, len(record), len(record))
+            self._store.publish(lease, record.key(len(record), self._pair), now)
+            self._store.release(lease, now)
+            return
+        if turn.started:
+            target = returned_len if outcome is Outcome.COMMIT else turn.commit_len
+            if lease is not None:
+                self._store.end_epoch(lease, target, len(record))
+            record.cut(target)
+        if lease is not None and session is None:
+            if outcome is Outcome.COMMIT:
+                self._store.publish(lease, record.key(len(record), self._pair), now)
+            self._store.release(lease, now)
+        elif lease is not None and session is not None:
+            if outcome is Outcome.COMMIT and turn.commit_len == 0:
+                self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
+            self._keep(session, lease, now)
+        if session is not None:
+            self._clear(session, turn, outcome, now)
+
+    def _keep(self, session: Session, lease: Lease, now: int) -> None:
+        """The lease goes back to the session; an empty one is worth less than a look into the tree."""
+        if lease.settled_len == 0:
+            self._store.release(lease, now)
+            return
+        self._store.slide(lease)
+        self._store.hand(lease, session.id)
+        session.lease = lease
+        self._idle[session.id] = session
+
+    def _clear(self, session: Session, turn: Turn, outcome: Outcome, now: int) -> None:
+        """The session is free for its next turn; only the turn that has it can say so."""
+        if session.turn != turn.id:
+            return
+        session.turn = None
+        session.last_used = now
+        session.num_turns += outcome is Outcome.COMMIT

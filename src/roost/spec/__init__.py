@@ -1,0 +1,1 @@
+"""Speculation: the shape of a round, and later its drafters and acceptance."""

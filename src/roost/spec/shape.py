@@ -1,0 +1,124 @@
+"""Shape of a speculative round, and where its branches lie in a row; integers only, no torch.
+
+S draft steps, K branches, T verified nodes (root included). A chain is K = 1, T = S + 1; plain decoding is
+S = 0, K = 1, T = 1. Every width and reserve of the engine comes from here. Called by config, sched and exec.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from roost.errors import ConfigError
+
+
+class DraftKv(Enum):
+    """What a drafter keeps per slot."""
+
+    NONE = "none"  # n-gram lookup: no KV of its own
+    TOKEN = "token"  # slot p stands for token p: a plain small model
+    PAIR = "pair"  # slot p stands for (token p + 1, hidden p): EAGLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """Where the K draft branches of one round lie, in row positions.
+
+    base            base + stride        base + 2*stride
+    |--last--|live S|   |--hole--|live S|   |--hole--|live S|     end
+    branch 0            branch 1            branch 2
+    """
+
+    length: int  # n, the device length when the round starts
+    base: int  # start of branch 0: n rounded down to its page
+    last: int  # tokens of the prefix on the partial page: n - base
+    stride: int  # row positions per branch, whole pages
+    topk: int
+
+    @property
+    def end(self) -> int:
+        """First row position past every branch."""
+        return self.base + self.topk * self.stride
+
+    def position(self, branch: int, step: int) -> int:
+        """Row position that `branch` writes at draft step `step`."""
+        return self.base + branch * self.stride + self.last + step
+
+    def tail_copies(self) -> list[tuple[int, int]]:
+        """(from, to) row positions that give every branch after the first the prefix's partial page."""
+        return [
+            (self.base + i, self.base + branch * self.stride + i)
+            for branch in range(1, self.topk)
+            for i in range(self.last)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecShape:
+    """S, K, T of every round, and what the drafter stores."""
+
+    steps: int = 0
+    topk: int = 1
+    tokens: int = 1
+    draft_kv: DraftKv = DraftKv.NONE
+
+    @property
+    def accept_max(self) -> int:
+        """Most tokens one round can add to the output, bonus included."""
+        return self.steps + 1
+
+    @property
+    def speculates(self) -> bool:
+        """Whether rounds carry drafts."""
+        return self.steps > 0
+
+    @property
+    def pair(self) -> bool:
+        """Whether a draft slot depends on the token after it."""
+        return self.draft_kv is DraftKv.PAIR
+
+    def alloc_len_per_decode(self, page_size: int) -> int:
+        """Row positions a round may need past the device length (L)."""
+        if page_size == 1 or self.topk == 1 or self.draft_kv is DraftKv.NONE:
+            return max(self.steps * self.topk, self.tokens)
+        pages_per_branch = (page_size - 1 + self.steps + page_size - 1) // page_size
+        return max(pages_per_branch * page_size * self.topk, self.tokens)
+
+    def branches(self, length: int, page_size: int) -> Branches:
+        """Where the branches of a round at device length `length` lie."""
+        last = length % page_size
+        pages_per_branch = -(-(last + self.steps) // page_size)
+        return Branches(
+            length=length,
+            base=length - last,
+            last=last,
+            stride=pages_per_branch * page_size,
+            topk=self.topk,
+        )
+
+    def check(self) -> None:
+        """Refuse a shape that no tree can have."""
+        if self.steps < 0:
+            raise ConfigError(f"--spec-steps must be at least 0, got {self.steps}")
+        if not self.speculates:
+            if self.topk != 1 or self.tokens != 1:
+                raise ConfigError(
+                    f"--spec-steps 0 needs --spec-topk 1 and --spec-tokens 1, got {self.topk} and {self.tokens}"
+                )
+            return
+        if self.topk < 1:
+            raise ConfigError(f"--spec-topk must be at least 1, got {self.topk}")
+        if self.topk == 1 and self.tokens != self.steps + 1:
+            raise ConfigError(
+                f"--spec-tokens must be --spec-steps + 1 = {self.steps + 1} for a chain (--spec-topk 1), "
+                f"got {self.tokens}"
+            )
+        if self.topk > 1 and self.draft_kv is DraftKv.NONE:
+            raise ConfigError(f"--spec-topk must be 1 for a drafter without KV (n-gram), got {self.topk}")
+        candidates = self.topk + (self.steps - 1) * self.topk**2
+        if not 2 <= self.tokens <= candidates + 1:
+            raise ConfigError(
+                f"--spec-tokens must be in [2, {candidates + 1}]: a tree of --spec-topk {self.topk} and "
+                f"--spec-steps {self.steps} has {candidates} candidates besides the root, got {self.tokens}"
+            )
+
+
+PLAIN = SpecShape()

@@ -1,0 +1,95 @@
+"""The seam between the control plane and the device: a plan goes in, a result comes out.
+
+Both are frozen columns, one entry per row of the step; nothing in flight is ever changed. The executor learns
+page tables only from the deltas in the plans, applied in launch order. Built by sched, run by exec; kv takes its ids.
+"""
+
+from dataclasses import dataclass, fields
+from typing import NewType, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.spec.shape import SpecShape
+
+StepId = NewType("StepId", int)
+RowId = NewType("RowId", int)
+
+Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+SAMPLED = -1  # in `next_tokens`: the token after the chunk is the one this step samples
+
+
+class _Columns:
+    """Makes the arrays of a frozen dataclass read-only."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDelta(_Columns):
+    """Page-table entries that changed in one book: `pages[offsets[i]:offsets[i+1]]` go to `rows[i]` from `firsts[i]` on."""
+
+    rows: Ints  # [num_deltas]
+    firsts: Ints  # [num_deltas] first page index
+    offsets: Ints  # [num_deltas + 1]
+    pages: Ints  # [offsets[-1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan(_Columns):
+    """One launch. A row is either a prefill chunk or one decode (verify) round."""
+
+    step: StepId
+    shape: SpecShape  # S, K, T: the widths of every round, stated here and nowhere else
+    rows: Ints  # [num_rows]
+    epochs: Ints  # [num_rows] lease epoch the result will belong to
+    is_prefill: Bools  # [num_rows]
+    widths: Ints  # [num_rows] tokens the target runs: the chunk, or the round's nodes (T)
+    starts: Ints  # [num_rows] first position of the chunk; -1 for a round: the device knows its length
+    his: Ints  # [num_rows] upper bound of the device length when the step starts
+    firsts: Ints  # [num_books, num_rows] first position still held (the window frontier; 0 in a full book)
+    ends: Ints  # [num_books, num_rows] positions the row may touch end here
+    is_final: Bools  # [num_rows] prefill only: the chunk ends the prompt, so a token is sampled
+    next_tokens: Ints  # [num_rows] prefill only: the token after the chunk, for draft-extend, or SAMPLED
+    tokens: Ints  # [token_offsets[-1]] the chunks' tokens
+    token_offsets: Ints  # [num_rows + 1]
+    deltas: tuple[TableDelta, ...]  # one per book
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult(_Columns):
+    """What a step did, row by row, in the plan's order."""
+
+    step: StepId
+    rows: Ints  # [num_rows]
+    epochs: Ints  # [num_rows]
+    accept_lens: Ints  # [num_rows] tokens added to the output: 0 after a chunk that is not final
+    tokens: Ints  # [num_rows, accept_max] the accepted tokens, then padding
+    lengths: Ints  # [num_rows] device length after the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """The receipt of a launch."""
+
+    step: StepId
+
+
+class Executor(Protocol):
+    """Runs steps in launch order."""
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Start a step and return at once."""
+        ...
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a step; raises StepFailure if it, or one before it, broke."""
+        ...

@@ -1,0 +1,1 @@
+"""Tests of Roost: tidy, unit, sim, planted, parity."""

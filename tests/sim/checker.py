@@ -1,0 +1,181 @@
+"""Checker: what clients see must be explainable, token by token and turn by turn.
+
+Keeps its own idea of every request and session, from the commands it sent and the events it got, and compares with
+the oracle. Never looks at the engine to find out what should have happened, except for which step ended a turn.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roost.messages import Event, Finished, Refused, SessionClosed, SpecStats, Submit, Tokens
+from tests.sim.model import Model, mix, states_of
+
+
+class Broken(AssertionError):
+    """A promise was broken; the first word of the message names the check."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """A client's view of a session."""
+
+    id: str
+    tokens: list[int] = field(default_factory=list)  # what its finished turns make
+    cached: tuple[int, int] | None = (0, 0)  # range the next turn must find in place; None: anything
+    closing: bool = False
+    num_open_turns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """A client's view of a request."""
+
+    submit: Submit
+    conversation: Conversation | None
+    output: list[int] = field(default_factory=list)
+    history: list[int] | None = None  # tokens before its input, known once it produces something
+    ended: bool = False
+    last_launch: int = -1  # last step that named it
+    overshot: bool = False  # its last round was cut short of its bonus
+    disturbed: bool = False  # suspended, or a step broke under it
+
+
+class Checker:
+    """All requests and sessions of one run."""
+
+    def __init__(self, model: Model, accept_max: int, page_size: int) -> None:
+        self._model = model
+        self._page_size = page_size
+        self.asks: dict[str, Ask] = {}
+        self.conversations: dict[str, Conversation] = {}
+        self.spec_sum = SpecStats(histogram=(0,) * accept_max)
+        self.counts: dict[str, int] = {}
+        self.num_tokens = 0
+
+    def sent(self, submit: Submit) -> Ask:
+        """A request goes out under a fresh name."""
+        conversation = self.conversations.get(submit.session_id) if submit.session_id else None
+        ask = Ask(submit=submit, conversation=conversation)
+        self.asks[submit.request_id] = ask
+        if conversation is not None:
+            conversation.num_open_turns += 1
+        return ask
+
+    def event(self, ask: Ask, event: Event, collecting: int) -> None:
+        """Something came back; `collecting` is the step whose result is being taken over."""
+        if ask.ended:
+            raise Broken(f"terminal: {ask.submit.request_id} had ended when it got {event}")
+        match event:
+            case Tokens():
+                if ask.history is None:
+                    ask.history = list(ask.conversation.tokens) if ask.conversation else []
+                ask.output.extend(event.tokens)
+            case Finished():
+                self._finished(ask, event, collecting)
+            case Refused():
+                self._end(ask, f"refused {event.status}")
+            case _:
+                raise Broken(f"terminal: unexpected {event} for {ask.submit.request_id}")
+
+    def _end(self, ask: Ask, how: str) -> None:
+        ask.ended = True
+        self.counts[how] = self.counts.get(how, 0) + 1
+        if ask.conversation is not None:
+            ask.conversation.num_open_turns -= 1
+
+    def _finished(self, ask: Ask, event: Finished, collecting: int) -> None:
+        self._end(ask, event.reason)
+        if ask.history is None:
+            ask.history = list(ask.conversation.tokens) if ask.conversation else []
+        prompt = ask.history + list(ask.submit.tokens)
+        self._check_output(ask, event, prompt)
+        self._add_spec(event.spec)
+        if event.usage.completion_tokens != len(ask.output):
+            raise Broken(f"usage: {len(ask.output)} tokens came, {event.usage} was told")
+        if event.reason in ("stop", "length"):
+            self._check_usage(ask, event, prompt)
+            self._commit(ask, event, prompt, collecting)
+        elif event.reason in ("abort", "error") and ask.conversation is not None:
+            kept = len(ask.conversation.tokens)
+            before = ask.conversation.cached
+            ask.conversation.cached = None if before is None or ask.disturbed else (before[0], kept)
+
+    def _check_output(self, ask: Ask, event: Finished, prompt: list[int]) -> None:
+        """Every token is the oracle's, and the end is where and why it should be."""
+        output = ask.output
+        self.num_tokens += len(output)
+        if output:
+            states = states_of(self._model, np.array(prompt + output, dtype=np.int64))
+            expected = [self._model.next_token(int(state)) for state in states[len(prompt) - 1 : -1]]
+            if expected != output:
+                raise Broken(f"tokens: {ask.submit.request_id} got {output}, the oracle says {expected}")
+        stops = ask.submit.stop_token_ids
+        if any(token in stops for token in output[:-1]):
+            raise Broken(f"end: {ask.submit.request_id} went on past a stop token: {output}")
+        if len(output) > event.max_new_tokens:
+            raise Broken(f"end: {len(output)} tokens, {event.max_new_tokens} were allowed")
+        stopped = bool(output) and output[-1] in stops
+        if event.reason == "stop" and not stopped or event.reason == "length" and stopped:
+            raise Broken(f"end: {event.reason} with output {output}, stops {set(stops)}")
+        if event.reason == "length" and len(output) != event.max_new_tokens:
+            raise Broken(f"end: length with {len(output)} of {event.max_new_tokens} tokens")
+
+    def _check_usage(self, ask: Ask, event: Finished, prompt: list[int]) -> None:
+        if event.usage.prompt_tokens != len(prompt):
+            raise Broken(f"history: prompt of {len(prompt)}, {event.usage} was told")
+        conversation = ask.conversation
+        if conversation is None or conversation.cached is None or not conversation.tokens:
+            return
+        low, high = (min(bound, len(prompt) - 1) for bound in conversation.cached)
+        if not ask.submit.tokens:  # its last page may be shared, and is not written then
+            low = max(0, len(prompt) - 2) // self._page_size * self._page_size
+        if not low <= event.usage.cached_tokens <= high:
+            raise Broken(
+                f"inheritance: {ask.submit.request_id} found {event.usage.cached_tokens} of {len(prompt)} cached, "
+                f"expected {(low, high)}"
+            )
+
+    def _commit(self, ask: Ask, event: Finished, prompt: list[int], collecting: int) -> None:
+        """A finished turn becomes history; its last token's KV was written or it was not, predictably."""
+        conversation = ask.conversation
+        if conversation is None:
+            return
+        if conversation.tokens != ask.history:
+            raise Broken(f"history: {ask.submit.request_id} began before another turn of {conversation.id} ended")
+        conversation.tokens = prompt + ask.output
+        written = ask.overshot or ask.last_launch > collecting or event.max_new_tokens == 0
+        length = len(conversation.tokens) - (0 if written else 1)
+        conversation.cached = (length, length)
+
+    def disturbed(self, request_id: str) -> None:
+        """A request was suspended: what its session finds next is not predicted."""
+        self.asks[request_id].disturbed = True
+
+    def lost_residence(self, session_id: str) -> None:
+        """A session was reclaimed, or a step broke: what it finds next depends on the tree."""
+        self.conversations[session_id].cached = None
+
+    def _add_spec(self, spec: SpecStats) -> None:
+        total = self.spec_sum
+        self.spec_sum = SpecStats(
+            rounds=total.rounds + spec.rounds,
+            drafts_offered=total.drafts_offered + spec.drafts_offered,
+            drafts_accepted=total.drafts_accepted + spec.drafts_accepted,
+            overshoot=total.overshoot + spec.overshoot,
+            histogram=tuple(a + b for a, b in zip(total.histogram, spec.histogram, strict=True)),
+        )
+
+    def closed(self, event: SessionClosed) -> None:
+        """A session is gone; no turn of it may be left."""
+        conversation = self.conversations.pop(event.session_id)
+        if conversation.num_open_turns:
+            raise Broken(f"close: {conversation.id} closed with {conversation.num_open_turns} turns open")
+
+    def digest(self) -> int:
+        """A number that two identical runs share."""
+        digest = 0
+        for name in sorted(self.asks):
+            for token in self.asks[name].output:
+                digest = mix(digest, token)
+        return digest

@@ -1,0 +1,131 @@
+"""The witness's model: a next token that depends on every slot it reads, in two layers.
+
+Layer 1 turns (token, position) into a value; layer 2's value at a position hashes all layer-1 values visible there; the
+next token hashes both layers' visible values. A wrong, stale or missing slot anywhere changes what comes after it.
+The same functions, fed with tokens instead of slots, are the oracle.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+MASK = 2**64 - 1
+
+
+def mix(a: int, b: int) -> int:
+    """A 64-bit hash of two numbers."""
+    x = (a * 0x9E3779B97F4A7C15 + b * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9) & MASK
+    x ^= x >> 29
+    x = x * 0xBF58476D1CE4E5B9 & MASK
+    return x ^ (x >> 32)
+
+
+def mix_all(a: U64, b: U64) -> U64:
+    """`mix`, element by element."""
+    with np.errstate(over="ignore"):
+        x = a * np.uint64(0x9E3779B97F4A7C15) + b * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(0x165667B19E3779F9)
+        x ^= x >> np.uint64(29)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+    return x ^ (x >> np.uint64(32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Size of the vocabulary, what each layer sees, and how often drafts are right."""
+
+    vocab: int
+    window_1: int | None  # of layer 1: None sees everything
+    window_2: int | None  # of layer 2
+    draft_skill: float  # share of positions at which the drafter knows the next token
+
+    def next_token(self, state: int) -> int:
+        """The target's next token."""
+        return mix(state, 1) % self.vocab
+
+    def draft_knows(self, state: int) -> bool:
+        """The seed's coin: whether the drafter would propose the target's next token here."""
+        return mix(state, 2) / 2**64 < self.draft_skill
+
+    def wrong_token(self, state: int, salt: int) -> int:
+        """A token that is not the target's next one."""
+        offset = 1 + mix(state, 3 + salt) % (self.vocab - 1)
+        return (self.next_token(state) + offset) % self.vocab
+
+
+def visible(window: int | None, position: int) -> int:
+    """First position that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+class Sequence:
+    """Layer values of a growing sequence from position `start` on, with what lies before given as values."""
+
+    def __init__(self, model: Model, start_1: int = 0, values_1: U64 | None = None, values_2: U64 | None = None) -> None:
+        """`values_1` are layer 1's values from position `start_1` on; layer 2's end at the same position."""
+        self.model = model
+        ones = [] if values_1 is None else [int(v) for v in np.cumsum(values_1, dtype=np.uint64)]
+        twos = [] if values_2 is None else [int(v) for v in np.cumsum(values_2, dtype=np.uint64)]
+        self._length = start_1 + len(ones)
+        self._start = (start_1, self._length - len(twos))
+        self._sums = ([0, *ones], [0, *twos])  # running sums
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, token: int) -> tuple[int, int, int]:
+        """Append a token; returns its values in both layers and the state after it."""
+        position = self._length
+        one = mix(token, position)
+        self._append(0, one)
+        seen_1 = self._sum(0, visible(self.model.window_1, position), position + 1)
+        two = mix(seen_1, position)
+        self._append(1, two)
+        self._length += 1
+        seen_2 = self._sum(1, visible(self.model.window_2, position), position + 1)
+        return one, two, mix(seen_1 ^ (seen_2 * 3 & MASK), position)
+
+    def cut(self, length: int) -> None:
+        """Forget what was pushed past `length`."""
+        for layer in (0, 1):
+            del self._sums[layer][length - self._start[layer] + 1 :]
+        self._length = length
+
+    def _append(self, layer: int, value: int) -> None:
+        self._sums[layer].append((self._sums[layer][-1] + value) & MASK)
+
+    def _sum(self, layer: int, first: int, last: int) -> int:
+        sums, start = self._sums[layer], self._start[layer]
+        return (sums[last - start] - sums[first - start]) & MASK
+
+
+def states_of(model: Model, tokens: NDArray[np.int64]) -> U64:
+    """The state after each token of a sequence, all at once."""
+    positions = np.arange(len(tokens), dtype=np.uint64)
+    ones = mix_all(tokens.astype(np.uint64), positions)
+    seen_1 = _windowed(ones, model.window_1)
+    seen_2 = _windowed(mix_all(seen_1, positions), model.window_2)
+    return mix_all(seen_1 ^ (seen_2 * np.uint64(3)), positions)
+
+
+def _windowed(values: U64, window: int | None) -> U64:
+    sums = np.cumsum(values, dtype=np.uint64)
+    if window is None or len(values) <= window:
+        return sums
+    seen = sums.copy()
+    seen[window:] -= sums[:-window]
+    return seen
+
+
+def predict_round(sequence: Sequence, state: int, num_drafts: int) -> list[int]:
+    """The oracle's round: the tokens a live round at this state must accept, bonus last."""
+    model, length, tokens = sequence.model, len(sequence), []
+    while True:
+        token = model.next_token(state)
+        tokens.append(token)
+        if len(tokens) > num_drafts or not model.draft_knows(state):
+            break
+        state = sequence.push(token)[2]
+    sequence.cut(length)
+    return tokens

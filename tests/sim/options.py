@@ -1,0 +1,123 @@
+"""Options of one simulated run: everything a seed decides before the first tick."""
+
+import random
+from dataclasses import dataclass
+
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from tests.sim.model import Model
+
+TICKS = 90  # with faults and new work; then everything must come to its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Chance per tick, or per occasion, of each kind of trouble."""
+
+    abort: float
+    retract: float
+    close: float
+    allocation: float
+    step: float
+    early: float  # not a fault: steps that run at launch instead of as late as possible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One drawn world."""
+
+    seed: int
+    resolved: Resolved
+    model: Model
+    layer_books: tuple[int, int]
+    faults: Faults
+    num_sessions: int
+    submit_rate: float
+    num_stops: int
+    shared_prompts: int
+
+
+def draw(seed: int) -> Options:
+    """The options of a seed."""
+    rng = random.Random(f"options {seed}")
+    page_size = rng.choice([1, 1, 2, 4, 4, 4, 16, 16, 64, 256])
+    spec = _draw_spec(rng)
+    traits = rng.choice(
+        [ModelTraits(), ModelTraits(), _window(rng, page_size, full=False), _window(rng, page_size, full=True)]
+    )
+    context = rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
+    sched = SchedConfig(
+        context=context,
+        max_running=rng.choice([1, 2, 3, 4, 6, 8]),
+        max_queued=rng.choice([2, 8, 64]),
+        chunk=rng.choice([1, 3, 8, 16, 64, 1024]) if page_size < 64 else rng.choice([16, 64, 1024]),
+        mixed=rng.random() < 0.5,
+        overlap=rng.random() < 0.6,
+    )
+    resolved = _draw_pool(rng, page_size, sched, spec, traits)
+    calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
+    faults = Faults(
+        abort=0 if calm else rng.choice([0, 0.05, 0.3]),
+        retract=0 if calm else rng.choice([0, 0, 0.1, 0.35]),
+        close=0 if calm else rng.choice([0, 0.05]),
+        allocation=0 if calm else rng.choice([0, 0, 0.05]),
+        step=0 if calm else rng.choice([0, 0, 0, 0.04]),
+        early=rng.choice([0, 0, 0.5, 1]),
+    )
+    full = traits.has_full_layers
+    window_book = len(resolved.books) - 1
+    return Options(
+        seed=seed,
+        resolved=resolved,
+        model=Model(
+            vocab=rng.choice([2, 3, 5, 50]),
+            window_1=None if full else traits.window,
+            window_2=traits.window,
+            draft_skill=rng.choice([0, 0.3, 0.7, 0.9, 1]),
+        ),
+        layer_books=(0 if full else window_book, window_book if traits.window is not None else 0),
+        faults=faults,
+        num_sessions=rng.choice([0, 1, 3, 6]),
+        submit_rate=rng.choice([0.1, 0.3, 0.8]),
+        num_stops=rng.choice([0, 0, 1]),
+        shared_prompts=rng.choice([1, 3]),
+    )
+
+
+def _draw_spec(rng: random.Random) -> SpecShape:
+    kind = rng.choice(["plain", "chain", "chain", "tree", "tree", "ngram"])
+    if kind == "plain":
+        return PLAIN
+    steps = rng.choice([1, 2, 3, 5])
+    if kind == "ngram":
+        return SpecShape(steps=steps, topk=1, tokens=steps + 1)
+    if kind == "chain":
+        return SpecShape(steps=steps, topk=1, tokens=steps + 1, draft_kv=DraftKv.PAIR)
+    topk = rng.choice([2, 4, 8])
+    candidates = topk + (steps - 1) * topk**2
+    return SpecShape(steps=steps, topk=topk, tokens=1 + rng.randint(1, min(candidates, 32)), draft_kv=DraftKv.PAIR)
+
+
+def _window(rng: random.Random, page_size: int, full: bool) -> ModelTraits:
+    window = rng.choice([1, 2, 5, 9, 20]) if page_size < 64 else rng.choice([5, 40, 100])
+    return ModelTraits(window=window, has_full_layers=full)
+
+
+def _draw_pool(
+    rng: random.Random, page_size: int, sched: SchedConfig, spec: SpecShape, traits: ModelTraits
+) -> Resolved:
+    """Pools between what one request of the whole context needs and what all need at once."""
+
+    def with_pools(full: int, window: int) -> Resolved:
+        memory = MemoryConfig(page_size=page_size, pool_tokens=full, window_pool_tokens=window, strict_memory=2)
+        return resolve(EngineConfig(memory=memory, sched=sched, spec=spec), traits)
+
+    ample = with_pools(10**6 * page_size, 10**6 * page_size)
+    sizes = []
+    for book in range(len(ample.books)):
+        pages = ample.pages_to_hold(book, ample.length_to_fit(book, sched.context)) + 1
+        factor = rng.choice([1, 1.2, 1.5, 2, 3, 5])
+        if rng.random() < 0.1:
+            factor = 0.7  # the longest requests are refused
+        sizes.append(max(int(pages * factor), ample.pages_to_hold(book, ample.length_to_fit(book, 16)) + 1) * page_size)
+    return with_pools(sizes[0], sizes[-1])

@@ -1,0 +1,278 @@
+"""Witness executor: a device whose output betrays every wrong slot.
+
+Target slots hold layer values, draft slots hold (token, next token, position). Everything is reached through the page
+tables that the plans' deltas built. Touching a position outside what the plan names raises. Steps run as late as
+stream order allows, or at once, as the seed says.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.config import Resolved
+from roost.errors import StepFailure
+from roost.spec.shape import DraftKv
+from roost.step import SAMPLED, StepId, StepPlan, StepResult, Ticket
+from tests.sim.model import Model, Sequence, mix, states_of, visible
+
+Slots = NDArray[np.int64]
+
+
+class Touched(AssertionError):
+    """The device was told to touch a position that the plan does not name."""
+
+
+class Row:
+    """One row of one step: positions to slots, checked."""
+
+    def __init__(self, witness: "Witness", plan: StepPlan, index: int) -> None:
+        self._witness, self._plan, self._index = witness, plan, index
+        self.row = int(plan.rows[index])
+
+    def slots(self, book: int, first: int, last: int) -> Slots:
+        """Slots of positions [first, last) in a book."""
+        held_from, held_to = int(self._plan.firsts[book, self._index]), int(self._plan.ends[book, self._index])
+        if first < last and not held_from <= first < last <= held_to:
+            raise Touched(
+                f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) is not in [{held_from}, {held_to})"
+            )
+        size = self._witness.page_size
+        positions = np.arange(first, last)
+        pages = self._witness.tables[book][self.row, positions // size]
+        if (pages == 0).any():
+            raise Touched(f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) meets the sink page")
+        return pages * size + positions % size
+
+    def slot(self, book: int, position: int) -> int:
+        """The slot of one position."""
+        return int(self.slots(book, position, position + 1)[0])
+
+
+class Witness:
+    """The device. `decide(what)` asks the seed: 'early' to run a step at launch, 'fail' to break it."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        model: Model,
+        layer_books: tuple[int, int],
+        decide: Callable[[str], bool],
+    ) -> None:
+        self.page_size = resolved.page_size
+        self.tables = [
+            np.zeros((resolved.num_rows, resolved.row_width // resolved.page_size), dtype=np.int64)
+            for _ in resolved.books
+        ]
+        sizes = [book.num_pages * resolved.page_size for book in resolved.books]
+        self._model = model
+        self._books = layer_books  # the book of each of the target's two layers
+        self._windows = (model.window_1, model.window_2)
+        self._values = [np.zeros(sizes[book], dtype=np.uint64) for book in layer_books]
+        self._draft = np.full((sizes[0], 3), -1, dtype=np.int64)  # (token, next token, position), in the full book
+        self._length = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: device length
+        self._root = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: last sampled token
+        self._pending: list[StepPlan] = []
+        self._results: dict[StepId, StepResult] = {}
+        self._decide = decide
+        self._broken = False
+
+    # --- the executor's protocol -------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Queue a step; the seed may have it run at once."""
+        self._pending.append(plan)
+        if self._decide("early"):
+            self._run_until(plan.step)
+        return Ticket(step=plan.step)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Run everything up to a step and return its result."""
+        self._run_until(ticket.step)
+        result = self._results.pop(ticket.step, None)
+        if result is None:
+            if not self._pending:
+                self._broken = False  # the last of the broken steps has been collected: the device works again
+            raise StepFailure(f"step {ticket.step} broke")
+        return result
+
+    def _run_until(self, step: StepId) -> None:
+        while self._pending and self._pending[0].step <= step:
+            plan = self._pending.pop(0)
+            self._broken = self._broken or self._decide("fail")
+            self._apply_deltas(plan)
+            if self._broken:
+                self._scribble(plan)
+            else:
+                self._results[plan.step] = self._run(plan)
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        count = len(plan.rows)
+        accept_lens = np.zeros(count, dtype=np.int32)
+        tokens = np.full((count, plan.shape.accept_max), -1, dtype=np.int32)
+        for i in range(count):
+            row = Row(self, plan, i)
+            accepted = self._prefill(plan, i, row) if plan.is_prefill[i] else self._round(plan, row)
+            accept_lens[i] = len(accepted)
+            tokens[i, : len(accepted)] = accepted
+        return StepResult(
+            step=plan.step,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            accept_lens=accept_lens,
+            tokens=tokens,
+            lengths=self._length[plan.rows].astype(np.int32),
+        )
+
+    def _apply_deltas(self, plan: StepPlan) -> None:
+        for table, delta in zip(self.tables, plan.deltas, strict=True):
+            for i, row in enumerate(delta.rows):
+                pages = delta.pages[delta.offsets[i] : delta.offsets[i + 1]]
+                table[row, delta.firsts[i] : delta.firsts[i] + len(pages)] = pages
+
+    def _scribble(self, plan: StepPlan) -> None:
+        """A broken step leaves garbage wherever it may have been writing."""
+        for i in range(len(plan.rows)):
+            first = max(0, int(plan.starts[i])) if plan.is_prefill[i] else int(self._length[plan.rows[i]])
+            count = int(plan.widths[i])
+            row = Row(self, plan, i)
+            for layer, book in enumerate(self._books):
+                if first >= int(plan.firsts[book, i]):
+                    last = min(first + count, int(plan.ends[book, i]))
+                    self._values[layer][row.slots(book, first, last)] = 0xDEAD
+            if plan.is_prefill[i]:
+                self._length[plan.rows[i]] = first + count
+
+    def _sequence(self, row: Row, length: int) -> Sequence:
+        """What the target sees before position `length`, read from its slots."""
+        firsts = [visible(window, length) for window in self._windows]
+        values = [
+            self._values[layer][row.slots(book, first, length)]
+            for layer, (book, first) in enumerate(zip(self._books, firsts, strict=True))
+        ]
+        return Sequence(self._model, firsts[0], values[0], values[1])
+
+    def _write(self, row: Row, position: int, one: int, two: int) -> None:
+        for layer, value in enumerate((one, two)):
+            self._values[layer][row.slot(self._books[layer], position)] = value
+
+    def _prefill(self, plan: StepPlan, i: int, row: Row) -> list[int]:
+        start, tokens = int(plan.starts[i]), plan.tokens[plan.token_offsets[i] : plan.token_offsets[i + 1]].tolist()
+        sequence = self._sequence(row, start)
+        state = 0
+        for offset, token in enumerate(tokens):
+            one, two, state = sequence.push(token)
+            self._write(row, start + offset, one, two)
+        self._length[row.row] = start + len(tokens)
+        sampled = self._model.next_token(state)
+        after = sampled if plan.next_tokens[i] == SAMPLED else int(plan.next_tokens[i])
+        self._draft_extend(plan, row, start, [*tokens, after])
+        if not plan.is_final[i]:
+            return []
+        self._root[row.row] = sampled
+        return [sampled]
+
+    def _draft_extend(self, plan: StepPlan, row: Row, start: int, tokens: list[int]) -> None:
+        """Draft slots for tokens[:-1] at [start, …): each stands for the token after it."""
+        if plan.shape.draft_kv is DraftKv.NONE:
+            return
+        slots = row.slots(0, start, start + len(tokens) - 1)
+        self._draft[slots] = np.stack([tokens[:-1], tokens[1:], np.arange(start, start + len(tokens) - 1)], axis=1)
+
+    # --- a round -----------------------------------------------------------------------------------------------
+
+    def _round(self, plan: StepPlan, row: Row) -> list[int]:
+        """Draft, verify, accept, draft-extend for one row; returns the accepted tokens, bonus last."""
+        length, root = int(self._length[row.row]), int(self._root[row.row])
+        sequence = self._sequence(row, length)
+        values = [sequence.push(root)]
+        path = self._draft_path(plan, row, sequence, root, values)
+        nodes = self._node_order(plan, values[0][2], len(path))
+        self._verify(plan, row, length, nodes, values)
+        accepted = []
+        for one_two_state, token in zip(values, path, strict=False):
+            if token != self._model.next_token(one_two_state[2]):
+                break
+            accepted.append(token)
+        bonus = self._model.next_token(values[len(accepted)][2])
+        self._move_accepted(row, length, nodes[: len(accepted) + 1])
+        self._draft_extend(plan, row, length, [root, *accepted, bonus])
+        self._length[row.row] = length + len(accepted) + 1
+        self._root[row.row] = bonus
+        return [*accepted, bonus]
+
+    def _draft_path(
+        self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[tuple[int, int, int]]
+    ) -> list[int]:
+        """The drafter's best path: right at each node if the coin says so and every draft slot it reads is right."""
+        shape, length = plan.shape, len(sequence) - 1
+        branches = shape.branches(length, self.page_size)
+        branch = mix(values[0][2], 7) % shape.topk
+        has_kv = shape.draft_kv is not DraftKv.NONE
+        if has_kv and shape.speculates:
+            for source, dest in branches.tail_copies():
+                self._draft[row.slot(0, dest)] = self._draft[row.slot(0, source)]
+            self._write_other_branches(plan, row, length, branch)
+        path: list[int] = []
+        for depth in range(1, min(shape.steps, shape.tokens - 1) + 1):
+            state = values[-1][2]
+            if has_kv and depth >= 2:
+                before, now = (root, *path)[-2:]
+                slot = row.slot(0, branches.position(branch, depth - 2))
+                self._draft[slot] = (before, now, length + depth - 2)
+            right = self._model.draft_knows(state)
+            if has_kv:
+                right = right and self._draft_agrees(plan, row, length, branch, depth, state)
+            path.append(self._model.next_token(state) if right else self._model.wrong_token(state, depth))
+            values.append(sequence.push(path[-1]))
+        return path
+
+    def _write_other_branches(self, plan: StepPlan, row: Row, length: int, true_branch: int) -> None:
+        """The other branches write as well: their slots must be nobody else's."""
+        branches = plan.shape.branches(length, self.page_size)
+        for branch in range(plan.shape.topk):
+            for step in range(plan.shape.steps - 1):
+                if branch != true_branch:
+                    self._draft[row.slot(0, branches.position(branch, step))] = (-7, -7, length + step)
+
+    def _draft_agrees(self, plan: StepPlan, row: Row, length: int, branch: int, depth: int, state: int) -> bool:
+        """Whether the draft slots read for this depth tell the same story as the target's."""
+        branches = plan.shape.branches(length, self.page_size)
+        if depth == 1:  # from the last draft-extend, before any branch
+            slots = row.slots(0, 0, length)
+        else:
+            first = branches.position(branch, 0) - branches.last
+            own = row.slots(0, first, branches.position(branch, depth - 2) + 1)
+            slots = np.concatenate([row.slots(0, 0, branches.base), own])
+        tokens, nexts, positions = self._draft[slots].T
+        if (positions != np.arange(length + depth - 1)).any() or (nexts[:-1] != tokens[1:]).any():
+            return False
+        return int(states_of(self._model, np.append(tokens, nexts[-1]))[-1]) == state
+
+    def _node_order(self, plan: StepPlan, state: int, path_len: int) -> list[int]:
+        """Node numbers of the root and the path among the T nodes: parents first, others in between."""
+        chosen = [0]
+        spare = plan.shape.tokens - 1 - path_len
+        for depth in range(path_len):
+            skip = mix(state, 11 + depth) % (spare + 1)
+            spare -= skip
+            chosen.append(chosen[-1] + 1 + skip)
+        return chosen
+
+    def _verify(
+        self, plan: StepPlan, row: Row, length: int, nodes: list[int], values: list[tuple[int, int, int]]
+    ) -> None:
+        """Write target values of all T nodes where verification writes them."""
+        on_path = dict(zip(nodes, values, strict=True))
+        for node in range(plan.shape.tokens):
+            one, two, _ = on_path.get(node, (0xBAD, 0xBAD, 0))
+            self._write(row, length + node, one, two)
+
+    def _move_accepted(self, row: Row, length: int, nodes: list[int]) -> None:
+        """Bring the accepted path to the front."""
+        for layer, book in enumerate(self._books):
+            values = [self._values[layer][row.slot(book, length + node)] for node in nodes]
+            for offset, value in enumerate(values):
+                self._values[layer][row.slot(book, length + offset)] = value

@@ -1,0 +1,345 @@
+"""World: one simulated run, from a seed to a verdict.
+
+Clients that submit, talk, abort, close and misbehave; faults below; the real control plane in between; the checker and
+the audits watching every tick. First trouble, then calm: everything accepted must end, and every page must be back.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roost.clock import VirtualClock
+from roost.errors import RoostError
+from roost.kv.audit import audit_pages
+from roost.kv.lease import Lease
+from roost.kv.ledger import OutOfPages
+from roost.messages import Abort, CloseSession, Event, Finished, OpenSession, Refused, SessionClosed, Submit
+from roost.obs.trace import Note, Trace
+from roost.sched.engine import Engine
+from roost.sched.request import Mark, Request
+from roost.step import StepPlan, StepResult, Ticket
+from tests.sim.checker import Ask, Broken, Checker, Conversation
+from tests.sim.model import Sequence, predict_round
+from tests.sim.options import TICKS, Options, draw
+from tests.sim.witness import Touched, Witness
+
+CALM_TICKS_MAX = 6000
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a run did."""
+
+    seed: int
+    failure: str = ""  # '' if every promise held
+    ticks: int = 0
+    requests: int = 0
+    tokens: int = 0
+    audits: int = 0
+    digest: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    """One run."""
+
+    def __init__(self, options: Options, log: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.rng = random.Random(f"world {options.seed}")
+        self.troubled = True
+        self.clock = VirtualClock()
+        resolved = options.resolved
+        self.witness = Witness(resolved, options.model, options.layer_books, self._decide)
+        self.engine = Engine(resolved, self, self.clock, Trace(self._note))
+        self.checker = Checker(options.model, resolved.spec.accept_max, resolved.page_size)
+        self.report = Report(seed=options.seed)
+        self._log = log
+        self._named = 0
+        self._collecting = -1
+        self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}
+        prompts = [[self._token() for _ in range(resolved.sched.context)] for _ in range(options.shared_prompts)]
+        self._prompts = prompts
+        self._inject_allocation_faults()
+
+    # --- the executor, watched ---------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Remember whose rows these are, then launch."""
+        rows = plan.rows.tolist()
+        if len(set(rows)) != len(rows):
+            raise Broken(f"plan: a row has two roles in step {plan.step}: {rows}")
+        by_row = {request.row: request for request in self.engine.state.running}
+        named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
+        self._launched[plan.step] = named
+        for request, _, _ in named:
+            self.checker.asks[request.id].last_launch = plan.step
+        return self.witness.launch(plan)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Collect, and hold every live row against the oracle: tokens and accept count."""
+        named = self._launched.pop(ticket.step)
+        self._collecting = ticket.step
+        result = self.witness.collect(ticket)
+        for i, (request, lease, epoch) in enumerate(named):
+            if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
+                self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist())
+        return result
+
+    def _check_row(self, request: Request, tokens: list[int]) -> None:
+        record = request.turn.record
+        sequence, state = Sequence(self.options.model), 0
+        for token in record.slice(0, len(record)).tolist():
+            state = sequence.push(token)[2]
+        shape = self.options.resolved.spec
+        is_round = request.turn.prefill_len < len(record)
+        drafts = min(shape.steps, shape.tokens - 1) if is_round else 0
+        expected = predict_round(sequence, state, drafts)
+        if len(tokens) != len(expected):
+            raise Broken(f"accept: {request.id} accepted {len(tokens)} tokens, the oracle says {len(expected)}")
+        if tokens != expected:
+            raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
+        ask = self.checker.asks[request.id]
+        room = request.max_new_tokens - request.output_len
+        stop_at = next((i for i, token in enumerate(tokens) if token in ask.submit.stop_token_ids), len(tokens))
+        ask.overshot = min(room, stop_at + 1) < len(tokens)
+
+    def _decide(self, what: str) -> bool:
+        if what == "early":
+            return self.rng.random() < self.options.faults.early
+        happens = self.troubled and self.rng.random() < self.options.faults.step
+        if happens:
+            self._count("fault: step")
+        return happens
+
+    def _inject_allocation_faults(self) -> None:
+        store = self.engine.state.store
+        reserve = store.reserve
+
+        def sometimes(lease: Lease, lengths: list[int]) -> None:
+            if self.troubled and self.rng.random() < self.options.faults.allocation:
+                self._count("fault: allocation")
+                raise OutOfPages(0, 1, 0)
+            reserve(lease, lengths)
+
+        store.reserve = sometimes  # type: ignore[method-assign,assignment]
+
+    def _note(self, note: Note) -> None:
+        kind, subject, numbers = note
+        self._say(f"  {kind} {subject} {numbers if numbers else ''}")
+        self._count("note: " + kind)
+        if kind == "suspend":
+            self.checker.disturbed(subject)
+        elif kind == "reclaim":
+            self.checker.lost_residence(subject)
+        elif kind == "fail":
+            for conversation in self.checker.conversations.values():
+                conversation.cached = None
+        elif kind == "retract":
+            self._check_retract(subject, *numbers)
+
+    def _check_retract(self, victim: str, book: int, need: int) -> None:
+        """A retract is needed: what is free and on its way does not do."""
+        state = self.engine.state
+        leaving = [each for each in state.running if each.mark is not Mark.NONE]
+        coming = sum(len(state.store.own_pages(each.lease, book)) for each in leaving)
+        ledger = state.store.ledger
+        if ledger.num_free(book) + ledger.num_retiring(book) + coming >= need:
+            raise Broken(f"retract: {victim} is retracted, but {need} pages of book {book} are free or coming")
+        if state.running[0].id == victim:
+            raise Broken(f"retract: {victim} is the oldest running request")
+
+    # --- clients -----------------------------------------------------------------------------------------------
+
+    def _token(self) -> int:
+        return self.rng.randrange(self.options.model.vocab)
+
+    def _fresh(self, kind: str) -> str:
+        self._named += 1
+        return f"{kind}{self._named}"
+
+    def _submit(self, conversation: Conversation | None, queue: bool = False) -> Ask:
+        rng, context = self.rng, self.options.resolved.sched.context
+        if conversation is None:
+            length = rng.randint(1, context) if rng.random() < 0.3 else rng.randint(1, max(1, context // 2))
+            shared = rng.randint(0, length) if rng.random() < 0.7 else 0
+            tokens = [*rng.choice(self._prompts)[:shared], *(self._token() for _ in range(length - shared))]
+        else:
+            tokens = [self._token() for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 9, 17]))]
+        max_new = rng.choice([None, 0, 1, 2, 3, 4, 8, 20, context])
+        submit = Submit(
+            request_id=self._fresh("r"),
+            tokens=tuple(tokens),
+            max_new_tokens=max_new,
+            stop_token_ids=frozenset(self._token() for _ in range(self.options.num_stops)),
+            session_id=conversation.id if conversation else None,
+            queue=queue,
+            salt="" if conversation else rng.choice(["", "", "salt"]),
+        )
+        self.report.requests += 1
+        ask = self.checker.sent(submit)
+        self._say(f"submit {submit.request_id} {submit.session_id or ''} {len(tokens)}+{max_new}{' queue' if queue else ''}")
+        self.engine.post(submit, lambda event: self._deliver(ask, event))
+        return ask
+
+    def _deliver(self, ask: Ask, event: Event) -> None:
+        self._say(f"    -> {event}")
+        self.checker.event(ask, event, self._collecting)
+
+    def _open(self) -> None:
+        conversation = Conversation(id=self._fresh("s"))
+        self.checker.conversations[conversation.id] = conversation
+        salt = self.rng.choice(["", "salt"])
+        self.engine.post(OpenSession(session_id=conversation.id, salt=salt), lambda event: None)
+
+    def _close(self, conversation: Conversation) -> None:
+        if conversation.closing:
+            return
+        conversation.closing = True
+        self._say(f"close {conversation.id}")
+        self._count("fault: close" if self.troubled else "close")
+
+        def reply(event: Event) -> None:
+            assert isinstance(event, SessionClosed), event
+            self.checker.closed(event)
+
+        self.engine.post(CloseSession(session_id=conversation.id), reply)
+
+    def _abort(self, ask: Ask) -> None:
+        self._say(f"abort {ask.submit.request_id}")
+        self._count("fault: abort")
+
+        def reply(event: Event) -> None:
+            if not (isinstance(event, Refused) and event.status == 404):
+                raise Broken(f"terminal: an abort was answered with {event}")
+
+        self.engine.post(Abort(request_id=ask.submit.request_id), reply)
+
+    def _clients(self) -> None:
+        """What clients do before one tick."""
+        rng, options = self.rng, self.options
+        if rng.random() < options.submit_rate:
+            self._submit(None)
+        talks = list(self.checker.conversations.values())
+        if len(talks) < options.num_sessions:
+            self._open()
+        for conversation in talks:
+            if conversation.closing:
+                continue
+            if conversation.num_open_turns == 0 and rng.random() < 0.5:
+                self._submit(conversation)
+            elif rng.random() < 0.04:
+                self._submit(conversation, queue=rng.random() < 0.6)
+        self._misbehave(talks)
+
+    def _misbehave(self, talks: list[Conversation]) -> None:
+        rng, faults = self.rng, self.options.faults
+        open_asks = [ask for ask in self.checker.asks.values() if not ask.ended]
+        if open_asks and rng.random() < faults.abort:
+            ask = rng.choice(open_asks)
+            self._abort(ask)
+            if ask.conversation is not None and not ask.conversation.closing and rng.random() < 0.6:
+                self._count("fault: instant next turn")
+                self._submit(ask.conversation)
+        if open_asks and rng.random() < 0.02:
+            self._duplicate(rng.choice(open_asks))
+        if rng.random() < 0.01:
+            self._unknown_session()
+        if talks and rng.random() < faults.close:
+            self._close(rng.choice(talks))
+        running = [request for request in self.engine.state.running[1:] if request.mark is Mark.NONE]
+        if running and rng.random() < faults.retract:
+            self._count("fault: retract")
+            self.engine.state.mark(rng.choice(running), Mark.RETRACT)
+
+    def _duplicate(self, ask: Ask) -> None:
+        self._count("fault: duplicate id")
+
+        def reply(event: Event) -> None:
+            refused = isinstance(event, Refused) and event.status == 409
+            if not refused and not ask.ended:
+                raise Broken(f"duplicate: {ask.submit.request_id} was taken twice: {event}")
+
+        if ask.submit.request_id in self.engine.state.requests:
+            self.engine.post(Submit(request_id=ask.submit.request_id, tokens=(0,), max_new_tokens=0), reply)
+
+    def _unknown_session(self) -> None:
+        self._count("fault: unknown session")
+        ask = self.checker.sent(Submit(request_id=self._fresh("r"), tokens=(0,), session_id="nobody"))
+        self.engine.post(ask.submit, lambda event: self._deliver(ask, event))
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.clock.advance(1)
+        self.report.ticks += 1
+        self._collecting = -1
+        self._say(f"tick {self.report.ticks}")
+        self.engine.tick()
+        audit_pages(self.engine.state.store)
+        self.report.audits += 1
+
+    def run(self) -> Report:
+        """Trouble, then calm, then the final count."""
+        try:
+            for _ in range(TICKS):
+                self._clients()
+                self._tick()
+            self.troubled = False
+            self._calm_down()
+            self._final_count()
+        except (Broken, Touched, RoostError, AssertionError) as error:
+            self.report.failure = f"{type(error).__name__}: {error}"
+        self.report.tokens = self.checker.num_tokens
+        self.report.digest = self.checker.digest()
+        for how, count in self.checker.counts.items():
+            self.report.counts["ended: " + how] = count
+        return self.report
+
+    def _calm_down(self) -> None:
+        ticks = 0
+        while self.engine.has_work:
+            self._tick()
+            ticks += 1
+            if ticks > CALM_TICKS_MAX:
+                waiting = [request.id for request in self.engine.state.requests.values()]
+                raise Broken(f"liveness: {waiting} do not end; the queue waits for: {self.engine.waiting_for}")
+
+    def _final_count(self) -> None:
+        state = self.engine.state
+        missing = [name for name, ask in self.checker.asks.items() if not ask.ended]
+        if missing:
+            raise Broken(f"terminal: {missing} never ended")
+        if state.counters.snapshot() != self.checker.spec_sum:
+            raise Broken(f"statistics: requests make {self.checker.spec_sum}, the engine {state.counters.snapshot()}")
+        if state.rows.num_free != self.options.resolved.num_rows:
+            raise Broken(f"rows: {state.rows.num_free} of {self.options.resolved.num_rows} came back")
+        idle = {id(session.lease) for session in state.sessions.table.values() if session.lease}
+        if {id(lease) for lease in state.store.leases.values()} != idle:
+            raise Broken(f"leases: {list(state.store.leases.values())} are held, but not by idle sessions")
+        for conversation in list(self.checker.conversations.values()):
+            self._close(conversation)
+        self._tick()
+        if self.checker.conversations:
+            raise Broken(f"close: {list(self.checker.conversations)} did not close")
+        for book, spec in enumerate(self.options.resolved.books):
+            state.store.tree.evict(book, spec.num_pages)
+        free = [state.store.ledger.num_free(book) for book in range(len(self.options.resolved.books))]
+        if free != [spec.num_pages - 1 for spec in self.options.resolved.books] or state.store.tree.nodes:
+            raise Broken(f"pool: {free} pages are free after everything ended")
+
+    def _count(self, what: str) -> None:
+        self.report.counts[what] = self.report.counts.get(what, 0) + 1
+
+    def _say(self, line: str) -> None:
+        if self._log is not None:
+            self._log(line)
+
+
+def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Report:
+    """Run one seed to its verdict."""
+    return World(draw(seed), log).run()
+
+
+def finished_only(event: Event) -> bool:
+    """Whether an event ends a request that had been accepted."""
+    return isinstance(event, Finished)
