@@ -91,7 +91,7 @@ class Resolved:
             return pages
         # Three windows may be apart: behind the turn's start, behind its commit point and behind its end. Then what
         # the steps in flight write. A range can touch two pages more than its length says.
-        in_flight = (1 + self.depth) * max(self.sched.chunk + 1, self.spec.accept_max) + self.reserves[book]
+        in_flight = (1 + self.depth) * max(self.sched.chunk, self.spec.accept_max) + self.reserves[book]
         ranges = 3 * (ceil_div(window, self.page_size) + 2) + ceil_div(in_flight, self.page_size) + 2
         return min(pages, ranges)
 

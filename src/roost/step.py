@@ -35,7 +35,7 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDelta(_Columns):
-    """Page-table entries that changed in one book: `pages[offsets[i]:offsets[i+1]]` go to `rows[i]` from `firsts[i]` on."""
+    """Changed entries of one book's table: `pages[offsets[i]:offsets[i+1]]` go to `rows[i]` from `firsts[i]` on."""
 
     rows: Ints  # [num_deltas]
     firsts: Ints  # [num_deltas] first page index

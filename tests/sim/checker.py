@@ -38,6 +38,7 @@ class Ask:
     ended: bool = False
     last_launch: int = -1  # last step that named it
     overshot: bool = False  # its last round was cut short of its bonus
+    sat_out_at: int = -9  # last tick in which it had no pages for its step
     disturbed: bool = False  # suspended, or a step broke under it
 
 
@@ -98,8 +99,8 @@ class Checker:
             self._commit(ask, event, prompt, collecting)
         elif event.reason in ("abort", "error") and ask.conversation is not None:
             kept = len(ask.conversation.tokens)
-            before = ask.conversation.cached
-            ask.conversation.cached = None if before is None or ask.disturbed else (before[0], kept)
+            before = ask.conversation.cached  # its last token may have been about to run again
+            ask.conversation.cached = None if before is None or ask.disturbed else (max(0, before[0] - 1), kept)
 
     def _check_output(self, ask: Ask, event: Finished, prompt: list[int]) -> None:
         """Every token is the oracle's, and the end is where and why it should be."""
@@ -116,7 +117,7 @@ class Checker:
         if len(output) > event.max_new_tokens:
             raise Broken(f"end: {len(output)} tokens, {event.max_new_tokens} were allowed")
         stopped = bool(output) and output[-1] in stops
-        if event.reason == "stop" and not stopped or event.reason == "length" and stopped:
+        if (event.reason == "stop" and not stopped) or (event.reason == "length" and stopped):
             raise Broken(f"end: {event.reason} with output {output}, stops {set(stops)}")
         if event.reason == "length" and len(output) != event.max_new_tokens:
             raise Broken(f"end: length with {len(output)} of {event.max_new_tokens} tokens")

@@ -62,7 +62,9 @@ def visible(window: int | None, position: int) -> int:
 class Sequence:
     """Layer values of a growing sequence from position `start` on, with what lies before given as values."""
 
-    def __init__(self, model: Model, start_1: int = 0, values_1: U64 | None = None, values_2: U64 | None = None) -> None:
+    def __init__(
+        self, model: Model, start_1: int = 0, values_1: U64 | None = None, values_2: U64 | None = None
+    ) -> None:
         """`values_1` are layer 1's values from position `start_1` on; layer 2's end at the same position."""
         self.model = model
         ones = [] if values_1 is None else [int(v) for v in np.cumsum(values_1, dtype=np.uint64)]

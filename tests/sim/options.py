@@ -45,7 +45,9 @@ def draw(seed: int) -> Options:
     traits = rng.choice(
         [ModelTraits(), ModelTraits(), _window(rng, page_size, full=False), _window(rng, page_size, full=True)]
     )
-    context = rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
+    context = (
+        rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
+    )
     sched = SchedConfig(
         context=context,
         max_running=rng.choice([1, 2, 3, 4, 6, 8]),
@@ -57,11 +59,11 @@ def draw(seed: int) -> Options:
     resolved = _draw_pool(rng, page_size, sched, spec, traits)
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
     faults = Faults(
-        abort=0 if calm else rng.choice([0, 0.05, 0.3]),
+        abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
         retract=0 if calm else rng.choice([0, 0, 0.1, 0.35]),
         close=0 if calm else rng.choice([0, 0.05]),
         allocation=0 if calm else rng.choice([0, 0, 0.05]),
-        step=0 if calm else rng.choice([0, 0, 0, 0.04]),
+        step=0 if calm else rng.choice([0, 0, 0, 0.04, 0.15]),
         early=rng.choice([0, 0, 0.5, 1]),
     )
     full = traits.has_full_layers
@@ -77,7 +79,7 @@ def draw(seed: int) -> Options:
         ),
         layer_books=(0 if full else window_book, window_book if traits.window is not None else 0),
         faults=faults,
-        num_sessions=rng.choice([0, 1, 3, 6]),
+        num_sessions=rng.choice([0, 1, 3, 3, 6]),
         submit_rate=rng.choice([0.1, 0.3, 0.8]),
         num_stops=rng.choice([0, 0, 1]),
         shared_prompts=rng.choice([1, 3]),
@@ -116,7 +118,7 @@ def _draw_pool(
     sizes = []
     for book in range(len(ample.books)):
         pages = ample.pages_to_hold(book, ample.length_to_fit(book, sched.context)) + 1
-        factor = rng.choice([1, 1.2, 1.5, 2, 3, 5])
+        factor = rng.choice([1, 1, 1.2, 1.5, 2, 4])
         if rng.random() < 0.1:
             factor = 0.7  # the longest requests are refused
         sizes.append(max(int(pages * factor), ample.pages_to_hold(book, ample.length_to_fit(book, 16)) + 1) * page_size)

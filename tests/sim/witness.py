@@ -35,7 +35,8 @@ class Row:
         held_from, held_to = int(self._plan.firsts[book, self._index]), int(self._plan.ends[book, self._index])
         if first < last and not held_from <= first < last <= held_to:
             raise Touched(
-                f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) is not in [{held_from}, {held_to})"
+                f"step {self._plan.step} row {self.row} book {book}: "
+                f"[{first}, {last}) is not in [{held_from}, {held_to})"
             )
         size = self._witness.page_size
         positions = np.arange(first, last)

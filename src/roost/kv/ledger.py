@@ -81,6 +81,10 @@ class Ledger:
         """Every page of a book with its account."""
         return ((PageId(page), account) for page, account in enumerate(self._accounts[book]))
 
+    def accounts_of(self, book: BookId, pages: Sequence[PageId]) -> list[Account]:
+        """The accounts of some pages."""
+        return [self._accounts[book][page] for page in pages]
+
     def take(self, book: BookId, count: int, dest: Account) -> list[PageId]:
         """Move `count` free pages to `dest`."""
         free = self._free[book]

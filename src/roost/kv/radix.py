@@ -6,6 +6,7 @@ the least recently used. Owns cached pages, moves them only through the ledger. 
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +105,22 @@ class Tree:
         assert self._window is not None
         return sum(len(node.held(self._window)) for node in self._window_nodes(lease, lease.pinned_from))
 
+    def num_freed(self, leases: Sequence[Lease], book: BookId) -> int:
+        """Cached pages of a book that nobody but these leases pins."""
+        pins: dict[NodeId, int] = {}
+        for lease in leases:
+            first = lease.pinned_from if book == self._window else 0
+            walk: Node | None = lease.node
+            while walk is not None and walk.end > first:
+                pins[walk.id] = pins.get(walk.id, 0) + 1
+                walk = walk.parent
+        nodes = [(self._nodes[node_id], count) for node_id, count in pins.items()]
+        return sum(
+            len(node.held(book))
+            for node, count in nodes
+            if count == (node.window_pins if book == self._window else node.pins)
+        )
+
     def _first_page(self, key: Key, pos: int) -> bytes:
         return key[pos : pos + self._page_size].tobytes()
 
@@ -131,7 +148,7 @@ class Tree:
     def unpin_window(self, lease: Lease) -> None:
         """The lease no longer reads the window pages of its shared prefix."""
         for node in self._window_nodes(lease, lease.pinned_from):
-            self._window_unpin_one(node)
+            self._window_unpin_one(node, lease)
         lease.pinned_from = lease.shared_len
 
     def unpin(self, lease: Lease, length: int, now: int) -> None:
@@ -141,7 +158,7 @@ class Tree:
             if node.start < length:
                 self._split(node, length)  # the lower part keeps its identity: it is the one to let go
             if self._window is not None and node.start >= lease.pinned_from:
-                self._window_unpin_one(node)
+                self._window_unpin_one(node, lease)
             self._unpin_one(node, lease, now)
             assert node.parent is not None, node
             lease.node = node.parent
@@ -189,9 +206,10 @@ class Tree:
             self._num_evictable[self._window] -= len(node.held(self._window))
         node.window_pins += 1
 
-    def _window_unpin_one(self, node: Node) -> None:
+    def _window_unpin_one(self, node: Node, lease: Lease) -> None:
         assert self._window is not None and node.window_pins > 0, node
         node.window_pins -= 1
+        node.last_step = max(node.last_step, lease.last_step)  # likewise for the window pages
         if node.window_pins == 0:
             self._num_evictable[self._window] += len(node.held(self._window))
             self._offer(node)
@@ -199,7 +217,7 @@ class Tree:
     # --- growing -----------------------------------------------------------------------------------------------
 
     def publish(self, lease: Lease, key: Key, now: int) -> None:
-        """Turn a lease's own pages below len(key) (whole pages) into shared ones; what the tree has already is used instead."""
+        """Turn a lease's own pages below len(key) into shared ones; where the tree has the same, its pages are used."""
         node, pos = lease.node, lease.shared_len
         while pos < len(key):
             child = node.children.get(self._first_page(key, pos))

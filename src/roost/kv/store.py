@@ -22,14 +22,13 @@ from roost.step import StepId
 class Store:
     """All leases, over one ledger and one prefix tree."""
 
-    def __init__(self, page_size: int, books: tuple[Book, ...], pair: bool) -> None:
+    def __init__(self, page_size: int, books: tuple[Book, ...]) -> None:
         self.page_size = page_size
         self.books = books
         self.ledger = Ledger(books)
         self.tree = Tree(self.ledger, page_size, books)
         self.leases: dict[LeaseId, Lease] = {}
         self.window_book = next((number for number, book in enumerate(books) if book.window is not None), None)
-        self._pair = pair
         self._next_lease = 0
 
     # --- birth and growth --------------------------------------------------------------------------------------
@@ -62,9 +61,8 @@ class Store:
 
     def reserve(self, lease: Lease, lengths: Sequence[int]) -> None:
         """Room for `lengths[book]` positions in each book; all of it or OutOfPages with nothing moved."""
-        wants = [
-            ceil_div(length, self.page_size) - len(pages) for length, pages in zip(lengths, lease.pages, strict=True)
-        ]
+        pairs = zip(lengths, lease.pages, strict=True)
+        wants = [ceil_div(length, self.page_size) - len(pages) for length, pages in pairs]
         for book, want in enumerate(wants):
             if want > self.ledger.num_free(book):
                 raise OutOfPages(book, want, self.ledger.num_free(book))
@@ -81,6 +79,11 @@ class Store:
         if self.books[book].window is None:
             return len(lease.pages[book])
         return len(self.own_pages(lease, book)) + self.tree.num_window_pinned(lease)
+
+    def num_freed(self, leases: Sequence[Lease], book: BookId) -> int:
+        """Pages that would be free or evictable if these leases went away: their own, and what only they pin."""
+        own = sum(len(self.own_pages(lease, book)) for lease in leases)
+        return own + self.tree.num_freed(leases, book)
 
     # --- lengths -----------------------------------------------------------------------------------------------
 
@@ -134,10 +137,8 @@ class Store:
 
     def _point_to_go_on(self, lease: Lease, length: int) -> int:
         """The largest point up to `length` that can be continued without writing a shared page or missing a window."""
-        # A draft slot of a pair drafter depends on the token after it, which may change: it must be rewritable too.
-        rewritten = 1 if self._pair else 0
-        if length - rewritten < lease.shared_len:
-            length = floor_to(max(0, length - rewritten), self.page_size)
+        if length < lease.shared_len:
+            length = floor_to(length, self.page_size)
         if self.window_book is None:
             return length
         while length > 0 and not self._window_held(lease, length):
@@ -155,16 +156,13 @@ class Store:
     def set_anchor(self, lease: Lease, commit_len: int) -> None:
         """Keep the window behind a turn's commit point while the turn runs."""
         if self.window_book is not None and commit_len >= lease.settled_len:
-            first = self.books[self.window_book].first_needed(commit_len, self.page_size)
-            lease.anchor = (first, ceil_div(commit_len, self.page_size) * self.page_size)
+            lease.anchor = (self._first_kept(commit_len), ceil_div(commit_len, self.page_size) * self.page_size)
 
     def slide(self, lease: Lease) -> None:
         """Let go of window pages that no continuation from the settled length reads."""
         if self.window_book is None:
             return
-        # The window behind the last whole page stays too: that is where a published prefix can be continued.
-        whole_len = floor_to(max(0, lease.settled_len - 1), self.page_size)
-        first = self.books[self.window_book].first_needed(whole_len, self.page_size)
+        first = self._first_kept(lease.settled_len)
         if first <= lease.evicted_len:
             return
         pages, released = lease.pages[self.window_book], []
@@ -179,6 +177,12 @@ class Store:
         if lease.pinned_from < lease.shared_len <= self._window_needed_from(lease):
             self.tree.unpin_window(lease)
 
+    def _first_kept(self, length: int) -> int:
+        """First window position kept at `length`: enough to go back by one token, or to the last whole page."""
+        assert self.window_book is not None
+        whole_len = floor_to(max(0, length - 1), self.page_size)
+        return self.books[self.window_book].first_needed(whole_len, self.page_size)
+
     def _window_needed_from(self, lease: Lease) -> int:
         return min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len
 
@@ -186,9 +190,11 @@ class Store:
         """After a trim: the frontier follows the length down, and nothing before it stays held."""
         if self.window_book is None:
             return
-        first = self.books[self.window_book].first_needed(lease.settled_len, self.page_size)
-        lease.evicted_len = min(lease.evicted_len, first)
         pages = lease.pages[self.window_book]
+        first = ceil_div(lease.settled_len, self.page_size)
+        while first * self.page_size > self._first_kept(lease.settled_len) and pages[first - 1] != SINK:
+            first -= 1
+        lease.evicted_len = min(lease.evicted_len, first * self.page_size)
         own_from = lease.shared_len // self.page_size
         self._release(lease, self.window_book, pages[own_from : lease.evicted_len // self.page_size])
         pages[: lease.evicted_len // self.page_size] = [SINK] * (lease.evicted_len // self.page_size)

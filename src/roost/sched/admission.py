@@ -24,7 +24,7 @@ def admit(state: State) -> str:
             return reason
         state.sessions.begin(request.turn, lease)
         if request.cached_len < 0:
-            request.cached_len = lease.settled_len
+            request.cached_len = request.turn.cached_len
         request.row = state.rows.take()
         lease.row_synced = [0] * len(state.resolved.books)
         state.start_running(request)

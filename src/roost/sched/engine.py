@@ -5,6 +5,7 @@ only thread that touches it; others talk to it through `post`. Sleeps on the mai
 """
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -109,10 +110,8 @@ class Engine:
         failed = [first, *self.state.flights]
         self.state.flights = deque()
         for flight in failed[1:]:
-            try:
+            with suppress(StepFailure):
                 self._result_of(flight)
-            except StepFailure:
-                pass
         self.state.trace.note("fail", "", first.plan.step, failed[-1].plan.step)
         fail(self.state, failed, failed[-1].plan.step)
 
@@ -132,6 +131,6 @@ class Engine:
             length = int(result.lengths[i])
             if not (length == lease.settled_len and length <= lease.claimed_len <= lease.hi_len):
                 raise InvariantError(
-                    f"request {request.id}: device length {length} after step {result.step}, settled {lease.settled_len}, "
-                    f"certain {lease.claimed_len}, at most {lease.hi_len}"
+                    f"request {request.id}: device length {length} after step {result.step}, "
+                    f"settled {lease.settled_len}, certain {lease.claimed_len}, at most {lease.hi_len}"
                 )

@@ -21,7 +21,7 @@ def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int) -> int:
         raise RequestError(
             413,
             "tokens",
-            f"prompt of {prompt_len} and {wanted} new tokens exceed the maximum allowed length of {context} (--context)",
+            f"prompt of {prompt_len} and {wanted} new tokens exceed the maximum allowed length: --context {context}",
         )
     raise RequestError(
         413,

@@ -38,7 +38,6 @@ def plan(state: State, step: StepId) -> Flight | None:
     for line in lines:
         size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max)
         state.store.claim(line.request.lease, Claim(step=step, size=size, most=most))
-        line.request.turn.rerun = 0
     return flight
 
 
@@ -105,10 +104,10 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
     requests = tuple(line.request for line in lines)
     leases = tuple(request.lease for request in requests)
     shape, page_size = state.resolved.spec, state.resolved.page_size
-    starts = [line.hi - line.request.turn.rerun if line.chunk else -1 for line in lines]
+    starts = [line.hi if line.chunk else -1 for line in lines]
     ends = [line.hi + line.chunk for line in lines]
     finals = [bool(line.chunk) and end == line.request.turn.prefill_len for line, end in zip(lines, ends, strict=True)]
-    widths = [end - start if line.chunk else shape.tokens for line, start, end in zip(lines, starts, ends, strict=True)]
+    widths = [line.chunk or shape.tokens for line in lines]
     tokens = [
         line.request.turn.record.slice(start, end) if line.chunk else _NO_TOKENS
         for line, start, end in zip(lines, starts, ends, strict=True)

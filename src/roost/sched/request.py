@@ -77,4 +77,4 @@ class Flight:
     ticket: Ticket | None  # None: the launch itself failed
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
-    chunks: tuple[int, ...]  # new tokens of a prefill chunk, reruns excluded; 0 for a round
+    chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round

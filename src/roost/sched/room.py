@@ -41,15 +41,20 @@ def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
 
 def _retract_for(state: State, request: Request, book: BookId, need: int) -> None:
     """Mark the newest requests, all newer than this one, until what comes covers the need."""
-    ledger = state.store.ledger
-    leaving = [each for each in state.running if each.mark is not Mark.NONE]
-    coming = sum(len(state.store.own_pages(each.lease, book)) for each in leaving)
-    missing = need - ledger.num_free(book) - ledger.num_retiring(book) - coming
-    for victim in reversed(state.running):
-        if missing <= 0 or victim.arrival <= request.arrival:
-            break
-        pages = len(state.store.own_pages(victim.lease, book))
-        if victim.mark is Mark.NONE and pages:
-            state.trace.note("retract", victim.id, book, need)
-            state.mark(victim, Mark.RETRACT)
-            missing -= pages
+    store = state.store
+    missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)
+    leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
+    newest_first = [each for each in reversed(state.running) if each.mark is Mark.NONE]
+    newer = [each for each in newest_first if each.arrival > request.arrival]
+    victims: list[Request] = []
+    while newer and store.num_freed(leaving + [each.lease for each in victims], book) < missing:
+        victims.append(newer.pop(0))
+    for victim in list(victims):  # one that shares all it has with an older one may bring nothing
+        others = [each for each in victims if each is not victim]
+        if store.num_freed(leaving + [each.lease for each in others], book) >= missing:
+            victims = others
+    if store.num_freed(leaving + [each.lease for each in victims], book) < missing:
+        return  # not even all of them would do: wait for the older ones
+    for victim in victims:
+        state.trace.note("retract", victim.id, book, need)
+        state.mark(victim, Mark.RETRACT)

@@ -62,7 +62,7 @@ class State:
 def new_state(resolved: Resolved, trace: Trace) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
-    store = Store(resolved.page_size, resolved.books, pair)
+    store = Store(resolved.page_size, resolved.books)
     return State(
         resolved=resolved,
         trace=trace,

@@ -51,7 +51,7 @@ class Turn:
     commit_len: int = 0  # tokens of the record before this turn: where a rollback goes
     prompt_len: int = 0  # tokens before the first output, history included
     prefill_len: int = 0  # tokens to run before decoding goes on: the prompt, and after a retract the output so far
-    rerun: int = 0  # tokens before the settled length that run again, to renew a draft slot with a new successor
+    cached_len: int = 0  # of the tokens to run, what it found in place when it last started
     started: bool = False  # its input is in the record
     lease: Lease | None = None  # while it runs
 
@@ -141,17 +141,17 @@ class Sessions:
             turn.record.append(turn.input_tokens)
             turn.prompt_len = len(turn.record)
         turn.prefill_len = len(turn.record)
-        session = turn.session
-        turn.rerun = 0
+        session, found = turn.session, min(lease.settled_len, turn.prefill_len - 1)
         if session is not None and lease is session.lease:
             session.lease = None
             del self._idle[session.id]
             self._store.hand(lease, turn.id)
-            if lease.settled_len >= turn.prefill_len:  # no new token: the last one runs again
-                self._store.trim(lease, turn.prefill_len - 1)
-            elif self._pair and lease.settled_len == turn.commit_len:
-                turn.rerun = 1  # the draft slot before stands for a token that was never returned
-        turn.lease = lease
+            # With no new token the last one runs again. So it does for a pair drafter that has its slot: that slot
+            # stands for a successor which was never returned.
+            stale = 1 if self._pair and lease.settled_len == turn.commit_len else 0
+            self._store.trim(lease, min(found, lease.settled_len - stale))
+            found = min(found, lease.settled_len + stale)
+        turn.lease, turn.cached_len = lease, found
         self._store.set_anchor(lease, turn.commit_len)
 
     def end_turn(self, turn: Turn, outcome: Outcome, returned_len: int, now: int) -> None:

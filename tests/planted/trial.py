@@ -1,0 +1,35 @@
+"""`python -m tests.planted.trial NAME FIRST COUNT`: run seeds with one bug planted, until one fails.
+
+Prints the failing seed and the check that found it, or 'survived'. A process of its own, for the import.
+"""
+
+import re
+import sys
+
+from tests.planted.apply import plant
+from tests.planted.bugs import BUGS
+
+
+def check_of(failure: str) -> str:
+    """The check that a failure's message names."""
+    kind, _, message = failure.partition(": ")
+    named = re.match(r"([a-z ]+): ", message)
+    return named.group(1) if kind == "Broken" and named else kind
+
+
+def main() -> None:
+    """Plant, run, print."""
+    name, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    plant(next(bug for bug in BUGS if bug.name == name))
+    from tests.sim.world import run_seed  # noqa: PLC0415 (must come after the bug)
+
+    for seed in range(first, first + count):
+        report = run_seed(seed)
+        if report.failure:
+            print(f"{seed}\t{check_of(report.failure)}")
+            return
+    print("survived")
+
+
+if __name__ == "__main__":
+    main()
