@@ -36,6 +36,7 @@ class SchedConfig:
 class ModelTraits:
     """What a model's layers need of the KV plane, declared by the model."""
 
+    vocab_size: int
     window: int | None = None  # sliding window of its window layers, None without any
     has_full_layers: bool = True
 
@@ -56,6 +57,7 @@ class Resolved:
     memory: MemoryConfig
     sched: SchedConfig
     spec: SpecShape
+    vocab_size: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
 
@@ -124,6 +126,8 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
     _at_least("--max-queued", sched.max_queued, 1)
     _at_least("--chunk", sched.chunk, 1)
     spec.check()
+    if traits.vocab_size < 1:
+        raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
     if traits.window is not None and traits.window < 1:
         raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
     if not traits.has_full_layers and traits.window is None:
@@ -131,7 +135,9 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
     books = _books(memory, spec, traits)
     reserve = spec.alloc_len_per_decode(memory.page_size)
     reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
-    resolved = Resolved(memory=memory, sched=sched, spec=spec, books=books, reserves=reserves)
+    resolved = Resolved(
+        memory=memory, sched=sched, spec=spec, vocab_size=traits.vocab_size, books=books, reserves=reserves
+    )
     for number, book in enumerate(books):
         flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"
         # the smallest request there is: one prompt token, one new token

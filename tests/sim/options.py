@@ -42,8 +42,14 @@ def draw(seed: int) -> Options:
     rng = random.Random(f"options {seed}")
     page_size = rng.choice([1, 1, 2, 4, 4, 4, 16, 16, 64, 256])
     spec = _draw_spec(rng)
+    vocab = rng.choice([2, 3, 5, 50])
     traits = rng.choice(
-        [ModelTraits(), ModelTraits(), _window(rng, page_size, full=False), _window(rng, page_size, full=True)]
+        [
+            _full(vocab),
+            _full(vocab),
+            _window(rng, vocab, page_size, full=False),
+            _window(rng, vocab, page_size, full=True),
+        ]
     )
     context = (
         rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
@@ -72,7 +78,7 @@ def draw(seed: int) -> Options:
         seed=seed,
         resolved=resolved,
         model=Model(
-            vocab=rng.choice([2, 3, 5, 50]),
+            vocab=vocab,
             window_1=None if full else traits.window,
             window_2=traits.window,
             draft_skill=rng.choice([0, 0.3, 0.7, 0.9, 1]),
@@ -100,9 +106,13 @@ def _draw_spec(rng: random.Random) -> SpecShape:
     return SpecShape(steps=steps, topk=topk, tokens=1 + rng.randint(1, min(candidates, 32)), draft_kv=DraftKv.PAIR)
 
 
-def _window(rng: random.Random, page_size: int, full: bool) -> ModelTraits:
+def _full(vocab: int) -> ModelTraits:
+    return ModelTraits(vocab_size=vocab)
+
+
+def _window(rng: random.Random, vocab: int, page_size: int, full: bool) -> ModelTraits:
     window = rng.choice([1, 2, 5, 9, 20]) if page_size < 64 else rng.choice([5, 40, 100])
-    return ModelTraits(window=window, has_full_layers=full)
+    return ModelTraits(vocab_size=vocab, window=window, has_full_layers=full)
 
 
 def _draw_pool(

@@ -84,6 +84,7 @@ class Llama:
         """What its layers need of the KV plane."""
         config = self.config
         return ModelTraits(
+            vocab_size=config.vocab_size,
             window=config.window if config.window_layers else None,
             has_full_layers=len(config.window_layers) < config.num_layers,
         )

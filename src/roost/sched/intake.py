@@ -15,8 +15,6 @@ from roost.sched.state import State
 from roost.session.record import Record
 from roost.session.table import Session, Turn
 
-_TOKEN_MAX = 2**31 - 1
-
 
 def take(state: State, command: Command, reply: Reply) -> None:
     """Carry out or refuse one command."""
@@ -40,7 +38,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
     if submit.request_id in state.requests:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
     session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
-    _check_values(submit, session)
+    _check_values(submit, session, state.resolved.vocab_size)
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
     state.num_arrived += 1
@@ -78,13 +76,15 @@ def _wait_for(state: State, session: Session, request: Request) -> None:
     session.waiting.append(request.turn.id)
 
 
-def _check_values(submit: Submit, session: Session | None) -> None:
+def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> None:
     if submit.max_new_tokens is not None and submit.max_new_tokens < 0:
         raise RequestError(400, "max_new_tokens", f"must be at least 0, got {submit.max_new_tokens}")
     if not submit.tokens and (session is None or (len(session.record) == 0 and session.turn is None)):
         raise RequestError(400, "tokens", "must hold at least 1 token")
-    if submit.tokens and not 0 <= min(submit.tokens) <= max(submit.tokens) <= _TOKEN_MAX:
-        raise RequestError(400, "tokens", f"ids must be in [0, {_TOKEN_MAX}]")
+    if submit.tokens and not 0 <= min(submit.tokens) <= max(submit.tokens) < vocab_size:
+        raise RequestError(400, "tokens", f"ids must be in [0, {vocab_size - 1}]")
+    if any(not 0 <= token < vocab_size for token in submit.stop_token_ids):
+        raise RequestError(400, "stop_token_ids", f"ids must be in [0, {vocab_size - 1}]")
     if session is not None and submit.salt not in ("", session.space):
         raise RequestError(400, "salt", f"session {session.id!r} was opened with another salt, which is fixed")
     if session is None and submit.queue:

@@ -47,6 +47,16 @@ def plan(state: State, step: StepId) -> Flight | None:
 def _choose(state: State) -> list[Line]:
     """Rows that have work and pages, oldest first."""
     ready = [request for request in state.running if request.mark is Mark.NONE]
+    suspects = [request for request in ready if request.num_failures]
+    if suspects:  # one goes alone, so that a second failure can only be its own
+        lines = _lines(state, suspects[:1])
+        if lines:
+            return lines
+    return _lines(state, [request for request in ready if not request.num_failures])
+
+
+def _lines(state: State, ready: list[Request]) -> list[Line]:
+    """Rows of one step from these requests: prefill and decode together, or prefill first."""
     in_prefill = [request for request in ready if request.in_prefill]
     in_decode = [request for request in ready if not request.in_prefill and _decodes_on(state, request)]
     chunk, mixed = state.resolved.sched.chunk, state.resolved.sched.mixed

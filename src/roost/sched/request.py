@@ -34,7 +34,7 @@ class Request:
     row: RowId | None = None  # while it runs
     mark: Mark = Mark.NONE
     cached_len: int = -1  # of the prompt, what it found in place when it first started
-    num_failures: int = 0  # steps that broke under it
+    num_failures: int = 0  # steps in a row that broke under it
 
     @property
     def id(self) -> str:

@@ -13,7 +13,7 @@ from roost.sched.request import Flight, Mark, Request
 from roost.sched.state import State
 from roost.step import StepId, StepResult
 
-_FAILURES_MAX = 1  # a second broken step under the same request ends it
+_FAILURES_MAX = 1  # a second broken step in a row, run alone, ends a request
 
 
 def settle(state: State, flight: Flight, result: StepResult) -> None:
@@ -29,6 +29,7 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         lease = flight.leases[i]
         if lease.epoch != epochs[i]:  # the request ended, was retracted or failed meanwhile
             continue
+        request.num_failures = 0
         if flight.chunks[i]:
             state.store.settle(lease, plan.step, flight.chunks[i])
             if finals[i]:
@@ -84,7 +85,7 @@ def act_on_marks(state: State) -> None:
 
 
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
-    """Steps broke: every lease they name keeps what was proven before; requests try again, or end with an error."""
+    """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first_step = failed[0].plan.step
     for lease in list(state.store.leases.values()):
         if lease.last_step >= first_step:
@@ -99,7 +100,8 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     for request, lease in named.values():
         if request.turn.lease is not lease or request.row is None:
             continue  # it had left before the step broke
-        request.num_failures += 1
+        if request in failed[0].requests:  # the others were only launched after it
+            request.num_failures += 1
         if request.num_failures > _FAILURES_MAX:
             abort(state, request, "error", "a step failed on the device, twice under this request")
         elif request.mark is Mark.NONE:
