@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from roost.clock import VirtualClock
+from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages, describe, leased
 from roost.kv.pages import SINK, PageId
@@ -169,7 +170,7 @@ class World:
         """A retract is needed: what is free and on its way does not do."""
         state = self.engine.state
         leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
-        coming = state.store.num_freed(leaving, book)
+        coming = num_freed(state.store, leaving, book)
         ledger = state.store.ledger
         if ledger.num_free(book) + ledger.num_retiring(book) + coming >= need:
             raise Broken(f"retract: {victim} is retracted, but {need} pages of book {book} are free or coming")

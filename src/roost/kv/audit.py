@@ -4,6 +4,7 @@ Reads everything, changes nothing. Called by the engine loop as often as --stric
 """
 
 from roost.errors import InvariantError
+from roost.kv.holdings import own_pages
 from roost.kv.lease import Lease
 from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, cached, describe, leased
 from roost.kv.node import Node
@@ -14,7 +15,7 @@ from roost.kv.store import Store
 def audit_sums(store: Store) -> None:
     """Conservation by counts: free + leased + cached + retiring + sink is the pool, in every book."""
     for book, spec in enumerate(store.books):
-        num_leased = sum(len(store.own_pages(lease, book)) for lease in store.leases.values())
+        num_leased = sum(len(own_pages(store, lease, book)) for lease in store.leases.values())
         num_cached = sum(len(node.held(book)) for node in store.tree.nodes.values())
         parts = (store.ledger.num_free(book), num_leased, num_cached, store.ledger.num_retiring(book), 1)
         if sum(parts) != spec.num_pages:
@@ -31,7 +32,7 @@ def audit_pages(store: Store) -> None:
     for book in range(len(store.books)):
         owners: dict[PageId, Account] = {SINK: SINK_ACCOUNT}
         for lease in store.leases.values():
-            for page in store.own_pages(lease, book):
+            for page in own_pages(store, lease, book):
                 _claim_once(store, owners, book, page, leased(lease.id))
         for node in store.tree.nodes.values():
             for page in node.held(book):
@@ -77,7 +78,7 @@ def _check_lengths(store: Store, lease: Lease) -> None:
 def _check_shared(store: Store, lease: Lease) -> None:
     """The shared part of a lease is the tree's path, page for page, as far as the lease holds it."""
     for book in range(len(store.books)):
-        path = store.tree.pages_of(lease.node, book)
+        path = lease.node.path_pages(book)
         for mine, theirs in zip(lease.pages[book], path, strict=False):
             if mine not in (theirs, SINK):
                 raise _broken(store, f"book {book}: {lease} shares page {mine}, the tree's path has {theirs}")

@@ -41,6 +41,15 @@ class Node:
         """The pages it still has in a book."""
         return [page for page in self.pages[book] if page != SINK]
 
+    def path_pages(self, book: BookId) -> list[PageId]:
+        """Pages of a book along the path that ends here."""
+        runs = []
+        walk: Node | None = self
+        while walk is not None:
+            runs.append(walk.pages[book])
+            walk = walk.parent
+        return [page for run in reversed(runs) for page in run]
+
     def is_empty(self) -> bool:
         """Whether it holds no page of any book."""
         return not any(page != SINK for pages in self.pages for page in pages)

@@ -6,7 +6,6 @@ the least recently used. Owns cached pages, moves them only through the ledger. 
 """
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,15 +77,6 @@ class Tree:
             return None
         return Match(node=[node for node, _ in path if node.start < length][-1], length=length)
 
-    def pages_of(self, node: Node, book: BookId) -> list[PageId]:
-        """Pages of a book along the path that ends with `node`."""
-        runs = []
-        walk: Node | None = node
-        while walk is not None:
-            runs.append(walk.pages[book])
-            walk = walk.parent
-        return [page for run in reversed(runs) for page in run]
-
     def _usable(self, path: list[tuple[Node, int]]) -> int:
         """The longest point of a path whose last window is still held."""
         if self._window is None:
@@ -99,27 +89,6 @@ class Tree:
                 if run >= pos - book.first_needed(pos, self._page_size):
                     best = pos
         return best
-
-    def num_window_pinned(self, lease: Lease) -> int:
-        """Window pages of the tree that a lease pins."""
-        assert self._window is not None
-        return sum(len(node.held(self._window)) for node in self._window_nodes(lease, lease.pinned_from))
-
-    def num_freed(self, leases: Sequence[Lease], book: BookId) -> int:
-        """Cached pages of a book that nobody but these leases pins."""
-        pins: dict[NodeId, int] = {}
-        for lease in leases:
-            first = lease.pinned_from if book == self._window else 0
-            walk: Node | None = lease.node
-            while walk is not None and walk.end > first:
-                pins[walk.id] = pins.get(walk.id, 0) + 1
-                walk = walk.parent
-        nodes = [(self._nodes[node_id], count) for node_id, count in pins.items()]
-        return sum(
-            len(node.held(book))
-            for node, count in nodes
-            if count == (node.window_pins if book == self._window else node.pins)
-        )
 
     def _first_page(self, key: Key, pos: int) -> bytes:
         return key[pos : pos + self._page_size].tobytes()

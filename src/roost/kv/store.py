@@ -43,7 +43,7 @@ class Store:
             id=LeaseId(self._next_lease),
             holder=holder,
             space=space,
-            pages=[self.tree.pages_of(node, number) for number in range(len(self.books))],
+            pages=[node.path_pages(number) for number in range(len(self.books))],
             node=node,
             shared_len=length,
             settled_len=length,
@@ -70,21 +70,6 @@ class Store:
             if want > 0:
                 lease.pages[book].extend(self.ledger.take(book, want, leased(lease.id)))
 
-    def own_pages(self, lease: Lease, book: BookId) -> list[PageId]:
-        """Pages accounted to the lease itself, not to the tree."""
-        return [page for page in lease.pages[book][lease.shared_len // self.page_size :] if page != SINK]
-
-    def num_held(self, lease: Lease, book: BookId) -> int:
-        """Pages that nobody else can have because of this lease: its own and those it pins."""
-        if self.books[book].window is None:
-            return len(lease.pages[book])
-        return len(self.own_pages(lease, book)) + self.tree.num_window_pinned(lease)
-
-    def num_freed(self, leases: Sequence[Lease], book: BookId) -> int:
-        """Pages that would be free or evictable if these leases went away: their own, and what only they pin."""
-        own = sum(len(self.own_pages(lease, book)) for lease in leases)
-        return own + self.tree.num_freed(leases, book)
-
     # --- lengths -----------------------------------------------------------------------------------------------
 
     def claim(self, lease: Lease, claim: Claim) -> None:
@@ -109,7 +94,7 @@ class Store:
         lease.anchor = (0, 0)  # trim finds the pages it protected still in place
         self.trim(lease, kept)
 
-    def publishable_len(self, lease: Lease) -> int:
+    def _publishable_len(self, lease: Lease) -> int:
         """What the tree may have: nothing that a step in flight has yet to write."""
         return lease.settled_len if lease.last_step <= self.ledger.collected else lease.proven_len
 
@@ -152,11 +137,6 @@ class Store:
         return SINK not in held
 
     # --- window ------------------------------------------------------------------------------------------------
-
-    def set_anchor(self, lease: Lease, commit_len: int) -> None:
-        """Keep the window behind a turn's commit point while the turn runs."""
-        if self.window_book is not None and commit_len >= lease.settled_len:
-            lease.anchor = (self._first_kept(commit_len), ceil_div(commit_len, self.page_size) * self.page_size)
 
     def slide(self, lease: Lease) -> None:
         """Let go of window pages that no continuation from the settled length reads."""
@@ -203,7 +183,7 @@ class Store:
 
     def publish(self, lease: Lease, key: Key, now: int) -> None:
         """Move full pages of `key` that are proven into the tree; the lease shares them from then on."""
-        until = floor_to(min(self.publishable_len(lease), len(key)), self.page_size)
+        until = floor_to(min(self._publishable_len(lease), len(key)), self.page_size)
         shared = lease.shared_len
         if until <= shared:
             return
@@ -216,9 +196,14 @@ class Store:
                 lease.pinned_from = min(needed_from, until)
             self.tree.pin_window(lease, max(shared, lease.pinned_from))
 
-    def hand(self, lease: Lease, holder: TurnId | str) -> None:
-        """Change of holder; pages are accounted to the lease, so nothing moves."""
+    def hand(self, lease: Lease, holder: TurnId | str, anchor_len: int = 0) -> None:
+        """Change of holder; pages are accounted to the lease, so nothing moves.
+
+        While this holder has it, the window behind `anchor_len` (a turn's commit point) stays.
+        """
         lease.holder = holder
+        if self.window_book is not None and anchor_len >= lease.settled_len:
+            lease.anchor = (self._first_kept(anchor_len), ceil_div(anchor_len, self.page_size) * self.page_size)
 
     def release(self, lease: Lease, now: int) -> None:
         """Give every page back and forget the lease."""

@@ -4,6 +4,7 @@ First come, first served. A request is let in when its whole prompt and the wors
 those already running were promised; nothing is taken yet. Called by the loop.
 """
 
+from roost.kv.holdings import num_held
 from roost.kv.lease import Lease
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
@@ -49,7 +50,7 @@ def _no_pages(state: State, request: Request, lease: Lease) -> str:
         need = _charge(state, book, request, lease, prefill_len)
         promised = sum(_charge(state, book, each, each.lease, each.turn.prefill_len) for each in state.running)
         idle = [session for session in state.sessions.idle() if session.lease is not lease]
-        spare = sum(state.store.num_held(_lease_of(session), book) for session in idle)
+        spare = sum(num_held(state.store, _lease_of(session), book) for session in idle)
         if need + promised > _available(state, book) + spare:
             return f"book {book}: {need} pages needed, {_available(state, book) + spare - promised} not promised"
         for session in idle:
@@ -68,7 +69,7 @@ def _charge(state: State, book: int, request: Request, lease: Lease, prefill_len
     soon = max(prefill_len, lease.hi_len) + (1 + resolved.depth) * resolved.reserves[book]
     ever = resolved.length_to_fit(book, request.length_max)
     length = min(soon, ever)
-    return max(0, resolved.pages_to_hold(book, length) - state.store.num_held(lease, book))
+    return max(0, resolved.pages_to_hold(book, length) - num_held(state.store, lease, book))
 
 
 def _available(state: State, book: int) -> int:

@@ -4,6 +4,7 @@ Evict cached pages, reclaim idle sessions, count what is already on its way, and
 requests, no more than the shortfall. The oldest is never retracted. Called by the planner.
 """
 
+from roost.kv.holdings import num_freed
 from roost.kv.ledger import OutOfPages
 from roost.kv.pages import BookId
 from roost.sched.request import Mark, Request
@@ -47,13 +48,13 @@ def _retract_for(state: State, request: Request, book: BookId, need: int) -> Non
     newest_first = [each for each in reversed(state.running) if each.mark is Mark.NONE]
     newer = [each for each in newest_first if each.arrival > request.arrival]
     victims: list[Request] = []
-    while newer and store.num_freed(leaving + [each.lease for each in victims], book) < missing:
+    while newer and num_freed(store, leaving + [each.lease for each in victims], book) < missing:
         victims.append(newer.pop(0))
     for victim in list(victims):  # one that shares all it has with an older one may bring nothing
         others = [each for each in victims if each is not victim]
-        if store.num_freed(leaving + [each.lease for each in others], book) >= missing:
+        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:
             victims = others
-    if store.num_freed(leaving + [each.lease for each in victims], book) < missing:
+    if num_freed(store, leaving + [each.lease for each in victims], book) < missing:
         return  # not even all of them would do: wait for the older ones
     for victim in victims:
         state.trace.note("retract", victim.id, book, need)

@@ -145,14 +145,13 @@ class Sessions:
         if session is not None and lease is session.lease:
             session.lease = None
             del self._idle[session.id]
-            self._store.hand(lease, turn.id)
             # With no new token the last one runs again. So it does for a pair drafter that has its slot: that slot
             # stands for a successor which was never returned.
             stale = 1 if self._pair and lease.settled_len == turn.commit_len else 0
             self._store.trim(lease, min(found, lease.settled_len - stale))
             found = min(found, lease.settled_len + stale)
         turn.lease, turn.cached_len = lease, found
-        self._store.set_anchor(lease, turn.commit_len)
+        self._store.hand(lease, turn.id, anchor_len=turn.commit_len)
 
     def end_turn(self, turn: Turn, outcome: Outcome, returned_len: int, now: int) -> None:
         """The one end of every turn: `returned_len` is what a commit keeps of the record, in tokens."""

@@ -1,0 +1,49 @@
+"""Holdings: how many pages a lease keeps from others, and would give back.
+
+Pure counts over leases and nodes; changes nothing. Called by admission, room and the audits.
+"""
+
+from collections.abc import Sequence
+
+from roost.kv.lease import Lease
+from roost.kv.node import Node, NodeId
+from roost.kv.pages import SINK, BookId, PageId
+from roost.kv.store import Store
+
+
+def own_pages(store: Store, lease: Lease, book: BookId) -> list[PageId]:
+    """Pages accounted to the lease itself, not to the tree."""
+    return [page for page in lease.pages[book][lease.shared_len // store.page_size :] if page != SINK]
+
+
+def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:
+    """Nodes whose pages of a book this lease protects."""
+    first = lease.pinned_from if book == store.window_book else 0
+    nodes = []
+    walk: Node | None = lease.node
+    while walk is not None and walk.end > first:
+        nodes.append(walk)
+        walk = walk.parent
+    return nodes
+
+
+def num_held(store: Store, lease: Lease, book: BookId) -> int:
+    """Pages that nobody else can have because of this lease: its own and those it pins."""
+    if book != store.window_book:
+        return len(lease.pages[book])
+    pinned = sum(len(node.held(book)) for node in pinned_nodes(store, lease, book))
+    return len(own_pages(store, lease, book)) + pinned
+
+
+def num_freed(store: Store, leases: Sequence[Lease], book: BookId) -> int:
+    """Pages that would be free or evictable if these leases went away: their own, and what only they pin."""
+    pins: dict[NodeId, tuple[Node, int]] = {}
+    for lease in leases:
+        for node in pinned_nodes(store, lease, book):
+            pins[node.id] = (node, pins.get(node.id, (node, 0))[1] + 1)
+    own = sum(len(own_pages(store, lease, book)) for lease in leases)
+    return own + sum(
+        len(node.held(book))
+        for node, count in pins.values()
+        if count == (node.window_pins if book == store.window_book else node.pins)
+    )
