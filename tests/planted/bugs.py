@@ -84,8 +84,8 @@ BUGS = (
     Bug(
         "reserve_at_depth_1",
         "roost.sched.planner",
-        "        hi = lease.hi_len",
-        "        hi = lease.claimed_len",
+        "        hi = request.lease.hi_len",
+        "        hi = request.lease.claimed_len",
         "9: room is taken for the length last seen, not for the length the device may have",
     ),
     Bug(

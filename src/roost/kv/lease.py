@@ -51,12 +51,18 @@ class Lease:
     @property
     def claimed_len(self) -> int:
         """Length once every launched step has written what it is certain to write."""
-        return self.settled_len + sum(claim.size for claim in self.claims)
+        length = self.settled_len
+        for claim in self.claims:
+            length += claim.size
+        return length
 
     @property
     def hi_len(self) -> int:
         """Upper bound of the length on the device: every host size comes from it."""
-        return self.settled_len + sum(claim.most for claim in self.claims)
+        length = self.settled_len
+        for claim in self.claims:
+            length += claim.most
+        return length
 
     def committed_len(self, known_len: int) -> int:
         """Length that may be promised to a user, given how many tokens are known."""

@@ -57,15 +57,18 @@ def _choose(state: State) -> list[Line]:
 
 def _lines(state: State, ready: list[Request]) -> list[Line]:
     """Rows of one step from these requests: prefill and decode together, or prefill first."""
-    in_prefill = [request for request in ready if request.in_prefill]
-    in_decode = [request for request in ready if not request.in_prefill and _decodes_on(state, request)]
-    chunk, mixed = state.resolved.sched.chunk, state.resolved.sched.mixed
-    if mixed:
-        width = state.resolved.spec.tokens
-        budget = max(chunk - len(in_decode) * width, chunk // _PREFILL_SHARE, 1)
-        oldest_first = sorted(in_prefill + in_decode, key=lambda request: request.arrival)
-        return _with_room(state, oldest_first, budget)
-    return _with_room(state, in_prefill, chunk) or _with_room(state, in_decode, chunk)
+    in_prefill = [request.in_prefill for request in ready]
+    prefill = [request for request, is_in in zip(ready, in_prefill, strict=True) if is_in]
+    decode = [
+        request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
+    ]
+    chunk = state.resolved.sched.chunk
+    if not state.resolved.sched.mixed:
+        return _with_room(state, prefill, chunk) or _with_room(state, decode, 0)
+    budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)
+    if not prefill:
+        return _with_room(state, decode, 0)
+    return _with_room(state, sorted(prefill + decode, key=lambda request: request.arrival), budget)
 
 
 def _decodes_on(state: State, request: Request) -> bool:
@@ -79,31 +82,32 @@ def _decodes_on(state: State, request: Request) -> bool:
 
 def _with_room(state: State, requests: Sequence[Request], budget: int) -> list[Line]:
     """Those for whom there are pages; `budget` tokens of prefill in all."""
-    lines = []
+    lines, reserves, row_width = [], state.resolved.reserves, state.resolved.row_width
     for request in requests:
         if request.mark is not Mark.NONE:  # retracted for the sake of an older one, just now
             continue
-        lease, in_prefill = request.lease, request.in_prefill
-        if in_prefill and budget == 0:
+        hi = request.lease.hi_len
+        rest = (
+            request.turn.prefill_len - hi
+        )  # only a prefill has a rest: a round starts where the prompt ends, or later
+        if rest > 0 and budget == 0:
             continue
-        hi = lease.hi_len
-        chunk = min(budget, request.turn.prefill_len - hi) if in_prefill else 0
-        needs = [hi + (chunk or each) for each in state.resolved.reserves]
-        _guard(state, request, needs)
+        chunk = min(budget, rest) if rest > 0 else 0
+        needs = [hi + (chunk or each) for each in reserves]
+        if max(needs) > row_width:
+            raise _too_wide(state, request, needs)
         if reserve(state, request, needs):
             lines.append(Line(request, chunk, hi))
             budget -= chunk
     return [line for line in lines if line.request.mark is Mark.NONE]
 
 
-def _guard(state: State, request: Request, needs: list[int]) -> None:
-    """Refuse a step whose last slot lies past the row, instead of corrupting another's."""
-    width = state.resolved.row_width
-    if max(needs) > width:
-        raise InvariantError(
-            f"request {request.id}: the step needs {max(needs)} positions (length up to {request.lease.hi_len}, "
-            f"reserve {max(state.resolved.reserves)}), the row has {width}"
-        )
+def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantError:
+    """The guard of the row: a step whose last slot lies past it is refused, instead of corrupting another's."""
+    return InvariantError(
+        f"request {request.id}: the step needs {max(needs)} positions (length up to {request.lease.hi_len}, "
+        f"reserve {max(state.resolved.reserves)}), the row has {state.resolved.row_width}"
+    )
 
 
 # --- columns ---------------------------------------------------------------------------------------------------

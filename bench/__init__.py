@@ -1,0 +1,1 @@
+"""Benchmarks: each has a command of its own; none is a test."""

@@ -1,0 +1,95 @@
+"""Layers: nobody imports upwards, the control plane knows no torch, one module reads the environment."""
+
+import ast
+import sys
+from collections.abc import Iterator
+
+from tests.tidy.source import Module, product
+
+# From the bottom up. A module may import from its own layer and from those below it.
+LAYERS = (
+    ("roost", "roost.errors", "roost.clock"),
+    ("roost.spec.shape", "roost.spec", "roost.kv.pages"),
+    ("roost.step", "roost.messages", "roost.config"),
+    ("roost.kv", "roost.layers", "roost.obs"),
+    ("roost.session", "roost.models"),
+    ("roost.sched", "roost.exec"),
+)
+CONTROL_PLANE = ("roost.kv", "roost.session", "roost.sched", "roost.spec.shape", "roost.step", "roost.messages")
+NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
+HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
+DEVICE_SIDE = ("roost.exec", "roost.models", "roost.layers", "roost.kernels")
+
+
+def _is_in(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages if package != "roost") or (
+        name == "roost" and "roost" in packages
+    )
+
+
+def _layer(name: str) -> int:
+    exact = [level for level, names in enumerate(LAYERS) if name in names]
+    inside = [level for level, names in enumerate(LAYERS) if _is_in(name, names)]
+    assert exact or inside, f"{name} is in no layer: add it to tests/tidy/test_layers.py"
+    return exact[0] if exact else inside[0]
+
+
+def _roost_imports(module: Module) -> Iterator[str]:
+    names = {other.name for other in product()}
+    for target, name in module.imports():
+        if target.split(".")[0] == "roost":
+            yield f"{target}.{name}" if f"{target}.{name}" in names else target
+
+
+def test_nobody_imports_upwards() -> None:
+    upwards = [
+        f"{module.place} imports {target}"
+        for module in product()
+        for target in _roost_imports(module)
+        if _layer(target) > _layer(module.name)
+    ]
+    assert upwards == []
+
+
+def test_host_and_device_meet_only_at_the_step() -> None:
+    crossing = [
+        f"{module.place} imports {target}"
+        for module in product()
+        for target in _roost_imports(module)
+        if (_is_in(module.name, HOST_ONLY) and _is_in(target, DEVICE_SIDE))
+        or (_is_in(module.name, DEVICE_SIDE) and _is_in(target, HOST_ONLY) and target != "roost.kv.pages")
+    ]
+    assert crossing == []
+
+
+def test_the_control_plane_imports_no_torch() -> None:
+    guilty = [
+        module.place
+        for module in product()
+        if _is_in(module.name, CONTROL_PLANE) and any(target.split(".")[0] == "torch" for target, _ in module.imports())
+    ]
+    assert guilty == []
+
+
+def test_the_engine_needs_no_package_beyond_torch_and_numpy() -> None:
+    foreign = [
+        f"{module.place} imports {target}"
+        for module in product()
+        for target, _ in module.imports()
+        if target.split(".")[0] not in (*NEEDS_NO_INSTALL, *sys.stdlib_module_names)
+    ]
+    assert foreign == []
+
+
+def _mentions(module: Module, *names: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) in names for node in ast.walk(module.tree))
+
+
+def test_only_the_config_reads_the_environment() -> None:
+    readers = [m.name for m in product() if _mentions(m, "os.environ", "os.getenv", "os.environb")]
+    imported = [m.name for m in product() if any(n in ("environ", "getenv") for t, n in m.imports() if t == "os")]
+    assert set(readers + imported) <= {"roost.config"}
+
+
+def test_only_the_cuda_device_names_cuda() -> None:
+    assert [m.name for m in product() if _mentions(m, "torch.cuda")] in ([], ["roost.exec.device.cuda"])

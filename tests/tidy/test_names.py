@@ -1,0 +1,92 @@
+"""Names and words: docstrings, folders that own something, names meant to be used, planted lines that exist."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import roost
+from tests.planted.apply import swapped_source
+from tests.planted.bugs import BUGS, Bug
+from tests.tidy.source import ROOT, Module, everything, product
+
+EMPTY_WORDS = ("utils", "util", "common", "misc", "manager", "helper", "helpers", "info")
+DOCSTRING_LINES = (3, 8)
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert [m.place for m in everything() if m.path.stem in EMPTY_WORDS or m.path.parent.name in EMPTY_WORDS] == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = []
+    for module in everything():
+        lines = (ast.get_docstring(module.tree) or "").splitlines()
+        least = 1 if module.path.name == "__init__.py" or "tests" in module.path.parts else DOCSTRING_LINES[0]
+        most = 12 if module.path.name in ("errors.py", "store.py", "lease.py") else DOCSTRING_LINES[1]  # with a drawing
+        if not least <= len(lines) <= most:
+            silent.append(f"{module.place}: {len(lines)} lines")
+    assert silent == []
+
+
+def _public_without_docstring(module: Module) -> Iterator[str]:
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if ast.get_docstring(node) is None:
+                yield f"{module.place} {node.name}"
+            for item in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(item, ast.FunctionDef) and not item.name.startswith("_") and not ast.get_docstring(item):
+                    yield f"{module.place} {node.name}.{item.name}"
+
+
+def test_every_public_name_says_what_it_does() -> None:
+    assert [finding for module in product() for finding in _public_without_docstring(module)] == []
+
+
+def test_no_module_uses_a_private_name_of_another() -> None:
+    private = [
+        f"{module.place} imports {name} from {target}"
+        for module in product()
+        for target, name in module.imports()
+        if target.startswith("roost") and name.startswith("_") and not name.startswith("__")
+    ]
+    assert private == []
+
+
+def test_the_package_exports_what_it_says() -> None:
+    assert roost.__all__ == ["__version__"]
+    assert all(hasattr(roost, name) for name in roost.__all__)
+
+
+def test_the_architecture_page_has_a_line_for_every_module() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    missing = [m.place for m in product() if m.path.name != "__init__.py" and f"`{_short(m)}`" not in page]
+    assert missing == []
+
+
+def _short(module: Module) -> str:
+    return str(module.path.relative_to(ROOT / "src" / "roost"))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_every_planted_bug_still_has_its_line(bug: Bug) -> None:
+    compile(swapped_source(bug), bug.module, "exec")
+
+
+def test_every_planted_bug_has_a_pinned_seed_and_a_line_in_the_table() -> None:
+    pins = json.loads((ROOT / "tests" / "planted" / "pins.json").read_text())
+    table = (ROOT / "docs" / "PLANTED.md").read_text()
+    assert set(pins) == {bug.name for bug in BUGS}
+    assert [bug.name for bug in BUGS if f"| {bug.name} |" not in table] == []
+
+
+def test_the_project_names_no_place_of_a_machine() -> None:
+    guilty = [str(path) for path in _texts() if "/" + "root/" in path.read_text() or "/" + "home/" in path.read_text()]
+    assert guilty == []
+
+
+def _texts() -> list[Path]:
+    kept = ("src", "tests", "bench", "docs")
+    return [path for folder in kept for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".json")]
