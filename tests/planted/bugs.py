@@ -154,8 +154,8 @@ BUGS = (
     Bug(
         "fall_back_to_proven",
         "roost.kv.store",
-        "        self.trim(lease, min(lease.proven_len, lease.settled_len))",
-        "        self.trim(lease, lease.settled_len)",
+        "        self.end_epoch(lease, lease.proven_len, lease.proven_len)",
+        "        self.end_epoch(lease, lease.settled_len, lease.settled_len)",
         "a failed step's certain tokens are kept although it never wrote them",
     ),
     Bug(

@@ -91,7 +91,6 @@ class Store:
         lease.settled_len = kept
         lease.proven_len = min(lease.proven_len, kept)
         lease.epoch += 1
-        lease.anchor = (0, 0)  # trim finds the pages it protected still in place
         self.trim(lease, kept)
 
     def _publishable_len(self, lease: Lease) -> int:
@@ -100,10 +99,7 @@ class Store:
 
     def fall_back(self, lease: Lease) -> None:
         """A step that names this lease failed: keep only what results have proven."""
-        lease.claims.clear()
-        lease.epoch += 1
-        lease.anchor = (0, 0)
-        self.trim(lease, min(lease.proven_len, lease.settled_len))
+        self.end_epoch(lease, lease.proven_len, lease.proven_len)
 
     def trim(self, lease: Lease, length: int) -> None:
         """Shrink a lease to at most `length` tokens; the only way a lease gets shorter."""
@@ -167,17 +163,19 @@ class Store:
         return min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len
 
     def _lower_frontier(self, lease: Lease) -> None:
-        """After a trim: the frontier follows the length down, and nothing before it stays held."""
+        """After a trim: the frontier follows the length down, and the anchor before it is let go."""
         if self.window_book is None:
             return
-        pages = lease.pages[self.window_book]
+        pages, loose_from = lease.pages[self.window_book], self._window_needed_from(lease) // self.page_size
         first = ceil_div(lease.settled_len, self.page_size)
         while first * self.page_size > self._first_kept(lease.settled_len) and pages[first - 1] != SINK:
             first -= 1
         lease.evicted_len = min(lease.evicted_len, first * self.page_size)
-        own_from = lease.shared_len // self.page_size
-        self._release(lease, self.window_book, pages[own_from : lease.evicted_len // self.page_size])
-        pages[: lease.evicted_len // self.page_size] = [SINK] * (lease.evicted_len // self.page_size)
+        lease.anchor = (0, 0)
+        for index in range(loose_from, lease.evicted_len // self.page_size):
+            if index * self.page_size >= lease.shared_len:
+                self._release(lease, self.window_book, [pages[index]])
+            pages[index] = SINK
 
     # --- sharing and ending ------------------------------------------------------------------------------------
 

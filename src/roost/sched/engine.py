@@ -76,6 +76,7 @@ class Engine:
         self._audit()
 
     def _receive(self, mail: tuple[Command, Reply] | None) -> None:
+        self.state.now = self._clock.now_ns()
         if mail is None:
             self._stopping = True
         else:
