@@ -40,7 +40,7 @@ class Options:
 def draw(seed: int) -> Options:
     """The options of a seed."""
     rng = random.Random(f"options {seed}")
-    page_size = rng.choice([1, 1, 2, 4, 4, 4, 16, 16, 64, 256])
+    page_size = rng.choice([1, 1, 1, 2, 2, 4, 4, 4, 4, 16, 16, 16, 64, 64, 256, 512])
     spec = _draw_spec(rng)
     vocab = rng.choice([2, 3, 5, 50])
     traits = rng.choice(

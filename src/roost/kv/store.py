@@ -73,9 +73,10 @@ class Store:
     # --- lengths -----------------------------------------------------------------------------------------------
 
     def claim(self, lease: Lease, claim: Claim) -> None:
-        """A step that writes to this lease was launched."""
+        """A step that writes to this lease, and brings its row up to date, is about to be launched."""
         lease.claims.append(claim)
         lease.last_step = claim.step
+        lease.row_synced = [len(pages) for pages in lease.pages]
 
     def settle(self, lease: Lease, step: StepId, written: int) -> None:
         """The result of a claimed step: it wrote `written` tokens."""
@@ -195,11 +196,12 @@ class Store:
             self.tree.pin_window(lease, max(shared, lease.pinned_from))
 
     def hand(self, lease: Lease, holder: TurnId | str, anchor_len: int = 0) -> None:
-        """Change of holder; pages are accounted to the lease, so nothing moves.
+        """Change of holder; pages are accounted to the lease, so nothing moves. A new holder has a new row.
 
         While this holder has it, the window behind `anchor_len` (a turn's commit point) stays.
         """
         lease.holder = holder
+        lease.row_synced = [0] * len(self.books)
         if self.window_book is not None and anchor_len >= lease.settled_len:
             lease.anchor = (self._first_kept(anchor_len), ceil_div(anchor_len, self.page_size) * self.page_size)
 

@@ -27,7 +27,6 @@ def admit(state: State) -> str:
         if request.cached_len < 0:
             request.cached_len = request.turn.cached_len
         request.row = state.rows.take()
-        lease.row_synced = [0] * len(state.resolved.books)
         state.start_running(request)
         state.trace.note("admit", request.id, lease.settled_len, request.turn.prefill_len)
     return ""

@@ -6,7 +6,7 @@ Called by settle for what ran, and by intake for turns that only waited.
 
 from roost.errors import RequestError
 from roost.messages import Finished, Refused, SessionClosed, Usage
-from roost.sched.fit import resolve_max_new
+from roost.sched.queue import enter_queue
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.session.table import Outcome, Session
@@ -102,9 +102,6 @@ def _start_waiting(state: State, session: Session) -> None:
     while session.waiting and session.turn is None:
         request = state.turns[session.waiting.popleft()]
         try:
-            request.max_new_tokens = resolve_max_new(state.resolved, request.submit, request.turn.next_prefill_len)
+            enter_queue(state, request)
         except RequestError as error:
             drop(state, request, error.status, str(error))
-            continue
-        session.turn = request.turn.id
-        state.enqueue(request)

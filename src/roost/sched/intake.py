@@ -9,7 +9,7 @@ from roost.kv.lease import TurnId
 from roost.messages import Abort, CloseSession, Command, OpenSession, Refused, Reply, SessionOpened, Submit
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop
-from roost.sched.fit import resolve_max_new
+from roost.sched.queue import enter_queue
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.session.record import Record
@@ -58,10 +58,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
     if session is not None and session.turn is not None:
         _wait_for(state, session, request)
     else:
-        request.max_new_tokens = resolve_max_new(state.resolved, submit, request.turn.next_prefill_len)
-        if session is not None:
-            session.turn = request.turn.id
-        state.enqueue(request)
+        enter_queue(state, request)
     state.requests[request.id] = request
     state.turns[request.turn.id] = request
 

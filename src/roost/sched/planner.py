@@ -164,7 +164,6 @@ def _delta(requests: tuple[Request, ...], book: int) -> TableDelta:
             firsts.append(known)
             lengths.append(len(entries) - known)
             pages.extend(entries[known:])
-            lease.row_synced[book] = len(entries)
     return TableDelta(rows=_ints(rows), firsts=_ints(firsts), offsets=_offsets(lengths), pages=_ints(pages))
 
 
