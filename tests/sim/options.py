@@ -19,6 +19,7 @@ class Faults:
     close: float
     allocation: float
     step: float
+    slow: float
     early: float  # not a fault: steps that run at launch instead of as late as possible
 
 
@@ -70,6 +71,7 @@ def draw(seed: int) -> Options:
         close=0 if calm else rng.choice([0, 0.05]),
         allocation=0 if calm else rng.choice([0, 0, 0.05]),
         step=0 if calm else rng.choice([0, 0, 0, 0.04, 0.15]),
+        slow=0 if calm else rng.choice([0, 0.1]),
         early=rng.choice([0, 0, 0.5, 1]),
     )
     full = traits.has_full_layers

@@ -90,6 +90,9 @@ class World:
         named = self._launched.pop(ticket.step)
         del self._rows[ticket.step], self._pages[ticket.step]
         self._collecting = ticket.step
+        if self.troubled and self.rng.random() < self.options.faults.slow:
+            self._count("fault: slow step")
+            self.clock.advance(10**9)
         result = self.witness.collect(ticket)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:

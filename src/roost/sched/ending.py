@@ -56,7 +56,8 @@ def _end(
     message: str = "",
 ) -> None:
     turn = request.turn
-    prompt_len = turn.prompt_len if turn.started else len(turn.input_tokens)
+    waited = turn.session is not None and turn.session.turn != turn.id  # its history was not final yet
+    prompt_len = len(turn.input_tokens) if waited else turn.full_prompt_len
     state.trace.note("end_" + reason, request.id, completion)
     if request.row is not None:
         _leave_row(state, request)

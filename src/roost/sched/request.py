@@ -55,8 +55,7 @@ class Request:
     @property
     def length_max(self) -> int:
         """Tokens it can come to, prompt and output."""
-        prompt_len = self.turn.prompt_len if self.turn.started else self.turn.next_prefill_len
-        return prompt_len + self.max_new_tokens
+        return self.turn.full_prompt_len + self.max_new_tokens
 
     @property
     def in_prefill(self) -> bool:

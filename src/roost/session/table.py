@@ -56,6 +56,11 @@ class Turn:
     lease: Lease | None = None  # while it runs
 
     @property
+    def full_prompt_len(self) -> int:
+        """Tokens before its first output, history included; final once the turn has its session."""
+        return self.prompt_len if self.started else self.next_prefill_len
+
+    @property
     def next_prefill_len(self) -> int:
         """Tokens it has to have run before it can decode, were it to start now."""
         return len(self.record) + (0 if self.started else len(self.input_tokens))
