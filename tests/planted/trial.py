@@ -9,12 +9,23 @@ import sys
 from tests.planted.apply import plant
 from tests.planted.bugs import BUGS
 
+_INVARIANTS = (
+    ("the row has", "guard"),
+    ("cannot go to", "ledger"),
+    ("device length", "device length"),
+    ("", "audit"),
+)
+
 
 def check_of(failure: str) -> str:
     """The check that a failure's message names."""
     kind, _, message = failure.partition(": ")
     named = re.match(r"([a-z ]+): ", message)
-    return named.group(1) if kind == "Broken" and named else kind
+    if kind == "Broken" and named:
+        return named.group(1)
+    if kind == "InvariantError":
+        return next(name for words, name in _INVARIANTS if words in message)
+    return {"Touched": "witness", "AssertionError": "assertion"}.get(kind, "crash")
 
 
 def main() -> None:

@@ -85,10 +85,11 @@ class Engine:
     def _launch(self, flight: Flight) -> None:
         self._next_step = StepId(self._next_step + 1)
         try:
-            ticket = self._executor.launch(flight.plan)
+            self.state.flights.append(replace(flight, ticket=self._executor.launch(flight.plan)))
         except StepFailure:
-            ticket = None  # told again when it is collected, after the steps before it
-        self.state.flights.append(replace(flight, ticket=ticket))
+            self.state.flights.append(flight)
+            while self.state.flights:  # nothing may be launched behind it: settle those before it, then fail it
+                self._collect()
 
     def _collect(self) -> None:
         flight = self.state.flights.popleft()

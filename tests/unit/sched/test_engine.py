@@ -1,0 +1,142 @@
+"""Engine: sleeps when idle, keeps to its depth, and lets a broken step cost only the guilty."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from roost.clock import SystemClock
+from roost.errors import StepFailure
+from roost.messages import Event, Finished, Submit
+from roost.sched.engine import Engine
+from roost.step import Executor, StepPlan, StepResult, Ticket
+from tests.unit.sched.desk import desk, resolved, witness
+
+
+class Breaking:
+    """Breaks, at launch or at collect, every step that `is_bad` points out, and those behind it."""
+
+    def __init__(self, inner: Executor, is_bad: Callable[[StepPlan], bool], at_launch: bool) -> None:
+        self._inner, self._is_bad, self._at_launch = inner, is_bad, at_launch
+        self._bad: set[int] = set()
+        self.num_out_max = 0
+        self._out: list[int] = []
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Launch, or break."""
+        if self._is_bad(plan):
+            if self._at_launch:
+                raise StepFailure("no")
+            self._bad.add(plan.step)
+        self._out.append(plan.step)
+        self.num_out_max = max(self.num_out_max, len(self._out))
+        return self._inner.launch(plan)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Collect, or break."""
+        self._out.remove(ticket.step)
+        result = self._inner.collect(ticket)
+        if any(step <= ticket.step for step in self._bad):
+            self._bad.discard(ticket.step)
+            raise StepFailure("broken")
+        return result
+
+
+def _submit(name: str, first: int) -> Submit:
+    return Submit(request_id=name, tokens=(first, 2, 3, 4, 5), max_new_tokens=6)
+
+
+def _never(plan: StepPlan) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(("overlap", "num_out"), [(False, 1), (True, 2)])
+def test_no_more_steps_are_out_than_the_depth_and_the_one_just_launched(overlap: bool, num_out: int) -> None:
+    options = resolved(overlap=overlap)
+    executor = Breaking(witness(options), _never, at_launch=False)
+    at = desk(executor, overlap=overlap)
+    for name in ("a", "b"):
+        at.send(_submit(name, 1))
+    at.run()
+    assert executor.num_out_max == num_out
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: bool) -> None:
+    options = resolved(overlap=overlap)
+
+    def has_bad_prompt(plan: StepPlan) -> bool:
+        return 49 in plan.tokens.tolist()
+
+    at = desk(Breaking(witness(options), has_bad_prompt, at_launch), overlap=overlap)
+    good = desk(overlap=overlap)
+    for name, first in (("a", 1), ("b", 49), ("c", 3)):
+        at.engine.post(_submit(name, first), at.events.append)
+        good.engine.post(_submit(name, first), good.events.append)
+    at.run()
+    good.run()
+    ended = {event.request_id: event for event in at.events if isinstance(event, Finished)}
+    assert {name: event.reason for name, event in ended.items()} == {"a": "length", "b": "error", "c": "length"}
+    assert "twice" in ended["b"].message
+    assert _tokens(at.events, "a") == _tokens(good.events, "a")
+    assert _tokens(at.events, "c") == _tokens(good.events, "c")
+
+
+def test_a_step_that_breaks_once_costs_no_request_anything() -> None:
+    options = resolved()
+    broken: list[int] = []
+
+    def breaks_once(plan: StepPlan) -> bool:
+        if plan.step != 3 or broken:
+            return False
+        broken.append(plan.step)
+        return True
+
+    at, good = desk(Breaking(witness(options), breaks_once, at_launch=False)), desk()
+    for each in (at, good):
+        for name in ("a", "b"):
+            each.engine.post(_submit(name, 1), each.events.append)
+        each.run()
+    assert broken == [3]
+    assert [_tokens(at.events, name) for name in "ab"] == [_tokens(good.events, name) for name in "ab"]
+
+
+def _tokens(events: list[Event], name: str) -> list[int]:
+    parts = [getattr(event, "tokens", ()) for event in events if getattr(event, "request_id", "") == name]
+    return [token for part in parts for token in part]
+
+
+class Counting(Engine):
+    """Counts its ticks."""
+
+    num_ticks = 0
+
+    def tick(self) -> None:
+        """One turn of the loop, counted."""
+        self.num_ticks += 1
+        super().tick()
+
+
+def test_an_idle_engine_does_not_tick_and_stop_lets_accepted_work_end() -> None:
+    options = resolved()
+    engine = Counting(options, witness(options), SystemClock())
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    done = threading.Event()
+    events: list[Event] = []
+
+    def reply(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Finished):
+            done.set()
+
+    engine.post(_submit("a", 1), reply)
+    assert done.wait(30)
+    engine.post(_submit("b", 1), reply)
+    engine.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [event.request_id for event in events if isinstance(event, Finished)] == ["a", "b"]
+    # 5 prompt tokens, 6 new ones, one step a tick, and one more to see the rest: waiting did not add to it
+    assert engine.num_ticks <= 2 * (1 + 6 + 3)

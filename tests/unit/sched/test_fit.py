@@ -1,0 +1,57 @@
+"""Fit: a request that could never run, even alone, is refused with the numbers."""
+
+import pytest
+
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.errors import RequestError
+from roost.messages import Submit
+from roost.sched.fit import resolve_max_new
+from roost.spec.shape import DraftKv, SpecShape
+
+CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
+
+
+def _small_pool() -> EngineConfig:
+    """11 usable pages of 4: 44 positions, of which a round's reserve and run take 8."""
+    return EngineConfig(memory=MemoryConfig(page_size=4, pool_tokens=48), sched=SchedConfig(context=1000), spec=CHAIN)
+
+
+RESOLVED = resolve(_small_pool(), ModelTraits(vocab_size=10))
+
+
+def _submit(max_new_tokens: int | None) -> Submit:
+    return Submit(request_id="a", tokens=(1,), max_new_tokens=max_new_tokens)
+
+
+def test_prompt_output_reserve_and_run_must_fit_an_empty_pool() -> None:
+    assert resolve_max_new(RESOLVED, _submit(16), 20) == 16
+    with pytest.raises(RequestError, match=r"prompt of 20 and 17 new tokens need \[12\] pages.* \[11\] of 4") as error:
+        resolve_max_new(RESOLVED, _submit(17), 20)
+    assert (error.value.status, error.value.param) == (413, "tokens")
+
+
+def test_an_absent_limit_becomes_what_pool_and_context_allow() -> None:
+    assert resolve_max_new(RESOLVED, _submit(None), 20) == 16
+    assert resolve_max_new(RESOLVED, _submit(None), 35) == 1
+    with pytest.raises(RequestError, match="prompt of 36 and 1 new"):
+        resolve_max_new(RESOLVED, _submit(None), 36)
+
+
+def test_the_context_limits_prompt_and_output_together() -> None:
+    resolved = resolve(EngineConfig(sched=SchedConfig(context=100)), ModelTraits(vocab_size=10))
+    assert resolve_max_new(resolved, _submit(None), 60) == 40
+    assert resolve_max_new(resolved, _submit(0), 100) == 0
+    with pytest.raises(RequestError, match="maximum allowed length: --context 100"):
+        resolve_max_new(resolved, _submit(41), 60)
+
+
+def test_a_window_pool_that_holds_the_windows_limits_no_length() -> None:
+    memory = MemoryConfig(page_size=4, pool_tokens=4000, window_pool_tokens=400)
+    config = EngineConfig(memory=memory, sched=SchedConfig(context=900, chunk=16))
+    resolved = resolve(config, ModelTraits(vocab_size=10, window=16))
+    assert resolve_max_new(resolved, _submit(None), 500) == 400
+
+
+def test_a_session_without_tokens_has_nothing_to_run() -> None:
+    with pytest.raises(RequestError, match="at least 1 token"):
+        resolve_max_new(RESOLVED, _submit(1), 0)

@@ -1,0 +1,92 @@
+"""Configuration: what cannot work is refused at start, with the flag and what it may be."""
+
+from dataclasses import replace
+
+import pytest
+
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.errors import ConfigError
+from roost.spec.shape import DraftKv, SpecShape
+
+TRAITS = ModelTraits(vocab_size=100)
+TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
+
+
+def _config(**changes: int) -> EngineConfig:
+    memory, sched = MemoryConfig(), SchedConfig()
+    for name, value in changes.items():
+        if name in MemoryConfig.__slots__:
+            memory = replace(memory, **{name: value})
+        else:
+            sched = replace(sched, **{name: value})
+    return EngineConfig(memory=memory, sched=sched)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("page_size", 0, "--page-size must be at least 1, got 0"),
+        ("page_size", -4, "--page-size must be at least 1, got -4"),
+        ("pool_tokens", 0, "--pool-tokens must be at least 1"),
+        ("window_pool_tokens", -1, "--window-pool-tokens must be at least 1"),
+        ("pool_tokens", 31, "--pool-tokens must be at least 32: one request's reserve and the sink page are 2 pages"),
+        ("strict_memory", 3, "--strict-memory must be 0, 1 or 2, got 3"),
+        ("context", 1, "--context must be at least 2"),
+        ("max_running", 0, "--max-running must be at least 1"),
+        ("max_queued", 0, "--max-queued must be at least 1"),
+        ("chunk", 0, "--chunk must be at least 1"),
+    ],
+)
+def test_an_impossible_option_is_refused_with_its_flag_and_range(name: str, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(_config(**{name: value}), TRAITS)
+
+
+def test_a_pool_smaller_than_one_trees_reserve_is_refused_with_the_pages_it_needs() -> None:
+    config = replace(_config(page_size=256, pool_tokens=4096), spec=TREE)
+    with pytest.raises(ConfigError, match=r"--pool-tokens must be at least 4608: .* 18 pages .* got 16 pages"):
+        resolve(config, TRAITS)
+    assert resolve(replace(_config(page_size=256, pool_tokens=4608), spec=TREE), TRAITS).reserves == (4096,)
+
+
+@pytest.mark.parametrize(
+    ("traits", "message"),
+    [
+        (ModelTraits(vocab_size=100, window=0), "sliding window must be at least 1, got 0"),
+        (ModelTraits(vocab_size=100, has_full_layers=False), "neither full-attention nor sliding-window layers"),
+        (ModelTraits(vocab_size=0), "vocabulary must hold at least 1 token"),
+    ],
+)
+def test_an_impossible_model_is_refused(traits: ModelTraits, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(_config(), traits)
+
+
+def test_an_impossible_tree_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--spec-tokens"):
+        resolve(replace(_config(), spec=SpecShape(steps=3, topk=1, tokens=3)), TRAITS)
+
+
+def test_draft_layers_live_in_the_full_book_even_if_the_target_is_all_window() -> None:
+    traits = ModelTraits(vocab_size=100, window=128, has_full_layers=False)
+    assert [book.window for book in resolve(_config(), traits).books] == [128]
+    resolved = resolve(replace(_config(), spec=TREE), traits)
+    assert [book.window for book in resolved.books] == [None, 128]
+    assert resolved.reserves == (TREE.alloc_len_per_decode(16), TREE.tokens)
+
+
+def test_rows_are_wide_enough_for_the_context_and_both_rounds() -> None:
+    resolved = resolve(replace(_config(page_size=64, context=1000), spec=TREE), TRAITS)
+    assert resolved.row_width == -(-(1000 + 2 * 1024) // 64) * 64
+
+
+def test_an_overlapped_engine_has_twice_the_rows() -> None:
+    assert resolve(_config(max_running=5), TRAITS).num_rows == 10
+    assert resolve(EngineConfig(sched=SchedConfig(max_running=5, overlap=False)), TRAITS).num_rows == 5
+
+
+def test_a_window_book_needs_windows_not_the_whole_length() -> None:
+    resolved = resolve(_config(chunk=64), ModelTraits(vocab_size=100, window=32))
+    assert resolved.pages_to_hold(0, 100_000) == 6250
+    assert resolved.pages_to_hold(1, 100_000) == resolved.pages_to_hold(1, 10_000) < 30
+    assert resolved.pages_to_hold(1, 40) == 3
