@@ -126,6 +126,8 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
     _at_least("--max-queued", sched.max_queued, 1)
     _at_least("--chunk", sched.chunk, 1)
     spec.check()
+    if spec.draft_kv is DraftKv.TOKEN:
+        raise ConfigError("--spec: a drafter whose KV stands for single tokens is not supported; pair and none are")
     if traits.vocab_size < 1:
         raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
     if traits.window is not None and traits.window < 1:

@@ -47,7 +47,7 @@ class CloseSession:
 class Usage:
     """What a request cost."""
 
-    prompt_tokens: int  # history included
+    prompt_tokens: int  # history included; the input alone for a turn that never got its session
     cached_tokens: int  # of those, found in place when the request first started
     completion_tokens: int
 
@@ -78,7 +78,7 @@ class Finished:
     request_id: str
     reason: str  # stop, length, abort, error
     usage: Usage
-    max_new_tokens: int  # as resolved
+    max_new_tokens: int  # as resolved; as asked (0 if absent) for a turn that never got its session
     spec: SpecStats
     message: str = ""  # what went wrong, for an error
 

@@ -57,6 +57,7 @@ class World:
         self._named = 0
         self._collecting = -1
         self._aborted: list[Ask] = []
+        self._broken: Broken | None = None
         self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
@@ -221,9 +222,12 @@ class World:
 
     def _deliver(self, ask: Ask, event: Event) -> None:
         self._say(f"    -> {event}")
-        if isinstance(event, Finished) and event.reason in ("stop", "length") and ask.conversation is not None:
-            self._check_last_round(ask, event)
-        self.checker.event(ask, event, self._collecting)
+        try:
+            if isinstance(event, Finished) and event.reason in ("stop", "length") and ask.conversation is not None:
+                self._check_last_round(ask, event)
+            self.checker.event(ask, event, self._collecting)
+        except Broken as broken:  # the engine shields itself from clients that raise
+            self._broken = self._broken or broken
 
     def _check_last_round(self, ask: Ask, event: Finished) -> None:
         """At depth 1 a session turn's next round was launched when it ends, so that its last token's KV is written."""
@@ -333,6 +337,8 @@ class World:
         self._say(f"tick {self.report.ticks}")
         aborted, self._aborted = self._aborted, []
         self.engine.tick()  # audits every page: --strict-memory 2
+        if self._broken is not None:
+            raise self._broken
         self._check_named_pages()
         self.report.audits += 1
         for ask in aborted:

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
 from roost.errors import ConfigError
-from roost.spec.shape import DraftKv, SpecShape
+from roost.messages import Submit
+from roost.sched.fit import resolve_max_new
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
 
 TRAITS = ModelTraits(vocab_size=100)
 TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
@@ -31,6 +33,7 @@ def _config(**changes: int) -> EngineConfig:
         ("window_pool_tokens", -1, "--window-pool-tokens must be at least 1"),
         ("pool_tokens", 31, "--pool-tokens must be at least 32: one request's reserve and the sink page are 2 pages"),
         ("strict_memory", 3, "--strict-memory must be 0, 1 or 2, got 3"),
+        ("strict_memory", -1, "--strict-memory must be 0, 1 or 2, got -1"),
         ("context", 1, "--context must be at least 2"),
         ("max_running", 0, "--max-running must be at least 1"),
         ("max_queued", 0, "--max-queued must be at least 1"),
@@ -62,9 +65,57 @@ def test_an_impossible_model_is_refused(traits: ModelTraits, message: str) -> No
         resolve(_config(), traits)
 
 
-def test_an_impossible_tree_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--spec-tokens"):
-        resolve(replace(_config(), spec=SpecShape(steps=3, topk=1, tokens=3)), TRAITS)
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (SpecShape(steps=3, topk=1, tokens=3), r"--spec-tokens must be --spec-steps \+ 1 = 4 .*, got 3"),
+        (replace(TREE, tokens=8 + 4 * 64 + 2), r"--spec-tokens must be in \[2, 265\].*, got 266"),
+        (SpecShape(steps=-1), "--spec-steps must be at least 0, got -1"),
+    ],
+)
+def test_an_impossible_tree_is_refused(spec: SpecShape, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(replace(_config(), spec=spec), TRAITS)
+
+
+def _with_pools(full_pages: int, window_pages: int, page_size: int, spec: SpecShape, window: int | None) -> Resolved:
+    memory = MemoryConfig(
+        page_size=page_size, pool_tokens=full_pages * page_size, window_pool_tokens=window_pages * page_size
+    )
+    traits = ModelTraits(vocab_size=100, window=window)
+    return resolve(EngineConfig(memory=memory, sched=SchedConfig(chunk=8), spec=spec), traits)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("spec", [PLAIN, SpecShape(steps=3, topk=1, tokens=4), TREE], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+def test_the_smallest_pool_that_is_taken_serves_the_smallest_request(
+    page_size: int, spec: SpecShape, window: int | None
+) -> None:
+    full, windowed = 1, 10**4
+    while not _taken(full, windowed, page_size, spec, window):
+        full += 1
+    windowed = 1
+    while not _taken(full, windowed, page_size, spec, window):
+        windowed += 1
+    resolved = _with_pools(full, windowed, page_size, spec, window)
+    need = [resolved.pages_to_hold(book, resolved.length_to_fit(book, 2)) for book in range(len(resolved.books))]
+    assert [book.num_pages for book in resolved.books] == [pages + 1 for pages in need]  # and the sink
+    assert resolve_max_new(resolved, Submit(request_id="a", tokens=(1,), max_new_tokens=1), 1) == 1
+
+
+def _taken(full_pages: int, window_pages: int, page_size: int, spec: SpecShape, window: int | None) -> bool:
+    try:
+        _with_pools(full_pages, window_pages, page_size, spec, window)
+    except ConfigError as error:
+        assert "pool-tokens must be at least" in str(error)
+        return False
+    return True
+
+
+def test_a_window_pool_too_small_is_refused_by_its_own_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--window-pool-tokens must be at least 32: .* got 1 pages"):
+        resolve(_config(window_pool_tokens=16), ModelTraits(vocab_size=100, window=8))
 
 
 def test_draft_layers_live_in_the_full_book_even_if_the_target_is_all_window() -> None:

@@ -1,11 +1,12 @@
 """The step seam: nothing in flight can be changed."""
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
 
-from roost.step import StepId, StepResult, TableDelta
+from roost.spec.shape import PLAIN
+from roost.step import StepId, StepPlan, StepResult, TableDelta
 
 
 def _ints(*values: int) -> np.ndarray:
@@ -31,3 +32,36 @@ def test_the_columns_of_a_delta_cannot_be_written() -> None:
     delta = TableDelta(rows=_ints(0), firsts=_ints(0), offsets=_ints(0, 1), pages=_ints(4))
     with pytest.raises(ValueError, match="read-only"):
         delta.pages[0] = 5
+
+
+def _plan() -> StepPlan:
+    return StepPlan(
+        step=StepId(0),
+        shape=PLAIN,
+        rows=_ints(0),
+        epochs=_ints(0),
+        is_prefill=np.array([True]),
+        widths=_ints(2),
+        starts=_ints(0),
+        his=_ints(0),
+        firsts=_ints(0).reshape(1, 1),
+        ends=_ints(8).reshape(1, 1),
+        is_final=np.array([True]),
+        next_tokens=_ints(-1),
+        tokens=_ints(5, 6),
+        token_offsets=_ints(0, 2),
+        deltas=(TableDelta(rows=_ints(0), firsts=_ints(0), offsets=_ints(0, 1), pages=_ints(4)),),
+    )
+
+
+def _columns() -> list[str]:
+    return [field.name for field in fields(StepPlan) if field.name not in ("step", "shape", "deltas")]
+
+
+@pytest.mark.parametrize("name", _columns())
+def test_the_columns_of_a_plan_cannot_be_written(name: str) -> None:
+    plan = _plan()
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(plan, name)[...] = 0
+    with pytest.raises(FrozenInstanceError):
+        setattr(plan, name, _ints(9))

@@ -37,9 +37,11 @@ def audit_pages(store: Store) -> None:
         for node in store.tree.nodes.values():
             for page in node.held(book):
                 _claim_once(store, owners, book, page, cached(node.id))
+        for page in store.ledger.free_pages(book):
+            _claim_once(store, owners, book, page, FREE)
         for page, account in store.ledger.accounts(book):
             is_retiring = account & 3 == 3
-            if page not in owners and account != FREE and not is_retiring:
+            if page not in owners and not is_retiring:
                 raise _broken(store, f"book {book}: page {page} is '{describe(account)}' but nobody lists it")
             if page in owners and owners[page] != account:
                 raise _broken(
@@ -65,7 +67,7 @@ def _check_lengths(store: Store, lease: Lease) -> None:
     ok = 0 <= lease.proven_len <= lease.settled_len and 0 <= lease.shared_len <= lease.settled_len
     ok = ok and lease.shared_len % size == 0 and lease.node.end == lease.shared_len
     for pages in lease.pages:
-        ok = ok and lease.claimed_len <= len(pages) * size
+        ok = ok and lease.claimed_len <= lease.hi_len <= len(pages) * size
     if store.window_book is not None:
         first = store.books[store.window_book].first_needed(lease.settled_len, size)
         pages = lease.pages[store.window_book]

@@ -13,7 +13,10 @@ from roost.kv.store import Store
 
 def own_pages(store: Store, lease: Lease, book: BookId) -> list[PageId]:
     """Pages accounted to the lease itself, not to the tree."""
-    return [page for page in lease.pages[book][lease.shared_len // store.page_size :] if page != SINK]
+    first = lease.shared_len
+    if book == store.window_book:  # before the frontier only the anchor is held
+        first = max(first, min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len)
+    return [page for page in lease.pages[book][first // store.page_size :] if page != SINK]
 
 
 def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:

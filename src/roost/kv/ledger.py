@@ -81,6 +81,10 @@ class Ledger:
         """Every page of a book with its account."""
         return ((PageId(page), account) for page, account in enumerate(self._accounts[book]))
 
+    def free_pages(self, book: BookId) -> list[PageId]:
+        """The pages that can be taken, in no order that matters."""
+        return list(self._free[book])
+
     def accounts_of(self, book: BookId, pages: Sequence[PageId]) -> list[Account]:
         """The accounts of some pages."""
         return [self._accounts[book][page] for page in pages]
@@ -109,6 +113,10 @@ class Ledger:
         """Give pages back: free at once, or retired while the last step that names them is out."""
         if not pages:
             return
+        if len(set(pages)) != len(pages):
+            raise InvariantError(
+                f"a page is released twice in one call: {list(pages)}; last moves:\n{self.last_moves()}"
+            )
         if last_step <= self._collected:
             self.move(book, pages, source, FREE)
             self._free[book].extend(pages)

@@ -256,7 +256,7 @@ class Tree:
             space=node.space,
             parent=parent,
             start=node.start,
-            key=node.key[:cut],
+            key=node.key[:cut].copy(),  # a view would keep the whole former key alive
             pages=[pages[:num_pages] for pages in node.pages],
             pins=node.pins,
             window_pins=node.window_pins,
@@ -267,7 +267,7 @@ class Tree:
             self._ledger.move(number, upper.held(number), cached(node.id), cached(upper.id))
             del node.pages[number][:num_pages]
         parent.children[self._first_page(node.key, 0)] = upper
-        node.start, node.key, node.parent = at, node.key[cut:], upper
+        node.start, node.key, node.parent = at, node.key[cut:].copy(), upper
         upper.children[self._first_page(node.key, 0)] = node
         self._nodes[upper.id] = upper
         self._offer(upper)

@@ -74,6 +74,8 @@ class Store:
 
     def claim(self, lease: Lease, claim: Claim) -> None:
         """A step that writes to this lease, and brings its row up to date, is about to be launched."""
+        if lease.last_step <= self.ledger.collected:
+            lease.proven_len = lease.settled_len  # nothing was out: all of it has been written
         lease.claims.append(claim)
         lease.last_step = claim.step
         lease.row_synced = [len(pages) for pages in lease.pages]

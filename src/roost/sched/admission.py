@@ -4,24 +4,24 @@ First come, first served. A request is let in when its whole prompt and the wors
 those already running were promised; nothing is taken yet. Called by the loop.
 """
 
-from roost.kv.holdings import num_held
+from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
 from roost.sched.request import Mark, Request
-from roost.sched.state import State
-from roost.session.table import Session
+from roost.sched.state import Refusal, State
 
 
 def admit(state: State) -> str:
     """Let in as many as fit; returns why the next one has to wait, or '' if none waits."""
     while state.queued:
         request = state.queued[0]
-        reason = _no_place(state)
+        reason = _no_place(state) or _refused_before(state, request)
         if reason:
             return reason
         lease = state.sessions.find_lease(request.turn)
         reason = _no_pages(state, request, lease)
         if reason:
             state.sessions.refuse_lease(request.turn, lease, state.now)
+            state.refusal = Refusal(turn=request.turn.id, margins=_margins(state), reason=reason)
             return reason
         state.sessions.begin(request.turn, lease)
         if request.cached_len < 0:
@@ -30,6 +30,20 @@ def admit(state: State) -> str:
         state.start_running(request)
         state.trace.note("admit", request.id, lease.settled_len, request.turn.prefill_len)
     return ""
+
+
+def _refused_before(state: State, request: Request) -> str:
+    """Why the head was refused last time, if nothing has got better: a long prompt is not looked up every tick."""
+    refusal = state.refusal
+    if refusal is None or refusal.turn != request.turn.id or not state.running:
+        return ""
+    better = any(now > then for now, then in zip(_margins(state), refusal.margins, strict=True))
+    return "" if better else refusal.reason
+
+
+def _margins(state: State) -> list[int]:
+    """Per book, pages that can be had without an idle session and that nobody running was promised."""
+    return [_available(state, book) - _promised(state, book) for book in range(len(state.resolved.books))]
 
 
 def _no_place(state: State) -> str:
@@ -44,22 +58,25 @@ def _no_place(state: State) -> str:
 
 def _no_pages(state: State, request: Request, lease: Lease) -> str:
     """Why a request does not fit beside the others; idle sessions make room where that is enough."""
-    prefill_len = request.turn.next_prefill_len
     for book in range(len(state.resolved.books)):
-        need = _charge(state, book, request, lease, prefill_len)
-        promised = sum(_charge(state, book, each, each.lease, each.turn.prefill_len) for each in state.running)
+        need = _charge(state, book, request, lease, request.turn.next_prefill_len) + _promised(state, book)
+        if need <= _available(state, book):
+            continue
         idle = [session for session in state.sessions.idle() if session.lease is not lease]
-        spare = sum(num_held(state.store, _lease_of(session), book) for session in idle)
-        if need + promised > _available(state, book) + spare:
-            return f"book {book}: {need} pages needed, {_available(state, book) + spare - promised} not promised"
+        spare = num_freed(state.store, [session.lease for session in idle if session.lease is not None], book)
+        if need > _available(state, book) + spare:
+            return f"book {book}: {need} pages needed or promised, {_available(state, book) + spare} can be had"
         for session in idle:
-            if need + promised <= _available(state, book):
+            if need <= _available(state, book):
                 break
-            state.trace.note("reclaim", session.id)
+            state.trace.note("reclaim", session.id, book, need - _available(state, book))
             state.sessions.reclaim(session)
-        if need + promised > _available(state, book):
-            return f"book {book}: {need} pages needed, {_available(state, book) - promised} not promised"
     return ""
+
+
+def _promised(state: State, book: int) -> int:
+    """Pages that the running requests may still take."""
+    return sum(_charge(state, book, each, each.lease, each.turn.prefill_len) for each in state.running)
 
 
 def _charge(state: State, book: int, request: Request, lease: Lease, prefill_len: int) -> int:
@@ -75,8 +92,3 @@ def _available(state: State, book: int) -> int:
     """Pages that are free, will be, or can be evicted."""
     ledger = state.store.ledger
     return ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
-
-
-def _lease_of(session: Session) -> Lease:
-    assert session.lease is not None, session
-    return session.lease

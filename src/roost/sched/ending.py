@@ -36,7 +36,7 @@ def suspend(state: State, request: Request) -> None:
 def drop(state: State, request: Request, status: int, message: str) -> None:
     """Refuse a request that was accepted to wait but never ran."""
     _forget(state, request)
-    request.reply(Refused(request_id=request.id, status=status, message=message))
+    state.send(request, Refused(request_id=request.id, status=status, message=message))
 
 
 def close_if_free(state: State, session: Session) -> None:
@@ -68,20 +68,16 @@ def _end(
         turn.session.waiting.remove(turn.id)
     state.sessions.end_turn(turn, outcome, returned_len, state.now)
     _forget(state, request)
-    request.reply(
-        Finished(
-            request_id=request.id,
-            reason=reason,
-            usage=Usage(
-                prompt_tokens=prompt_len,
-                cached_tokens=max(0, request.cached_len),
-                completion_tokens=completion,
-            ),
-            max_new_tokens=request.max_new_tokens,
-            spec=request.counters.snapshot(),
-            message=message,
-        )
+    usage = Usage(prompt_tokens=prompt_len, cached_tokens=max(0, request.cached_len), completion_tokens=completion)
+    finished = Finished(
+        request_id=request.id,
+        reason=reason,
+        usage=usage,
+        max_new_tokens=request.max_new_tokens,
+        spec=request.counters.snapshot(),
+        message=message,
     )
+    state.send(request, finished)
     if turn.session is not None:
         close_if_free(state, turn.session)
         _start_waiting(state, turn.session)

@@ -18,7 +18,7 @@ from roost.obs.trace import Trace
 from roost.sched.admission import admit
 from roost.sched.intake import take
 from roost.sched.planner import plan
-from roost.sched.request import Flight
+from roost.sched.request import Flight, Mark
 from roost.sched.settle import act_on_marks, fail, settle
 from roost.sched.state import State, new_state
 from roost.step import Executor, StepId, StepResult
@@ -34,7 +34,6 @@ class Engine:
         self._mailbox: SimpleQueue[tuple[Command, Reply] | None] = SimpleQueue()
         self._next_step = StepId(0)
         self._launched = False  # whether the last tick launched a step
-        self._stopping = False
         self.waiting_for = ""  # why the head of the queue is not running
 
     def post(self, command: Command, reply: Reply) -> None:
@@ -42,14 +41,14 @@ class Engine:
         self._mailbox.put((command, reply))
 
     def stop(self) -> None:
-        """End `run` once everything accepted has ended; from any thread."""
+        """Accept nothing more, and end `run` once everything accepted has ended; from any thread."""
         self._mailbox.put(None)
 
     def run(self) -> None:
         """Tick while there is work, sleep on the mailbox while there is none, until `stop`."""
         while True:
             if not self.has_work:
-                if self._stopping:
+                if self.state.stopping:
                     return
                 self._receive(self._mailbox.get())
             self.tick()
@@ -65,9 +64,10 @@ class Engine:
         state.now = self._clock.now_ns()
         while not self._mailbox.empty():
             self._receive(self._mailbox.get())
+        act_on_marks(state, Mark.ABORT)  # an abort that was read comes before a result that was not
         if state.flights and (len(state.flights) > state.resolved.depth or not self._launched):
             self._collect()
-        act_on_marks(state)
+        act_on_marks(state, Mark.RETRACT)
         self.waiting_for = admit(state)
         flight = plan(state, self._next_step)
         self._launched = flight is not None
@@ -78,7 +78,7 @@ class Engine:
     def _receive(self, mail: tuple[Command, Reply] | None) -> None:
         self.state.now = self._clock.now_ns()
         if mail is None:
-            self._stopping = True
+            self.state.stopping = True
         else:
             take(self.state, *mail)
 

@@ -35,6 +35,8 @@ def take(state: State, command: Command, reply: Reply) -> None:
 
 
 def _submit(state: State, submit: Submit, reply: Reply) -> None:
+    if state.stopping:
+        raise CapacityError(503, "the engine is stopping")
     if submit.request_id in state.requests:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
     session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
@@ -54,6 +56,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         reply=reply,
         arrival=state.num_arrived,
         counters=Counters(accept_max=state.resolved.spec.accept_max),
+        max_new_tokens=submit.max_new_tokens or 0,
     )
     if session is not None and session.turn is not None:
         _wait_for(state, session, request)
@@ -64,9 +67,10 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
 
 
 def _wait_for(state: State, session: Session, request: Request) -> None:
-    """A busy session: wait for it if the caller said so, or if its turn is about to end anyway."""
+    """A busy session: wait for it if the caller said so, or if its turn is about to end and nobody else waits."""
     assert session.turn is not None
-    if not request.submit.queue and state.turns[session.turn].mark is not Mark.ABORT:
+    is_next = state.turns[session.turn].mark is Mark.ABORT and not session.waiting
+    if not request.submit.queue and not is_next:
         raise RequestError(
             409, "session_id", f"session {session.id!r} has a turn that has not ended (queue: true waits)"
         )

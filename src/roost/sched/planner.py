@@ -34,6 +34,7 @@ def plan(state: State, step: StepId) -> Flight | None:
     if not lines:
         return None
     flight = _flight(state, step, lines)
+    state.prefilled_last = any(line.chunk for line in lines)
     shape = state.resolved.spec
     for line in lines:
         size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max)
@@ -64,6 +65,8 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     ]
     chunk = state.resolved.sched.chunk
     if not state.resolved.sched.mixed:
+        if state.prefilled_last:  # decode has its turn, however many prompts keep coming
+            return _with_room(state, decode, 0) or _with_room(state, prefill, chunk)
         return _with_room(state, prefill, chunk) or _with_room(state, decode, 0)
     budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)
     if not prefill:

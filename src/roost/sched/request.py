@@ -34,7 +34,8 @@ class Request:
     row: RowId | None = None  # while it runs
     mark: Mark = Mark.NONE
     cached_len: int = -1  # of the prompt, what it found in place when it first started
-    num_failures: int = 0  # steps in a row that broke under it
+    num_failures: int = 0  # steps that broke under it, since it last got past `failed_len`
+    failed_len: int = -1  # most tokens it had claimed when a step broke
 
     @property
     def id(self) -> str:

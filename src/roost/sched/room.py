@@ -31,7 +31,7 @@ def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
     for session in state.sessions.idle():
         if ledger.num_free(book) >= need:
             break
-        state.trace.note("reclaim", session.id)
+        state.trace.note("reclaim", session.id, book, need - ledger.num_free(book))
         state.sessions.reclaim(session)
         tree.evict(book, need - ledger.num_free(book))
     if ledger.num_free(book) >= need:

@@ -13,7 +13,7 @@ from roost.sched.request import Flight, Mark, Request
 from roost.sched.state import State
 from roost.step import StepId, StepResult
 
-_FAILURES_MAX = 1  # a second broken step in a row, run alone, ends a request
+_FAILURES_MAX = 1  # a second step that breaks at the same place, where it ran alone, ends a request
 
 
 def settle(state: State, flight: Flight, result: StepResult) -> None:
@@ -29,7 +29,6 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         lease = flight.leases[i]
         if lease.epoch != epochs[i]:  # the request ended, was retracted or failed meanwhile
             continue
-        request.num_failures = 0
         if flight.chunks[i]:
             state.store.settle(lease, plan.step, flight.chunks[i])
             if finals[i]:
@@ -51,7 +50,7 @@ def _take_tokens(state: State, request: Request, tokens: list[int], round_width:
     returned_len = len(record) + kept
     record.append(tokens)
     if kept:
-        request.reply(Tokens(request_id=request.id, tokens=tuple(tokens[:kept])))
+        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept])))
     if reason is not None:
         finish(state, request, reason, returned_len)
 
@@ -67,15 +66,18 @@ def cut_output(tokens: list[int], room: int, stop_token_ids: frozenset[int]) -> 
 def _after_settling(state: State, request: Request, prefill_ended: bool) -> None:
     """A running request after its result: share the prompt, let the window move on."""
     turn = request.turn
+    if request.lease.settled_len > request.failed_len:  # past where a step broke under it: no longer a suspect
+        request.num_failures = 0
     if prefill_ended and turn.session is None:
         state.store.publish(request.lease, turn.record.key(len(turn.record), state.resolved.spec.pair), state.now)
     state.store.slide(request.lease)
 
 
-def act_on_marks(state: State) -> None:
-    """End or suspend the requests that were marked, wherever they are."""
-    marked, state.marked = state.marked, []
-    for request in marked:
+def act_on_marks(state: State, least: Mark) -> None:
+    """End or suspend the requests that were marked with `least` or more, wherever they are."""
+    due = [request for request in state.marked if request.mark >= least]
+    state.marked = [request for request in state.marked if request.mark < least]
+    for request in due:
         if request.id not in state.requests or state.requests[request.id] is not request:
             continue  # its last result came first
         if request.mark is Mark.ABORT:
@@ -87,6 +89,8 @@ def act_on_marks(state: State) -> None:
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first_step = failed[0].plan.step
+    broken = zip(failed[0].requests, failed[0].leases, strict=True)
+    claimed_lens = {request.turn.id: lease.claimed_len for request, lease in broken}
     for lease in list(state.store.leases.values()):
         if lease.last_step >= first_step:
             state.store.fall_back(lease)
@@ -100,8 +104,9 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     for request, lease in named.values():
         if request.turn.lease is not lease or request.row is None:
             continue  # it had left before the step broke
-        if request in failed[0].requests:  # the others were only launched after it
+        if request.turn.id in claimed_lens:  # the others were only launched after it
             request.num_failures += 1
+            request.failed_len = max(request.failed_len, claimed_lens[request.turn.id])
         if request.num_failures > _FAILURES_MAX:
             abort(state, request, "error", "a step failed on the device, twice under this request")
         elif request.mark is Mark.NONE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from roost.config import Resolved
 from roost.kv.lease import TurnId
 from roost.kv.store import Store
-from roost.messages import Reply
+from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import Counters
 from roost.sched.request import Flight, Mark, Request
@@ -18,8 +18,21 @@ from roost.sched.rows import Rows
 from roost.session.table import Sessions
 
 
+def _nobody(event: Event) -> None:
+    """The reply function of a client that has gone away."""
+
+
 def _by_arrival(request: Request) -> int:
     return request.arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A turn that did not get in, and the pages that were not promised to anyone then."""
+
+    turn: TurnId
+    margins: list[int]  # per book
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,6 +53,9 @@ class State:
     flights: deque[Flight] = field(default_factory=deque)
     closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
     num_arrived: int = 0
+    prefilled_last: bool = False  # whether the last step had a prefill chunk
+    stopping: bool = False  # nothing new is accepted
+    refusal: Refusal | None = None  # why the head of the queue was last refused
     now: int = 0  # of the clock, at the start of the tick
 
     def enqueue(self, request: Request) -> None:
@@ -51,6 +67,16 @@ class State:
         assert self.queued[0] is request, request.id
         del self.queued[0]
         insort(self.running, request, key=_by_arrival)
+
+    def send(self, request: Request, event: Event) -> None:
+        """Tell a request's client something; a client that cannot be told is taken to have gone away."""
+        try:
+            request.reply(event)
+        except Exception as error:  # noqa: BLE001 (whatever a client's function does, the others go on)
+            self.trace.note("lost_client", f"{request.id}: {error!r}")
+            request.reply = _nobody
+            if request.id in self.requests:
+                self.mark(request, Mark.ABORT)
 
     def mark(self, request: Request, mark: Mark) -> None:
         """Say what settle shall do with a request."""

@@ -63,7 +63,7 @@ class SpecShape:
     @property
     def accept_max(self) -> int:
         """Most tokens one round can add to the output, bonus included."""
-        return self.steps + 1
+        return min(self.steps, self.tokens - 1) + 1  # a small tree may be less deep than its steps
 
     @property
     def speculates(self) -> bool:

@@ -1,13 +1,14 @@
 """Engine: sleeps when idle, keeps to its depth, and lets a broken step cost only the guilty."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import pytest
 
-from roost.clock import SystemClock
+from roost.clock import SystemClock, VirtualClock
 from roost.errors import StepFailure
-from roost.messages import Event, Finished, Submit
+from roost.messages import Abort, Event, Finished, OpenSession, Submit
 from roost.sched.engine import Engine
 from roost.step import Executor, StepPlan, StepResult, Ticket
 from tests.unit.sched.desk import desk, resolved, witness
@@ -20,14 +21,17 @@ class Breaking:
         self._inner, self._is_bad, self._at_launch = inner, is_bad, at_launch
         self._bad: set[int] = set()
         self.num_out_max = 0
+        self.launched: list[list[int]] = []  # rows of each step since the last one that broke
         self._out: list[int] = []
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Launch, or break."""
         if self._is_bad(plan):
             if self._at_launch:
+                self.launched.clear()
                 raise StepFailure("no")
             self._bad.add(plan.step)
+        self.launched.append(plan.rows.tolist())
         self._out.append(plan.step)
         self.num_out_max = max(self.num_out_max, len(self._out))
         return self._inner.launch(plan)
@@ -38,6 +42,7 @@ class Breaking:
         result = self._inner.collect(ticket)
         if any(step <= ticket.step for step in self._bad):
             self._bad.discard(ticket.step)
+            self.launched.clear()
             raise StepFailure("broken")
         return result
 
@@ -76,30 +81,56 @@ def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: b
         good.engine.post(_submit(name, first), good.events.append)
     at.run()
     good.run()
-    ended = {event.request_id: event for event in at.events if isinstance(event, Finished)}
-    assert {name: event.reason for name, event in ended.items()} == {"a": "length", "b": "error", "c": "length"}
-    assert "twice" in ended["b"].message
+    assert [_ends(at.events, name) for name in "abc"] == [["length"], ["error"], ["length"]]
+    (message,) = [event.message for event in at.events if isinstance(event, Finished) and event.request_id == "b"]
+    assert "twice" in message
     assert _tokens(at.events, "a") == _tokens(good.events, "a")
     assert _tokens(at.events, "c") == _tokens(good.events, "c")
 
 
-def test_a_step_that_breaks_once_costs_no_request_anything() -> None:
-    options = resolved()
-    broken: list[int] = []
+def _breaks(*steps: int) -> Callable[[StepPlan], bool]:
+    return lambda plan: plan.step in steps
 
-    def breaks_once(plan: StepPlan) -> bool:
-        if plan.step != 3 or broken:
-            return False
-        broken.append(plan.step)
-        return True
 
-    at, good = desk(Breaking(witness(options), breaks_once, at_launch=False)), desk()
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_that_breaks_once_costs_no_request_anything(overlap: bool, at_launch: bool) -> None:
+    options = resolved(overlap=overlap)
+    at = desk(Breaking(witness(options), _breaks(3), at_launch), overlap=overlap)
+    good = desk(overlap=overlap)
     for each in (at, good):
         for name in ("a", "b"):
             each.engine.post(_submit(name, 1), each.events.append)
         each.run()
-    assert broken == [3]
+    assert [_ends(at.events, name) for name in "ab"] == [["length"], ["length"]]
     assert [_tokens(at.events, name) for name in "ab"] == [_tokens(good.events, name) for name in "ab"]
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_together(
+    overlap: bool, at_launch: bool
+) -> None:
+    executor = Breaking(witness(resolved(overlap=overlap)), _breaks(3), at_launch)
+    at = desk(executor, overlap=overlap)
+    for name in ("a", "b"):
+        at.engine.post(_submit(name, 1), at.events.append)
+    at.run()
+    num_alone = next(i for i, rows in enumerate(executor.launched) if len(rows) > 1)
+    assert {row for rows in executor.launched[:num_alone] for row in rows} == set(executor.launched[num_alone])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_failures_with_a_good_step_between_them_do_not_add_up(overlap: bool) -> None:
+    options = resolved(overlap=overlap)
+    at = desk(Breaking(witness(options), _breaks(2, 6, 10), at_launch=False), overlap=overlap)
+    at.send(Submit(request_id="a", tokens=(1, 2, 3), max_new_tokens=20))
+    at.run()
+    assert _ends(at.events, "a") == ["length"]
+
+
+def _ends(events: list[Event], name: str) -> list[str]:
+    return [event.reason for event in events if isinstance(event, Finished) and event.request_id == name]
 
 
 def _tokens(events: list[Event], name: str) -> list[int]:
@@ -116,6 +147,70 @@ class Counting(Engine):
         """One turn of the loop, counted."""
         self.num_ticks += 1
         super().tick()
+
+
+class Asleep(Exception):
+    """The loop waits for mail that does not come."""
+
+
+class Mailbox(deque[object]):
+    """A mailbox that can tell when somebody sleeps on it: only a `get` without a time limit is sleep."""
+
+    put = deque.append
+
+    def empty(self) -> bool:
+        """Whether a `get` would sleep."""
+        return not self
+
+    def get(self) -> object:
+        """The next mail."""
+        if not self:
+            raise Asleep
+        return self.popleft()
+
+
+def _counting() -> Counting:
+    options = resolved()
+    engine = Counting(options, witness(options), VirtualClock())
+    engine._mailbox = Mailbox()  # type: ignore[assignment]
+    return engine
+
+
+def _run_until_asleep(engine: Counting) -> int:
+    """Ticks until the loop sleeps."""
+    before = engine.num_ticks
+    with pytest.raises(Asleep):
+        engine.run()
+    return engine.num_ticks - before
+
+
+def test_an_idle_engine_sleeps_on_its_mailbox_and_does_not_tick() -> None:
+    engine, events = _counting(), list[Event]()
+    assert _run_until_asleep(engine) == 0
+    engine.post(OpenSession(session_id="s"), events.append)
+    engine.post(Submit(request_id="a", tokens=(1, 2), max_new_tokens=3, session_id="s"), events.append)
+    assert _run_until_asleep(engine) > 0
+    assert _ends(events, "a") == ["length"]
+    assert _run_until_asleep(engine) == 0  # an open, resident session is no work
+    engine.post(Abort(request_id="nobody"), events.append)
+    assert _run_until_asleep(engine) == 1
+
+
+def test_stop_ends_the_loop_once_everything_accepted_has_ended() -> None:
+    engine, events = _counting(), list[Event]()
+    for name in ("a", "b"):
+        engine.post(_submit(name, 1), events.append)
+    engine.stop()
+    engine.run()
+    assert [_ends(events, name) for name in "ab"] == [["length"], ["length"]]
+    assert not engine.has_work
+
+
+def test_stop_wakes_an_idle_engine() -> None:
+    engine = _counting()
+    engine.stop()
+    engine.run()
+    assert engine.num_ticks <= 1
 
 
 def test_an_idle_engine_does_not_tick_and_stop_lets_accepted_work_end() -> None:

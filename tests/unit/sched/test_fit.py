@@ -2,13 +2,14 @@
 
 import pytest
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
 from roost.errors import RequestError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
-from roost.spec.shape import DraftKv, SpecShape
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
+TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
 
 
 def _small_pool() -> EngineConfig:
@@ -30,6 +31,36 @@ def test_prompt_output_reserve_and_run_must_fit_an_empty_pool() -> None:
     assert (error.value.status, error.value.param) == (413, "tokens")
 
 
+@pytest.mark.parametrize("window", [None, 6], ids=["full", "full + window"])
+@pytest.mark.parametrize("spec", [PLAIN, CHAIN, TREE], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_request_is_taken_exactly_if_its_worst_case_fits_every_book(
+    page_size: int, spec: SpecShape, window: int | None
+) -> None:
+    memory = MemoryConfig(page_size=page_size, pool_tokens=200, window_pool_tokens=60)
+    sched = SchedConfig(context=1000, chunk=20)  # so large a chunk that the window pool is a limit, too
+    resolved = resolve(EngineConfig(memory=memory, sched=sched, spec=spec), ModelTraits(vocab_size=10, window=window))
+    prompt_len, taken = 10, []
+    for max_new in range(200):
+        length = prompt_len + max_new
+        fits = all(
+            -(-(length + reserve + spec.accept_max) // page_size) < book.num_pages
+            for reserve, book in zip(resolved.reserves, resolved.books, strict=True)
+        )
+        taken.append(_is_taken(resolved, prompt_len, max_new))
+        assert taken[-1] == fits
+    assert True in taken and False in taken
+    assert resolve_max_new(resolved, _submit(None), prompt_len) == taken.index(False) - 1
+
+
+def _is_taken(resolved: Resolved, prompt_len: int, max_new: int) -> bool:
+    try:
+        return resolve_max_new(resolved, _submit(max_new), prompt_len) == max_new
+    except RequestError as error:
+        assert error.status == 413
+        return False
+
+
 def test_an_absent_limit_becomes_what_pool_and_context_allow() -> None:
     assert resolve_max_new(RESOLVED, _submit(None), 20) == 16
     assert resolve_max_new(RESOLVED, _submit(None), 35) == 1
@@ -41,8 +72,13 @@ def test_the_context_limits_prompt_and_output_together() -> None:
     resolved = resolve(EngineConfig(sched=SchedConfig(context=100)), ModelTraits(vocab_size=10))
     assert resolve_max_new(resolved, _submit(None), 60) == 40
     assert resolve_max_new(resolved, _submit(0), 100) == 0
-    with pytest.raises(RequestError, match="maximum allowed length: --context 100"):
+    with pytest.raises(
+        RequestError, match=r"prompt of 60 and 41 new .* maximum allowed length: --context 100"
+    ) as error:
         resolve_max_new(resolved, _submit(41), 60)
+    assert (error.value.status, error.value.param) == (413, "tokens")
+    with pytest.raises(RequestError, match=r"prompt of 101 and 0 new .* --context 100"):
+        resolve_max_new(resolved, _submit(0), 101)
 
 
 def test_a_window_pool_that_holds_the_windows_limits_no_length() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from roost.messages import Abort, CloseSession, Command, Finished, OpenSession, Refused, SessionClosed, Submit
+from roost.messages import Abort, CloseSession, Command, Event, Finished, OpenSession, Refused, SessionClosed, Submit
+from roost.sched.intake import take
+from roost.sched.state import State
 from tests.unit.sched.desk import VOCAB, Desk, desk
 
 
@@ -18,26 +20,27 @@ def _busy() -> Desk:
     return at
 
 
-@pytest.mark.parametrize(
-    ("command", "status", "words"),
-    [
-        (_submit(max_new_tokens=-1), 400, ["max_new_tokens", "at least 0", "-1"]),
-        (_submit(tokens=()), 400, ["tokens", "at least 1"]),
-        (_submit(tokens=(1, VOCAB)), 400, ["tokens", f"[0, {VOCAB - 1}]"]),
-        (_submit(tokens=(-1,)), 400, ["tokens", f"[0, {VOCAB - 1}]"]),
-        (_submit(stop_token_ids=frozenset([VOCAB])), 400, ["stop_token_ids", f"[0, {VOCAB - 1}]"]),
-        (_submit(queue=True), 400, ["queue", "session"]),
-        (_submit(session_id="nobody"), 404, ["session_id", "'nobody'"]),
-        (_submit("first"), 409, ["request_id", "'first'"]),
-        (_submit(session_id="s"), 409, ["session_id", "'s'", "queue: true"]),
-        (_submit(session_id="s", queue=True, salt="y"), 400, ["salt"]),
-        (_submit(max_new_tokens=62), 413, ["tokens", "3", "62", "--context 64"]),
-        (_submit(tokens=(1,) * 65, max_new_tokens=0), 413, ["tokens", "65", "--context 64"]),
-        (Abort(request_id="nobody"), 404, ["request_id", "'nobody'"]),
-        (OpenSession(session_id="s"), 409, ["session_id", "'s'"]),
-        (CloseSession(session_id="nobody"), 404, ["session_id", "'nobody'"]),
-    ],
-)
+BAD = [
+    (_submit(max_new_tokens=-1), 400, ["max_new_tokens", "at least 0", "-1"]),
+    (_submit(tokens=()), 400, ["tokens", "at least 1"]),
+    (_submit(tokens=(1, VOCAB)), 400, ["tokens", f"[0, {VOCAB - 1}]"]),
+    (_submit(tokens=(-1,)), 400, ["tokens", f"[0, {VOCAB - 1}]"]),
+    (_submit(stop_token_ids=frozenset([VOCAB])), 400, ["stop_token_ids", f"[0, {VOCAB - 1}]"]),
+    (_submit(stop_token_ids=frozenset([-1])), 400, ["stop_token_ids", f"[0, {VOCAB - 1}]"]),
+    (_submit(queue=True), 400, ["queue", "session"]),
+    (_submit(session_id="nobody"), 404, ["session_id", "'nobody'"]),
+    (_submit("first"), 409, ["request_id", "'first'"]),
+    (_submit(session_id="s"), 409, ["session_id", "'s'", "queue: true"]),
+    (_submit(session_id="s", queue=True, salt="y"), 400, ["salt"]),
+    (_submit(max_new_tokens=62), 413, ["tokens", "3", "62", "--context 64"]),
+    (_submit(tokens=(1,) * 65, max_new_tokens=0), 413, ["tokens", "65", "--context 64"]),
+    (Abort(request_id="nobody"), 404, ["request_id", "'nobody'"]),
+    (OpenSession(session_id="s"), 409, ["session_id", "'s'"]),
+    (CloseSession(session_id="nobody"), 404, ["session_id", "'nobody'"]),
+]
+
+
+@pytest.mark.parametrize(("command", "status", "words"), BAD)
 def test_a_bad_command_is_refused_and_the_others_go_on(command: Command, status: int, words: list[str]) -> None:
     alone, disturbed = _busy(), _busy()
     answer = disturbed.send(command)
@@ -50,13 +53,53 @@ def test_a_bad_command_is_refused_and_the_others_go_on(command: Command, status:
     assert [event for event in disturbed.events if event not in answer] == alone.events
 
 
+def _digest(state: State) -> list[object]:
+    """Everything the loop knows, but for the number of the next arrival."""
+    sessions = {
+        name: [
+            (session.record.slice(0, len(session.record)).tolist(), session.lease and session.lease.id),
+            (session.turn, list(session.waiting), session.num_turns, session.closing, session.last_used),
+        ]
+        for name, session in state.sessions.table.items()
+    }
+    leases = [
+        (lease.id, lease.holder, lease.pages, lease.claims, lease.settled_len, lease.shared_len, lease.epoch)
+        for lease in state.store.leases.values()
+    ]
+    groups = (state.requests.values(), state.turns.values(), state.queued, state.running, state.marked)
+    requests = [[(each.id, each.mark, each.row, each.max_new_tokens) for each in group] for group in groups]
+    books = range(len(state.resolved.books))
+    accounts = [list(state.store.ledger.accounts(book)) for book in books]
+    steps = [flight.plan.step for flight in state.flights]
+    return [sessions, repr(leases), requests, accounts, steps, list(state.closers), state.counters.snapshot()]
+
+
+def _refusal(at: Desk, command: Command) -> Refused:
+    """The one answer to a command that changes nothing."""
+    before, answer = _digest(at.engine.state), list[Event]()
+    take(at.engine.state, command, answer.append)
+    assert _digest(at.engine.state) == before
+    at.run()
+    (refused,) = answer
+    assert isinstance(refused, Refused)
+    return refused
+
+
+@pytest.mark.parametrize(("command", "status", "words"), BAD)
+def test_a_refused_command_changes_nothing_in_the_engine(command: Command, status: int, words: list[str]) -> None:
+    refused = _refusal(_busy(), command)
+    assert refused.status == status
+    assert refused.message.startswith(words[0] + ": ")
+    assert refused.request_id == (command.request_id if isinstance(command, Submit | Abort) else command.session_id)
+
+
 def test_a_full_queue_refuses_instead_of_waiting() -> None:
     at = desk(max_running=1, max_queued=2)
     for name in ("a", "b", "c"):
         assert not any(isinstance(event, Refused) for event in at.send(_submit(name, max_new_tokens=30)))
-    answer = at.send(_submit("d"))
-    assert isinstance(answer[0], Refused) and answer[0].status == 429
-    assert "--max-queued 2" in answer[0].message
+    refused = _refusal(at, _submit("d"))
+    assert (refused.request_id, refused.status) == ("d", 429)
+    assert "--max-queued 2" in refused.message
 
 
 def test_a_closing_session_takes_no_turn() -> None:
@@ -65,6 +108,45 @@ def test_a_closing_session_takes_no_turn() -> None:
     answer = at.send(_submit("late", session_id="s"))
     assert isinstance(answer[0], Refused) and answer[0].status == 410
     assert SessionClosed(session_id="s") in at.events
+
+
+@pytest.mark.parametrize("command", [_submit("late", session_id="s", queue=True), CloseSession(session_id="s")])
+def test_nothing_more_is_asked_of_a_closing_session(command: Command) -> None:
+    at = _busy()
+    take(at.engine.state, CloseSession(session_id="s"), at.events.append)
+    refused = _refusal(at, command)
+    assert refused.status == 410
+    assert refused.message.startswith("session_id: ") and "'s' is closing" in refused.message
+
+
+def test_closing_refuses_the_turns_that_wait_once_each() -> None:
+    at = _busy()
+    answers = [at.send(_submit(name, session_id="s", queue=True)) for name in ("second", "third")]
+    at.send(CloseSession(session_id="s"))
+    at.run()
+    for name, answer in zip(("second", "third"), answers, strict=True):
+        (refused,) = answer
+        assert isinstance(refused, Refused)
+        assert (refused.request_id, refused.status) == (name, 410)
+
+
+def test_a_turn_may_follow_at_once_on_one_that_was_aborted() -> None:
+    at = _busy()
+    at.engine.post(Abort(request_id="first"), at.events.append)
+    answer = at.send(_submit("next", session_id="s"))
+    at.run()
+    assert isinstance(answer[-1], Finished) and answer[-1].usage.prompt_tokens == 3
+
+
+def test_a_turn_that_waited_in_vain_for_a_first_token_is_refused_once() -> None:
+    at = _busy()
+    answer = at.send(_submit("second", tokens=(), session_id="s", queue=True))
+    assert answer == []
+    at.send(Abort(request_id="first"))
+    at.run()
+    (refused,) = answer
+    assert isinstance(refused, Refused) and refused.status == 400
+    assert refused.message.startswith("tokens: ") and "at least 1 token" in refused.message
 
 
 def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:

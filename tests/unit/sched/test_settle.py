@@ -19,9 +19,16 @@ STOPS = frozenset([9])
         ([1, 2, 9], 2, 2, "length"),
         ([1], 0, 0, "length"),
         ([9], 0, 0, "length"),
+        ([9], 1, 1, "stop"),
+        ([1, 2, 3, 9], 3, 3, "length"),
     ],
 )
 def test_the_output_ends_at_the_first_stop_or_at_its_limit(
     tokens: list[int], room: int, kept: int, reason: str | None
 ) -> None:
     assert cut_output(tokens, room, STOPS) == (kept, reason)
+
+
+def test_without_stop_tokens_only_the_limit_ends_the_output() -> None:
+    assert cut_output([9, 9], 3, frozenset()) == (2, None)
+    assert cut_output([9, 9], 1, frozenset()) == (1, "length")

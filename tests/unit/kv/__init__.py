@@ -1,0 +1,1 @@
+"""Ledger and prefix tree against plain models."""
