@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from roost.config import Resolved
 from roost.messages import Event, Finished, Refused, SessionClosed, SpecStats, Submit, Tokens
 from tests.sim.model import Model, mix, states_of
 
@@ -36,6 +37,10 @@ class Ask:
     output: list[int] = field(default_factory=list)
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
+    num_open: int = 0  # requests that had not ended when it was sent
+    met_busy: bool = False  # its session had a turn that had not ended
+    aborted: bool = False
+    poisoned_at: int | None = None  # it breaks every step that reaches this position
     last_launch: int = -1  # last step that named it
     overshot: bool = False  # its last round was cut short of its bonus
     sat_out_at: int = -9  # last tick in which it had no pages for its step
@@ -45,19 +50,25 @@ class Ask:
 class Checker:
     """All requests and sessions of one run."""
 
-    def __init__(self, model: Model, accept_max: int, page_size: int) -> None:
+    def __init__(self, model: Model, resolved: Resolved, has_step_faults: bool) -> None:
         self._model = model
-        self._page_size = page_size
+        self._resolved = resolved
+        self._page_size = resolved.page_size
+        self._has_step_faults = has_step_faults
+        self._num_open = 0
         self.asks: dict[str, Ask] = {}
         self.conversations: dict[str, Conversation] = {}
-        self.spec_sum = SpecStats(histogram=(0,) * accept_max)
+        self.spec_sum = SpecStats(histogram=(0,) * resolved.spec.accept_max)
         self.counts: dict[str, int] = {}
         self.num_tokens = 0
 
     def sent(self, submit: Submit) -> Ask:
         """A request goes out under a fresh name."""
         conversation = self.conversations.get(submit.session_id) if submit.session_id else None
-        ask = Ask(submit=submit, conversation=conversation)
+        ask = Ask(submit=submit, conversation=conversation, num_open=self._num_open)
+        self._num_open += 1
+        if conversation is not None:
+            ask.met_busy = conversation.num_open_turns > 0
         self.asks[submit.request_id] = ask
         if conversation is not None:
             conversation.num_open_turns += 1
@@ -75,12 +86,40 @@ class Checker:
             case Finished():
                 self._finished(ask, event, collecting)
             case Refused():
+                self._check_refused(ask, event)
                 self._end(ask, f"refused {event.status}")
             case _:
                 raise Broken(f"terminal: unexpected {event} for {ask.submit.request_id}")
 
+    def _check_refused(self, ask: Ask, event: Refused) -> None:
+        """A refusal has a cause that the client can see."""
+        submit, conversation = ask.submit, ask.conversation
+        history = len(conversation.tokens) if conversation else 0
+        explained = {
+            400: not submit.tokens and history == 0,
+            404: submit.session_id is not None and (conversation is None or conversation.closing),
+            409: ask.met_busy and not submit.queue,
+            410: conversation is not None and conversation.closing,
+            413: self._most_new(history + len(submit.tokens)) < (submit.max_new_tokens or 0)
+            or self._most_new(history + len(submit.tokens)) < 1,
+            429: ask.num_open >= self._resolved.sched.max_queued,
+        }
+        if not explained.get(event.status, False):
+            raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
+
+    def _most_new(self, prompt_len: int) -> int:
+        """Most new tokens that context and pools allow."""
+        resolved, most = self._resolved, self._resolved.sched.context - prompt_len
+        while most >= 0 and not all(
+            resolved.pages_to_hold(book, resolved.length_to_fit(book, prompt_len + most)) <= spec.num_pages - 1
+            for book, spec in enumerate(resolved.books)
+        ):
+            most -= 1
+        return most
+
     def _end(self, ask: Ask, how: str) -> None:
         ask.ended = True
+        self._num_open -= 1
         self.counts[how] = self.counts.get(how, 0) + 1
         if ask.conversation is not None:
             ask.conversation.num_open_turns -= 1
@@ -92,6 +131,7 @@ class Checker:
         prompt = ask.history + list(ask.submit.tokens)
         self._check_output(ask, event, prompt)
         self._add_spec(event.spec)
+        self._check_cause(ask, event)
         if event.usage.completion_tokens != len(ask.output):
             raise Broken(f"usage: {len(ask.output)} tokens came, {event.usage} was told")
         if event.reason in ("stop", "length"):
@@ -101,6 +141,25 @@ class Checker:
             kept = len(ask.conversation.tokens)
             before = ask.conversation.cached  # its last token may have been about to run again
             ask.conversation.cached = None if before is None or ask.disturbed else (max(0, before[0] - 1), kept)
+
+    def _check_cause(self, ask: Ask, event: Finished) -> None:
+        """An abort was asked for, an error was injected, and an absent limit was filled in as allowed."""
+        closing = ask.conversation is not None and ask.conversation.closing
+        if event.reason == "abort" and not (ask.aborted or closing):
+            raise Broken(f"cause: {ask.submit.request_id} was aborted, but nobody asked for it")
+        if ask.aborted and event.reason != "abort":
+            raise Broken(f"abort: {ask.submit.request_id} ended with {event.reason} after its abort was read")
+        if event.reason == "error" and not (self._has_step_faults or ask.poisoned_at is not None):
+            raise Broken(
+                f"cause: {ask.submit.request_id} ended with an error, but no step of its own could break twice"
+            )
+        if event.reason in ("stop", "length"):
+            asked = ask.submit.max_new_tokens
+            allowed = self._most_new(event.usage.prompt_tokens) if asked is None else asked
+            if event.max_new_tokens != allowed:
+                raise Broken(f"limit: {ask.submit.request_id} was allowed {event.max_new_tokens} tokens, not {allowed}")
+        if not 0 <= event.usage.cached_tokens <= event.usage.prompt_tokens:
+            raise Broken(f"usage: {event.usage} for {ask.submit.request_id}")
 
     def _check_output(self, ask: Ask, event: Finished, prompt: list[int]) -> None:
         """Every token is the oracle's, and the end is where and why it should be."""

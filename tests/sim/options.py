@@ -19,6 +19,7 @@ class Faults:
     close: float
     allocation: float
     step: float
+    poison: float  # requests that break every step past one of their positions
     slow: float
     early: float  # not a fault: steps that run at launch instead of as late as possible
 
@@ -71,6 +72,7 @@ def draw(seed: int) -> Options:
         close=0 if calm else rng.choice([0, 0.05]),
         allocation=0 if calm else rng.choice([0, 0, 0.05]),
         step=0 if calm else rng.choice([0, 0, 0, 0.04, 0.15]),
+        poison=0 if calm else rng.choice([0, 0, 0, 0.1]),
         slow=0 if calm else rng.choice([0, 0.1]),
         early=rng.choice([0, 0, 0.5, 1]),
     )
@@ -97,7 +99,7 @@ def draw(seed: int) -> Options:
 def _draw_spec(rng: random.Random) -> SpecShape:
     kind = rng.choice(["plain", "chain", "chain", "tree", "tree", "ngram"])
     if kind == "plain":
-        return PLAIN
+        return rng.choice([PLAIN, PLAIN, SpecShape(draft_kv=DraftKv.PAIR)])  # a drafter that only keeps up
     steps = rng.choice([1, 2, 3, 5])
     if kind == "ngram":
         return SpecShape(steps=steps, topk=1, tokens=steps + 1)

@@ -77,6 +77,7 @@ class Witness:
         self._results: dict[StepId, StepResult] = {}
         self._decide = decide
         self._broken = False
+        self.doomed: set[StepId] = set()  # steps that break, whatever the seed says
 
     # --- the executor's protocol -------------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class Witness:
     def _run_until(self, step: StepId) -> None:
         while self._pending and self._pending[0].step <= step:
             plan = self._pending.pop(0)
-            self._broken = self._broken or self._decide("fail")
+            self._broken = self._broken or plan.step in self.doomed or self._decide("fail")
             self._apply_deltas(plan)
             if self._broken:
                 self._scribble(plan)

@@ -51,13 +51,18 @@ class World:
         resolved = options.resolved
         self.witness = Witness(resolved, options.model, options.layer_books, self._decide)
         self.engine = Engine(resolved, self, self.clock, Trace(self._note))
-        self.checker = Checker(options.model, resolved.spec.accept_max, resolved.page_size)
+        self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.report = Report(seed=options.seed)
         self._log = log
         self._named = 0
         self._collecting = -1
         self._aborted: list[Ask] = []
         self._broken: Broken | None = None
+        self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
+        self._num_evictions = 0
+        self._published: dict[
+            str, tuple[int, int]
+        ] = {}  # who lost its lease: (length kept in the tree, evictions then)
         self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
@@ -81,10 +86,18 @@ class World:
                     raise Broken(f"row: {user.id} has a row that step {step} still uses for {request.id}")
         self._launched[plan.step] = named
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
+        if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
+            self.witness.doomed.add(plan.step)
         self._pages[plan.step] = [[list(pages) for pages in lease.pages] for _, lease, _ in named]
         for request, _, _ in named:
             self.checker.asks[request.id].last_launch = plan.step
         return self.witness.launch(plan)
+
+    def _is_poisoned(self, request: Request, index: int, plan: StepPlan) -> bool:
+        """Whether a request breaks this step: it reaches its poisoned position."""
+        at = self.checker.asks[request.id].poisoned_at
+        end = plan.starts[index] + plan.widths[index] if plan.is_prefill[index] else plan.his[index] + 1
+        return at is not None and bool(end > at)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold every live row against the oracle: tokens and accept count."""
@@ -146,12 +159,21 @@ class World:
         reserve = store.reserve
 
         def sometimes(lease: Lease, lengths: list[int]) -> None:
-            if self.troubled and self.rng.random() < self.options.faults.allocation:
+            if self._no_pages_for == lease.id:
                 self._count("fault: allocation")
-                raise OutOfPages(0, 1, 0)
+                raise OutOfPages(self.rng.randrange(len(lengths)), 1, 0)
             reserve(lease, lengths)
 
+        evict = store.tree.evict
+
+        def counted(book: int, count: int) -> None:
+            before = [store.tree.num_evictable(number) for number in range(len(store.books))]
+            evict(book, count)
+            after = [store.tree.num_evictable(number) for number in range(len(store.books))]
+            self._num_evictions += before != after
+
         store.reserve = sometimes  # type: ignore[method-assign,assignment]
+        store.tree.evict = counted  # type: ignore[method-assign]
 
     def _note(self, note: Note) -> None:
         kind, subject, numbers = note
@@ -159,8 +181,16 @@ class World:
         self._count("note: " + kind)
         if kind == "suspend":
             self.checker.disturbed(subject)
+            self._published[subject] = (numbers[0], self._num_evictions)
         elif kind == "reclaim":
             self.checker.lost_residence(subject)
+            if numbers[1] <= 0:
+                raise Broken(f"reclaim: {subject} is reclaimed although nothing is missing")
+            lease = self.engine.state.sessions.table[subject].lease
+            assert lease is not None
+            self._published[subject] = (lease.proven_len, self._num_evictions)
+        elif kind == "admit":
+            self._check_admitted(subject, numbers[0])
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
@@ -169,6 +199,21 @@ class World:
         elif kind == "retract":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self._check_retract(subject, *numbers)
+
+    def _check_admitted(self, request_id: str, settled_len: int) -> None:
+        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
+        submit = self.checker.asks[request_id].submit
+        request = self.engine.state.requests[request_id]
+        space = self.engine.state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
+        if request.lease.node.space != space:
+            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
+        for name in (request_id, submit.session_id):
+            length, evictions = self._published.pop(name or "", (0, -1))
+            if evictions == self._num_evictions:
+                page_size = self.options.resolved.page_size
+                least = min(length, request.turn.prefill_len - 1) - 1
+                if settled_len < least // page_size * page_size:
+                    raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
     def _check_retract(self, victim: str, book: int, need: int) -> None:
         """A retract is needed: what is free and on its way does not do."""
@@ -214,6 +259,9 @@ class World:
         )
         self.report.requests += 1
         ask = self.checker.sent(submit)
+        if rng.random() < self.options.faults.poison:
+            self._count("fault: poison")
+            ask.poisoned_at = rng.randint(0, context)
         self._say(
             f"submit {submit.request_id} {submit.session_id or ''} {len(tokens)}+{max_new}{' queue' if queue else ''}"
         )
@@ -259,6 +307,7 @@ class World:
         self.engine.post(CloseSession(session_id=conversation.id), reply)
 
     def _abort(self, ask: Ask) -> None:
+        ask.aborted = True
         self._say(f"abort {ask.submit.request_id}")
         self._count("fault: abort")
 
@@ -325,7 +374,8 @@ class World:
 
     def _unknown_session(self) -> None:
         self._count("fault: unknown session")
-        ask = self.checker.sent(Submit(request_id=self._fresh("r"), tokens=(0,), session_id="nobody"))
+        submit = Submit(request_id=self._fresh("r"), tokens=(0,), session_id="nobody")
+        ask = self.checker.sent(submit)
         self.engine.post(ask.submit, lambda event: self._deliver(ask, event))
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -336,6 +386,9 @@ class World:
         self._collecting = -1
         self._say(f"tick {self.report.ticks}")
         aborted, self._aborted = self._aborted, []
+        running = [request.lease.id for request in self.engine.state.running]
+        fails = running and self.troubled and self.rng.random() < self.options.faults.allocation
+        self._no_pages_for = self.rng.choice(running) if fails else None
         self.engine.tick()  # audits every page: --strict-memory 2
         if self._broken is not None:
             raise self._broken

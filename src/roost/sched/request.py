@@ -35,7 +35,7 @@ class Request:
     mark: Mark = Mark.NONE
     cached_len: int = -1  # of the prompt, what it found in place when it first started
     num_failures: int = 0  # steps that broke under it, since it last got past `failed_len`
-    failed_len: int = -1  # most tokens it had claimed when a step broke
+    failed_len: int = -1  # where: the length it would have had after the last one
 
     @property
     def id(self) -> str:

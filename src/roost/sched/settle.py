@@ -66,7 +66,7 @@ def cut_output(tokens: list[int], room: int, stop_token_ids: frozenset[int]) -> 
 def _after_settling(state: State, request: Request, prefill_ended: bool) -> None:
     """A running request after its result: share the prompt, let the window move on."""
     turn = request.turn
-    if request.lease.settled_len > request.failed_len:  # past where a step broke under it: no longer a suspect
+    if request.lease.settled_len > request.failed_len:  # past where it broke: no longer a suspect
         request.num_failures = 0
     if prefill_ended and turn.session is None:
         state.store.publish(request.lease, turn.record.key(len(turn.record), state.resolved.spec.pair), state.now)
@@ -90,7 +90,7 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first_step = failed[0].plan.step
     broken = zip(failed[0].requests, failed[0].leases, strict=True)
-    claimed_lens = {request.turn.id: lease.claimed_len for request, lease in broken}
+    broken_lens = {request.turn.id: _length_after(lease, first_step) for request, lease in broken}
     for lease in list(state.store.leases.values()):
         if lease.last_step >= first_step:
             state.store.fall_back(lease)
@@ -104,10 +104,15 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     for request, lease in named.values():
         if request.turn.lease is not lease or request.row is None:
             continue  # it had left before the step broke
-        if request.turn.id in claimed_lens:  # the others were only launched after it
+        if request.turn.id in broken_lens:  # the others were only launched after it
             request.num_failures += 1
-            request.failed_len = max(request.failed_len, claimed_lens[request.turn.id])
+            request.failed_len = max(request.failed_len, broken_lens[request.turn.id])
         if request.num_failures > _FAILURES_MAX:
             abort(state, request, "error", "a step failed on the device, twice under this request")
         elif request.mark is Mark.NONE:
             suspend(state, request)
+
+
+def _length_after(lease: Lease, step: StepId) -> int:
+    """The length a lease would have had at least after a step."""
+    return lease.settled_len + sum(claim.size for claim in lease.claims if claim.step == step)

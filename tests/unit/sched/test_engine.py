@@ -114,7 +114,7 @@ def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_tog
     executor = Breaking(witness(resolved(overlap=overlap)), _breaks(3), at_launch)
     at = desk(executor, overlap=overlap)
     for name in ("a", "b"):
-        at.engine.post(_submit(name, 1), at.events.append)
+        at.engine.post(Submit(request_id=name, tokens=(1, 2, 3), max_new_tokens=20), at.events.append)
     at.run()
     num_alone = next(i for i, rows in enumerate(executor.launched) if len(rows) > 1)
     assert {row for rows in executor.launched[:num_alone] for row in rows} == set(executor.launched[num_alone])
