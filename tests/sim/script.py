@@ -353,6 +353,8 @@ class Script:
         for _ in range(count):
             self._clock.advance(1)
             self.engine.tick()  # audits page by page
+            raised = [note for note in self.state.trace.last() if note[0] == "lost_client"]
+            assert not raised, raised  # the engine shields itself from clients that raise: ours are the checks
             self.watch.check_pages()
 
     def until(self, condition: Callable[[], bool]) -> None:

@@ -57,7 +57,7 @@ class World:
         self._named = 0
         self._collecting = -1
         self._aborted: list[Ask] = []
-        self._broken: Broken | None = None
+        self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
         self._num_evictions = 0
         self._published: dict[
@@ -179,6 +179,8 @@ class World:
         kind, subject, numbers = note
         self._say(f"  {kind} {subject} {numbers if numbers else ''}")
         self._count("note: " + kind)
+        if kind == "lost_client":
+            raise Broken(f"client: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
             self._published[subject] = (numbers[0], self._num_evictions)
@@ -274,7 +276,7 @@ class World:
             if isinstance(event, Finished) and event.reason in ("stop", "length") and ask.conversation is not None:
                 self._check_last_round(ask, event)
             self.checker.event(ask, event, self._collecting)
-        except Broken as broken:  # the engine shields itself from clients that raise
+        except AssertionError as broken:  # the engine shields itself from clients that raise
             self._broken = self._broken or broken
 
     def _check_last_round(self, ask: Ask, event: Finished) -> None:
@@ -301,8 +303,11 @@ class World:
         self._count("fault: close" if self.troubled else "close")
 
         def reply(event: Event) -> None:
-            assert isinstance(event, SessionClosed), event
-            self.checker.closed(event)
+            try:
+                assert isinstance(event, SessionClosed), event
+                self.checker.closed(event)
+            except AssertionError as broken:
+                self._broken = self._broken or broken
 
         self.engine.post(CloseSession(session_id=conversation.id), reply)
 
@@ -313,7 +318,7 @@ class World:
 
         def reply(event: Event) -> None:
             if not (isinstance(event, Refused) and event.status == 404):
-                raise Broken(f"terminal: an abort was answered with {event}")
+                self._broken = Broken(f"terminal: an abort was answered with {event}")
 
         self._aborted.append(ask)
         self.engine.post(Abort(request_id=ask.submit.request_id), reply)
@@ -367,7 +372,7 @@ class World:
         def reply(event: Event) -> None:
             refused = isinstance(event, Refused) and event.status == 409
             if not refused and not ask.ended:
-                raise Broken(f"duplicate: {ask.submit.request_id} was taken twice: {event}")
+                self._broken = Broken(f"duplicate: {ask.submit.request_id} was taken twice: {event}")
 
         if ask.submit.request_id in self.engine.state.requests:
             self.engine.post(Submit(request_id=ask.submit.request_id, tokens=(0,), max_new_tokens=0), reply)

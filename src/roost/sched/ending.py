@@ -43,7 +43,7 @@ def close_if_free(state: State, session: Session) -> None:
     """Close a session that is closing, once no turn has it."""
     if session.closing and session.turn is None:
         state.sessions.close(session)
-        state.closers.pop(session.id)(SessionClosed(session_id=session.id))
+        state.tell(state.closers.pop(session.id), SessionClosed(session_id=session.id))
 
 
 def _end(

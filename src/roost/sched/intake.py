@@ -26,12 +26,12 @@ def take(state: State, command: Command, reply: Reply) -> None:
                 _abort(state, command)
             case OpenSession():
                 state.sessions.open(command.session_id, command.salt, state.now)
-                reply(SessionOpened(session_id=command.session_id))
+                state.tell(reply, SessionOpened(session_id=command.session_id))
             case CloseSession():
                 _close(state, command, reply)
     except (RequestError, CapacityError) as error:
         name = command.request_id if isinstance(command, Submit | Abort) else command.session_id
-        reply(Refused(request_id=name, status=error.status, message=str(error)))
+        state.tell(reply, Refused(request_id=name, status=error.status, message=str(error)))
 
 
 def _submit(state: State, submit: Submit, reply: Reply) -> None:

@@ -70,13 +70,19 @@ class State:
 
     def send(self, request: Request, event: Event) -> None:
         """Tell a request's client something; a client that cannot be told is taken to have gone away."""
-        try:
-            request.reply(event)
-        except Exception as error:  # noqa: BLE001 (whatever a client's function does, the others go on)
-            self.trace.note("lost_client", f"{request.id}: {error!r}")
+        if not self.tell(request.reply, event):
             request.reply = _nobody
             if request.id in self.requests:
                 self.mark(request, Mark.ABORT)
+
+    def tell(self, reply: Reply, event: Event) -> bool:
+        """Call a client's function; whatever it does, the others go on."""
+        try:
+            reply(event)
+            return True
+        except Exception as error:  # noqa: BLE001 (it is not our code)
+            self.trace.note("lost_client", repr(error))
+            return False
 
     def mark(self, request: Request, mark: Mark) -> None:
         """Say what settle shall do with a request."""
