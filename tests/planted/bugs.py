@@ -250,10 +250,10 @@ BUGS = (
         "19: idle sessions pin the pages that running requests need",
     ),
     Bug(
-        "admission_reclaims_idle",
+        "admission_counts_idle",
         "roost.sched.admission",
-        "        for session in idle:",
-        "        for session in idle[:0]:",
+        "        spare = num_freed(state.store, [each for each in idle if each is not None], book)",
+        "        spare = num_freed(state.store, [each for each in idle if each is None], book)",
         "19: idle sessions keep everybody else in the queue",
     ),
     Bug(

@@ -60,6 +60,7 @@ class World:
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
         self._num_evictions = 0
+        self._shared_at_start: dict[str, int] = {}
         self._published: dict[
             str, tuple[int, int]
         ] = {}  # who lost its lease: (length kept in the tree, evictions then)
@@ -128,6 +129,12 @@ class World:
                                 f"but it is '{describe(account)}'"
                             )
 
+    def _check_unpublished(self) -> None:
+        """A session's running turn shares no more than it started with."""
+        for request in self.engine.state.running:
+            if request.turn.session is not None and request.lease.shared_len > self._shared_at_start[request.id]:
+                raise Broken(f"publish: {request.id} shared pages before its turn was committed")
+
     def _check_row(self, request: Request, tokens: list[int]) -> None:
         record = request.turn.record
         sequence, state = Sequence(self.options.model), 0
@@ -193,6 +200,7 @@ class World:
             self._published[subject] = (lease.proven_len, self._num_evictions)
         elif kind == "admit":
             self._check_admitted(subject, numbers[0])
+            self._shared_at_start[subject] = self.engine.state.requests[subject].lease.shared_len
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
@@ -398,6 +406,7 @@ class World:
         if self._broken is not None:
             raise self._broken
         self._check_named_pages()
+        self._check_unpublished()
         self.report.audits += 1
         for ask in aborted:
             if not ask.ended:

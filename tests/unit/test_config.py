@@ -71,6 +71,7 @@ def test_an_impossible_model_is_refused(traits: ModelTraits, message: str) -> No
         (SpecShape(steps=3, topk=1, tokens=3), r"--spec-tokens must be --spec-steps \+ 1 = 4 .*, got 3"),
         (replace(TREE, tokens=8 + 4 * 64 + 2), r"--spec-tokens must be in \[2, 265\].*, got 266"),
         (SpecShape(steps=-1), "--spec-steps must be at least 0, got -1"),
+        (SpecShape(steps=1, tokens=2, draft_kv=DraftKv.TOKEN), "--spec: .* not supported; pair and none are"),
     ],
 )
 def test_an_impossible_tree_is_refused(spec: SpecShape, message: str) -> None:

@@ -57,20 +57,15 @@ def _no_place(state: State) -> str:
 
 
 def _no_pages(state: State, request: Request, lease: Lease) -> str:
-    """Why a request does not fit beside the others; idle sessions make room where that is enough."""
+    """Why a request does not fit beside the others; idle sessions count as room: they are reclaimed when it is used."""
     for book in range(len(state.resolved.books)):
         need = _charge(state, book, request, lease, request.turn.next_prefill_len) + _promised(state, book)
         if need <= _available(state, book):
             continue
-        idle = [session for session in state.sessions.idle() if session.lease is not lease]
-        spare = num_freed(state.store, [session.lease for session in idle if session.lease is not None], book)
+        idle = [session.lease for session in state.sessions.idle() if session.lease not in (None, lease)]
+        spare = num_freed(state.store, [each for each in idle if each is not None], book)
         if need > _available(state, book) + spare:
             return f"book {book}: {need} pages needed or promised, {_available(state, book) + spare} can be had"
-        for session in idle:
-            if need <= _available(state, book):
-                break
-            state.trace.note("reclaim", session.id, book, need - _available(state, book))
-            state.sessions.reclaim(session)
     return ""
 
 

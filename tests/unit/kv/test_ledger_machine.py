@@ -139,6 +139,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 key: account for key, account in self.accounts.items() if key[0] == book
             }
             assert self.ledger.accounts_of(book, [page for page, _ in found]) == [account for _, account in found]
+            assert sorted(self.ledger.free_pages(book)) == self._pages(book, FREE)
 
     @invariant()
     def every_page_has_one_account(self) -> None:
@@ -170,6 +171,16 @@ def test_a_wrong_source_is_told_in_words_with_the_last_moves() -> None:
         "  book 0: free -> leased by lease 3: [1]",
         "  book 0: leased by lease 3 -> cached by node 5: [1]",
     ]
+
+
+@pytest.mark.parametrize("last_step", [StepId(-1), StepId(0)], ids=["free", "retiring"])
+def test_a_page_released_twice_in_one_call_is_refused_and_nothing_moves(last_step: StepId) -> None:
+    ledger = Ledger(BOOKS)
+    pages = ledger.take(0, 2, leased(1))
+    with pytest.raises(InvariantError, match=r"twice .* last moves:\n  book 0: free -> leased by lease 1"):
+        ledger.release(0, [*pages, pages[0]], leased(1), last_step)
+    assert ledger.accounts_of(0, pages) == [leased(1), leased(1)]
+    assert (ledger.num_free(0), ledger.num_retiring(0)) == (BOOKS[0].num_pages - 3, 0)
 
 
 def test_the_sink_page_never_moves() -> None:

@@ -76,6 +76,8 @@ def test_a_chain_goes_on_where_its_prefix_ends() -> None:
 
 def test_a_round_adds_at_most_its_depth_and_the_bonus() -> None:
     assert [shape.accept_max for shape in (PLAIN, CHAIN, TREE)] == [1, 4, 6]
+    shallow = SpecShape(steps=5, topk=4, tokens=3, draft_kv=DraftKv.PAIR)
+    assert shallow.accept_max == 3  # two drafts are verified, however deep the tree was drafted
     assert [shape.speculates for shape in (PLAIN, CHAIN, TREE)] == [False, True, True]
 
 
