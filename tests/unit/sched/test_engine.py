@@ -21,12 +21,14 @@ class Breaking:
         self._inner, self._is_bad, self._at_launch = inner, is_bad, at_launch
         self._bad: set[int] = set()
         self.num_out_max = 0
+        self.num_broken = 0
         self.launched: list[list[int]] = []  # rows of each step since the last one that broke
         self._out: list[int] = []
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Launch, or break."""
         if self._is_bad(plan):
+            self.num_broken += 1
             if self._at_launch:
                 self.launched.clear()
                 raise StepFailure("no")
@@ -74,7 +76,8 @@ def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: b
     def has_bad_prompt(plan: StepPlan) -> bool:
         return 49 in plan.tokens.tolist()
 
-    at = desk(Breaking(witness(options), has_bad_prompt, at_launch), overlap=overlap)
+    executor = Breaking(witness(options), has_bad_prompt, at_launch)
+    at = desk(executor, overlap=overlap)
     good = desk(overlap=overlap)
     for name, first in (("a", 1), ("b", 49), ("c", 3)):
         at.engine.post(_submit(name, first), at.events.append)
@@ -83,7 +86,7 @@ def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: b
     good.run()
     assert [_ends(at.events, name) for name in "abc"] == [["length"], ["error"], ["length"]]
     (message,) = [event.message for event in at.events if isinstance(event, Finished) and event.request_id == "b"]
-    assert "twice" in message
+    assert "twice" in message and executor.num_broken == 2
     assert _tokens(at.events, "a") == _tokens(good.events, "a")
     assert _tokens(at.events, "c") == _tokens(good.events, "c")
 
@@ -118,6 +121,14 @@ def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_tog
     at.run()
     num_alone = next(i for i, rows in enumerate(executor.launched) if len(rows) > 1)
     assert {row for rows in executor.launched[:num_alone] for row in rows} == set(executor.launched[num_alone])
+
+
+def test_a_request_is_not_blamed_for_a_step_it_was_only_launched_behind() -> None:
+    at = desk(Breaking(witness(resolved()), _breaks(0), at_launch=False))
+    for name in ("a", "b"):  # b joins in step 1, while step 0 is out
+        at.send(_submit(name, 1))
+    at.engine.tick()
+    assert {name: request.num_failures for name, request in at.engine.state.requests.items()} == {"a": 1, "b": 0}
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -130,6 +130,15 @@ def test_closing_refuses_the_turns_that_wait_once_each() -> None:
         assert (refused.request_id, refused.status) == (name, 410)
 
 
+def test_turns_that_wait_have_their_session_in_the_order_they_came() -> None:
+    at = _busy()
+    for name in ("second", "third", "fourth"):
+        at.send(_submit(name, session_id="s", queue=True))
+    at.run()
+    ended = [event.request_id for event in at.events if isinstance(event, Finished)]
+    assert ended == ["first", "second", "third", "fourth"]
+
+
 def test_a_turn_may_follow_at_once_on_one_that_was_aborted() -> None:
     at = _busy()
     at.engine.post(Abort(request_id="first"), at.events.append)
