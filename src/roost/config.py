@@ -1,6 +1,7 @@
 """Configuration: one frozen tree, validated once, and the numbers derived from it.
 
-The only module that may read the environment. Everything after start-up sees `Resolved`, never raw options.
+The only module that may read the environment. Everything after start-up sees `Resolved`, never raw options. Each field
+carries its help; the command line is made from them.
 """
 
 from dataclasses import dataclass, field
@@ -9,14 +10,30 @@ from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 
+CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which form, on which device."""
+
+    model: str = field(default="default", metadata={"help": "a GGUF file, a Hugging Face folder, or 'default'"})
+    weights: str = field(default="auto", metadata={"help": "auto, int8, fp32 or bf16"})
+    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
     """How much KV there is and how it is cut up."""
 
     page_size: int = field(default=16, metadata={"help": "tokens per page"})
-    pool_tokens: int = field(default=65536, metadata={"help": "KV slots for full-attention and draft layers"})
-    window_pool_tokens: int = field(default=65536, metadata={"help": "KV slots for sliding-window layers"})
+    pool_tokens: int | None = field(
+        default=None, metadata={"help": "KV slots for full-attention and draft layers; four contexts if absent"}
+    )
+    window_pool_tokens: int | None = field(
+        default=None, metadata={"help": "KV slots for sliding-window layers; as --pool-tokens if absent"}
+    )
     strict_memory: int = field(default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page"})
 
 
@@ -24,7 +41,10 @@ class MemoryConfig:
 class SchedConfig:
     """How much runs at once."""
 
-    context: int = field(default=8192, metadata={"help": "most tokens in a sequence, prompt and output"})
+    context: int | None = field(
+        default=None,
+        metadata={"help": f"most tokens in a sequence; the model's, at most {CONTEXT_DEFAULT}, if absent"},
+    )
     max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
     max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
     chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
@@ -39,12 +59,14 @@ class ModelTraits:
     vocab_size: int
     window: int | None = None  # sliding window of its window layers, None without any
     has_full_layers: bool = True
+    context_max: int | None = None  # positions it was made for, None if it does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything the engine can be told."""
 
+    model: ModelConfig = ModelConfig()
     memory: MemoryConfig = MemoryConfig()
     sched: SchedConfig = SchedConfig()
     spec: SpecShape = PLAIN
@@ -58,6 +80,7 @@ class Resolved:
     sched: SchedConfig
     spec: SpecShape
     vocab_size: int
+    context: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
 
@@ -79,7 +102,7 @@ class Resolved:
     @property
     def row_width(self) -> int:
         """Positions of a row: the context and both rounds' reserve, in whole pages."""
-        return ceil_to(self.sched.context + 2 * max(self.reserves), self.page_size)
+        return ceil_to(self.context + 2 * max(self.reserves), self.page_size)
 
     def length_to_fit(self, book: int, length_max: int) -> int:
         """Positions that must fit a book for a request that can come to `length_max` tokens."""
@@ -98,30 +121,46 @@ class Resolved:
         return min(pages, ranges)
 
 
+_CONTEXTS_IN_POOL = 4  # sequences of full length that the pool holds, if its size is not given
+
+
 def _at_least(flag: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{flag} must be at least {least}, got {value}")
 
 
-def _books(memory: MemoryConfig, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
+def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
     """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
+    pool_tokens = memory.pool_tokens if memory.pool_tokens is not None else _CONTEXTS_IN_POOL * context
+    window_tokens = memory.window_pool_tokens if memory.window_pool_tokens is not None else pool_tokens
+    _at_least("--pool-tokens", pool_tokens, 1)
+    _at_least("--window-pool-tokens", window_tokens, 1)
     books = []
     if traits.has_full_layers or spec.draft_kv is not DraftKv.NONE:
-        books.append(Book(num_pages=memory.pool_tokens // memory.page_size))
+        books.append(Book(num_pages=pool_tokens // memory.page_size))
     if traits.window is not None:
-        books.append(Book(num_pages=memory.window_pool_tokens // memory.page_size, window=traits.window))
+        books.append(Book(num_pages=window_tokens // memory.page_size, window=traits.window))
     return tuple(books)
+
+
+def _context(sched: SchedConfig, traits: ModelTraits) -> int:
+    """Most tokens of a sequence."""
+    most = traits.context_max if traits.context_max is not None else CONTEXT_DEFAULT
+    if sched.context is None:
+        return min(most, CONTEXT_DEFAULT)
+    _at_least("--context", sched.context, 2)
+    if traits.context_max is not None and sched.context > traits.context_max:
+        raise ConfigError(f"--context must be at most {most}, what the model was made for, got {sched.context}")
+    return sched.context
 
 
 def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
     """Check a configuration for a model, once, and derive what follows from it."""
     memory, sched, spec = config.memory, config.sched, config.spec
     _at_least("--page-size", memory.page_size, 1)
-    _at_least("--pool-tokens", memory.pool_tokens, 1)
-    _at_least("--window-pool-tokens", memory.window_pool_tokens, 1)
     if memory.strict_memory not in (0, 1, 2):
         raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
-    _at_least("--context", sched.context, 2)
+    context = _context(sched, traits)
     _at_least("--max-running", sched.max_running, 1)
     _at_least("--max-queued", sched.max_queued, 1)
     _at_least("--chunk", sched.chunk, 1)
@@ -134,11 +173,17 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
         raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
     if not traits.has_full_layers and traits.window is None:
         raise ConfigError("the model declares neither full-attention nor sliding-window layers")
-    books = _books(memory, spec, traits)
+    books = _books(memory, context, spec, traits)
     reserve = spec.alloc_len_per_decode(memory.page_size)
     reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
     resolved = Resolved(
-        memory=memory, sched=sched, spec=spec, vocab_size=traits.vocab_size, books=books, reserves=reserves
+        memory=memory,
+        sched=sched,
+        spec=spec,
+        vocab_size=traits.vocab_size,
+        context=context,
+        books=books,
+        reserves=reserves,
     )
     for number, book in enumerate(books):
         flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"

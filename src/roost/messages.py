@@ -7,6 +7,10 @@ terminal event: Finished or Refused. Imported by sched and by everything above i
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roost.sampling import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
@@ -15,7 +19,16 @@ class Submit:
     request_id: str
     tokens: tuple[int, ...]
     max_new_tokens: int | None = None  # absent: what context and pool allow
+    min_new_tokens: int = 0  # nothing stops the output before
+    sampling: Sampling = GREEDY
     stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()  # texts that end the output
+    stop_in_special: bool = False  # whether special tokens count as text, for `stop`
+    logprobs: int | None = None  # alternatives to report with each output token's log-probability; None: neither
+    prompt_logprobs_from: int | None = None  # first prompt position of interest; the tokens after it are scored
+    priority: int = 0  # larger ones go first
+    timeout_ms: int | None = None  # ended as "timeout" if it has not ended by itself
+    shares_with: str | None = None  # starts when that request has its prompt in the prefix cache
     session_id: str | None = None
     queue: bool = False  # wait for a busy session instead of a 409
     salt: str = ""  # name space of the prefix cache; a session has its own
@@ -44,6 +57,16 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlushCache:
+    """Drop everything that is cached; refused while any request has not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetStats:
+    """Ask how things stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a request cost."""
 
@@ -64,11 +87,29 @@ class SpecStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A token's log-probability under the model itself (no option applied), and its best alternatives."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # ids with their log-probabilities, best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """More output."""
 
     request_id: str
     tokens: tuple[int, ...]
+    scores: tuple[Score, ...] = ()  # one per token, if asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScores:
+    """Scores of prompt tokens `start`, `start + 1`, …; they come in order, each once, before the output."""
+
+    request_id: str
+    start: int
+    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +117,12 @@ class Finished:
     """Terminal: the request ended after it was accepted."""
 
     request_id: str
-    reason: str  # stop, length, abort, error
+    reason: str  # stop, length, abort, timeout, error
     usage: Usage
     max_new_tokens: int  # as resolved; as asked (0 if absent) for a turn that never got its session
     spec: SpecStats
-    message: str = ""  # what went wrong, for an error
+    message: str = ""  # what went wrong, for an error or a timeout
+    matched: int | str | None = None  # the stop id or stop text, for a stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +148,45 @@ class SessionClosed:
     session_id: str
 
 
-Command = Submit | Abort | OpenSession | CloseSession
-Event = Tokens | Finished | Refused | SessionOpened | SessionClosed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """The cache is empty."""
+
+    num_pages: int  # that became free, in all books
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """Pages of one book by account."""
+
+    window: int | None
+    total: int
+    free: int
+    leased: int
+    cached: int
+    retiring: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """How things stand, and sums since the start."""
+
+    queued: int
+    running: int
+    sessions: int
+    waiting_for: str  # why the head of the queue is not running
+    steps: int  # collected
+    step_age_ms: int  # since the last one was collected, or since there was nothing to do
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    retractions: int
+    failed_steps: int
+    endings: tuple[tuple[str, int], ...]  # requests by finish reason
+    pools: tuple[PoolStats, ...]
+    spec: SpecStats
+
+
+Command = Submit | Abort | OpenSession | CloseSession | FlushCache | GetStats
+Event = Tokens | PromptScores | Finished | Refused | SessionOpened | SessionClosed | Flushed | Stats
 Reply = Callable[[Event], None]

@@ -10,12 +10,14 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.sampling import Sampling
 from roost.spec.shape import SpecShape
 
 StepId = NewType("StepId", int)
 RowId = NewType("RowId", int)
 
 Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 SAMPLED = -1  # in `next_tokens`: the token after the chunk is the one this step samples
@@ -44,6 +46,18 @@ class TableDelta(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowSetup(_Columns):
+    """How the tokens of a row that begins are chosen, until the next one that names it."""
+
+    row: RowId
+    sampling: Sampling
+    prompt_len: int
+    min_len: int  # positions below it may not be a stop id
+    stop_ids: tuple[int, ...]
+    tokens: Ints  # prompt and output so far; empty unless the sampling penalises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(_Columns):
     """One launch. A row is either a prefill chunk or one decode (verify) round."""
 
@@ -61,7 +75,21 @@ class StepPlan(_Columns):
     next_tokens: Ints  # [num_rows] prefill only: the token after the chunk, for draft-extend, or SAMPLED
     tokens: Ints  # [token_offsets[-1]] the chunks' tokens
     token_offsets: Ints  # [num_rows + 1]
+    tops: Ints  # [num_rows] alternatives to report with each log-probability; -1: report none
+    score_froms: Ints  # [num_rows] first position of the chunk whose next token is scored; -1: none
+    score_ends: Ints  # [num_rows] first position past those
+    setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores(_Columns):
+    """Log-probabilities under the model itself, row by row: entries `offsets[i]:offsets[i+1]` belong to row i."""
+
+    offsets: Ints  # [num_rows + 1]
+    logprobs: Floats  # [offsets[-1]]
+    top_ids: Ints  # [offsets[-1], the most alternatives any row wants] best first
+    top_logprobs: Floats  # the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +102,8 @@ class StepResult(_Columns):
     accept_lens: Ints  # [num_rows] tokens added to the output: 0 after a chunk that is not final
     tokens: Ints  # [num_rows, accept_max] the accepted tokens, then padding
     lengths: Ints  # [num_rows] device length after the step
+    scores: Scores | None = None  # of the accepted tokens, for rows that want them
+    prompt_scores: Scores | None = None  # of the tokens after positions score_froms … score_ends - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,10 @@ def chunk_plan(step: int, tokens: tuple[int, ...], *, start: int = 0, final: boo
         next_tokens=ints(SAMPLED if final else 0),
         tokens=ints(*tokens),
         token_offsets=ints(0, len(tokens)),
+        tops=ints(-1),
+        score_froms=ints(-1),
+        score_ends=ints(-1),
+        setups=(),
         deltas=(table_delta(start, end),),
     )
 

@@ -70,8 +70,8 @@ BUGS = (
     Bug(
         "row_not_widened",
         "roost.config",
-        "        return ceil_to(self.sched.context + 2 * max(self.reserves), self.page_size)",
-        "        return ceil_to(self.sched.context, self.page_size)",
+        "        return ceil_to(self.context + 2 * max(self.reserves), self.page_size)",
+        "        return ceil_to(self.context, self.page_size)",
         "6: branches do not fit the row (the guard must say so)",
     ),
     Bug(

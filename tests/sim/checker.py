@@ -109,7 +109,7 @@ class Checker:
 
     def _most_new(self, prompt_len: int) -> int:
         """Most new tokens that context and pools allow."""
-        resolved, most = self._resolved, self._resolved.sched.context - prompt_len
+        resolved, most = self._resolved, self._resolved.context - prompt_len
         while most >= 0 and not all(
             resolved.pages_to_hold(book, resolved.length_to_fit(book, prompt_len + most)) <= spec.num_pages - 1
             for book, spec in enumerate(resolved.books)

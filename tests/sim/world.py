@@ -67,7 +67,7 @@ class World:
         self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
-        prompts = [[self._token() for _ in range(resolved.sched.context)] for _ in range(options.shared_prompts)]
+        prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
         self._prompts = prompts
         self._inject_allocation_faults()
 
@@ -246,7 +246,7 @@ class World:
         return f"{kind}{self._named}"
 
     def _submit(self, conversation: Conversation | None, queue: bool = False) -> Ask:
-        rng, context = self.rng, self.options.resolved.sched.context
+        rng, context = self.rng, self.options.resolved.context
         if conversation is None:
             length = rng.randint(1, context) if rng.random() < 0.2 else rng.randint(1, max(1, context // 2))
             shared = rng.randint(0, length) if rng.random() < 0.7 else 0
@@ -344,7 +344,7 @@ class World:
         for conversation in talks:
             if conversation.closing:
                 continue
-            if conversation.num_open_turns == 0 and len(conversation.tokens) > 0.8 * options.resolved.sched.context:
+            if conversation.num_open_turns == 0 and len(conversation.tokens) > 0.8 * options.resolved.context:
                 self._close(conversation)
             elif conversation.num_open_turns == 0 and has_place and rng.random() < 0.5:
                 self._submit(conversation)

@@ -50,12 +50,16 @@ def _plan() -> StepPlan:
         next_tokens=_ints(-1),
         tokens=_ints(5, 6),
         token_offsets=_ints(0, 2),
+        tops=_ints(-1),
+        score_froms=_ints(-1),
+        score_ends=_ints(-1),
+        setups=(),
         deltas=(TableDelta(rows=_ints(0), firsts=_ints(0), offsets=_ints(0, 1), pages=_ints(4)),),
     )
 
 
 def _columns() -> list[str]:
-    return [field.name for field in fields(StepPlan) if field.name not in ("step", "shape", "deltas")]
+    return [field.name for field in fields(StepPlan) if field.name not in ("step", "shape", "setups", "deltas")]
 
 
 @pytest.mark.parametrize("name", _columns())

@@ -1,7 +1,7 @@
 """Admission: who may leave the queue, and if nobody, why.
 
-First come, first served. A request is let in when its whole prompt and the worst case of its rounds fit beside what
-those already running were promised; nothing is taken yet. Called by the loop.
+By priority, then first come, first served. A request is let in when its whole prompt and the worst case of its
+rounds fit beside what those already running were promised; nothing is taken yet. Called by the loop.
 """
 
 from roost.kv.holdings import num_freed, num_held
@@ -17,7 +17,7 @@ def admit(state: State) -> str:
         reason = _no_place(state) or _refused_before(state, request)
         if reason:
             return reason
-        lease = state.sessions.find_lease(request.turn)
+        lease = state.sessions.find_lease(request.turn, request.score_from)
         reason = _no_pages(state, request, lease)
         if reason:
             state.sessions.refuse_lease(request.turn, lease, state.now)
@@ -26,7 +26,9 @@ def admit(state: State) -> str:
         state.sessions.begin(request.turn, lease)
         if request.cached_len < 0:
             request.cached_len = request.turn.cached_len
-        request.row = state.rows.take()
+        if request.score_from is not None:  # what a session inherits is not computed again, so not scored
+            request.score_from = max(request.score_from, lease.settled_len)
+        request.row, request.row_begins = state.rows.take(), True
         state.start_running(request)
         state.trace.note("admit", request.id, lease.settled_len, request.turn.prefill_len)
     return ""

@@ -1,11 +1,25 @@
-"""Counters of speculation: live rows only, counted in one place for the request and for everybody.
+"""Counters: sums since the start, and those of speculation (live rows only, in one place for request and everybody).
 
-Called by settle; read by whoever reports.
+Changed by settle and ending; read by whoever reports.
 """
 
 from dataclasses import dataclass, field
 
 from roost.messages import SpecStats
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Sums since the start."""
+
+    steps: int = 0  # collected
+    failed_steps: int = 0
+    last_step_at: int = 0  # of the clock, in nanoseconds: last step collected, or nothing to do
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    retractions: int = 0
+    endings: dict[str, int] = field(default_factory=dict)  # requests by finish reason
 
 
 @dataclass(slots=True, kw_only=True)

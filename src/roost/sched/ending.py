@@ -12,10 +12,10 @@ from roost.sched.state import State
 from roost.session.table import Outcome, Session
 
 
-def finish(state: State, request: Request, reason: str, returned_len: int) -> None:
+def finish(state: State, request: Request, reason: str, returned_len: int, matched: int | str | None = None) -> None:
     """The request is complete: `returned_len` tokens of its record are what the client has."""
     completion = returned_len - request.turn.prompt_len
-    _end(state, request, Outcome.COMMIT, reason, completion, returned_len)
+    _end(state, request, Outcome.COMMIT, reason, completion, returned_len, matched=matched)
 
 
 def abort(state: State, request: Request, reason: str, message: str = "") -> None:
@@ -26,6 +26,7 @@ def abort(state: State, request: Request, reason: str, message: str = "") -> Non
 def suspend(state: State, request: Request) -> None:
     """The request loses its pages, keeps its tokens and waits to go on."""
     state.trace.note("suspend", request.id, request.lease.settled_len)
+    state.totals.retractions += 1
     _leave_row(state, request)
     state.running.remove(request)
     state.sessions.end_turn(request.turn, Outcome.SUSPEND, 0, state.now)
@@ -37,6 +38,14 @@ def drop(state: State, request: Request, status: int, message: str) -> None:
     """Refuse a request that was accepted to wait but never ran."""
     _forget(state, request)
     state.send(request, Refused(request_id=request.id, status=status, message=message))
+
+
+def start_followers(state: State, request: Request) -> None:
+    """Requests that share this one's prompt need not wait longer: it is in the tree, or will not come there."""
+    for follower in request.followers:
+        follower.leader = None
+        state.enqueue(follower)
+    request.followers.clear()
 
 
 def close_if_free(state: State, session: Session) -> None:
@@ -54,6 +63,7 @@ def _end(
     completion: int,
     returned_len: int,
     message: str = "",
+    matched: int | str | None = None,
 ) -> None:
     turn = request.turn
     waited = turn.session is not None and turn.session.turn != turn.id  # its history was not final yet
@@ -62,6 +72,8 @@ def _end(
     if request.row is not None:
         _leave_row(state, request)
         state.running.remove(request)
+    elif request.leader is not None:
+        request.leader.followers.remove(request)
     elif request in state.queued:
         state.queued.remove(request)
     elif turn.session is not None:
@@ -76,8 +88,14 @@ def _end(
         max_new_tokens=request.max_new_tokens,
         spec=request.counters.snapshot(),
         message=message,
+        matched=matched,
     )
+    totals = state.totals
+    totals.prompt_tokens += usage.prompt_tokens
+    totals.cached_tokens += usage.cached_tokens
+    totals.endings[reason] = totals.endings.get(reason, 0) + 1
     state.send(request, finished)
+    start_followers(state, request)
     if turn.session is not None:
         close_if_free(state, turn.session)
         _start_waiting(state, turn.session)

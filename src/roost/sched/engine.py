@@ -18,8 +18,8 @@ from roost.obs.trace import Trace
 from roost.sched.admission import admit
 from roost.sched.intake import take
 from roost.sched.planner import plan
-from roost.sched.request import Flight, Mark
-from roost.sched.settle import act_on_marks, fail, settle
+from roost.sched.request import Flight, Mark, NewFinder
+from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
 from roost.step import Executor, StepId, StepResult
 
@@ -27,14 +27,20 @@ from roost.step import Executor, StepId, StepResult
 class Engine:
     """The scheduler over one executor."""
 
-    def __init__(self, resolved: Resolved, executor: Executor, clock: Clock, trace: Trace | None = None) -> None:
-        self.state: State = new_state(resolved, trace or Trace())
+    def __init__(
+        self,
+        resolved: Resolved,
+        executor: Executor,
+        clock: Clock,
+        trace: Trace | None = None,
+        new_finder: NewFinder | None = None,
+    ) -> None:
+        self.state: State = new_state(resolved, trace or Trace(), new_finder)
         self._executor = executor
         self._clock = clock
         self._mailbox: SimpleQueue[tuple[Command, Reply] | None] = SimpleQueue()
         self._next_step = StepId(0)
         self._launched = False  # whether the last tick launched a step
-        self.waiting_for = ""  # why the head of the queue is not running
 
     def post(self, command: Command, reply: Reply) -> None:
         """Hand a command to the engine; from any thread."""
@@ -54,6 +60,11 @@ class Engine:
             self.tick()
 
     @property
+    def waiting_for(self) -> str:
+        """Why the head of the queue is not running; empty if nobody waits."""
+        return self.state.waiting_for
+
+    @property
     def has_work(self) -> bool:
         """Whether a tick would do anything: requests that have not ended, or steps in flight."""
         return bool(self.state.requests or self.state.flights) or not self._mailbox.empty()
@@ -65,10 +76,11 @@ class Engine:
         while not self._mailbox.empty():
             self._receive(self._mailbox.get())
         act_on_marks(state, Mark.ABORT)  # an abort that was read comes before a result that was not
+        end_overdue(state)
         if state.flights and (len(state.flights) > state.resolved.depth or not self._launched):
             self._collect()
         act_on_marks(state, Mark.RETRACT)
-        self.waiting_for = admit(state)
+        state.waiting_for = admit(state)
         flight = plan(state, self._next_step)
         self._launched = flight is not None
         if flight is not None:
@@ -77,6 +89,8 @@ class Engine:
 
     def _receive(self, mail: tuple[Command, Reply] | None) -> None:
         self.state.now = self._clock.now_ns()
+        if not (self.state.requests or self.state.flights):
+            self.state.totals.last_step_at = self.state.now
         if mail is None:
             self.state.stopping = True
         else:
@@ -98,6 +112,7 @@ class Engine:
         except StepFailure:
             self._fail(flight)
             return
+        self.state.totals.last_step_at = self._clock.now_ns()
         settle(self.state, flight, result)
         if self.state.resolved.memory.strict_memory >= 2:
             self._check_device_lengths(flight, result)

@@ -10,7 +10,7 @@ from roost.messages import Submit
 
 def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int) -> int:
     """The request's max_new_tokens, filled in if absent; a request that can never fit is refused with the numbers."""
-    context = resolved.sched.context
+    context = resolved.context
     if prompt_len == 0:
         raise RequestError(400, "tokens", "the session is empty: must hold at least 1 token")
     most = min([context - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
@@ -40,5 +40,5 @@ def _most_new(resolved: Resolved, book: int, prompt_len: int) -> int:
     """Most new tokens for which a book has the pages (negative: not even the prompt fits)."""
     num_pages = resolved.books[book].num_pages - 1
     if resolved.pages_to_hold(book, resolved.row_width) <= num_pages:
-        return resolved.sched.context
+        return resolved.context
     return num_pages * resolved.page_size - resolved.length_to_fit(book, prompt_len)

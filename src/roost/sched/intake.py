@@ -6,14 +6,33 @@ answers. Never moves a page. Called by the loop while it drains the mailbox.
 
 from roost.errors import CapacityError, RequestError
 from roost.kv.lease import TurnId
-from roost.messages import Abort, CloseSession, Command, OpenSession, Refused, Reply, SessionOpened, Submit
+from roost.messages import (
+    Abort,
+    CloseSession,
+    Command,
+    FlushCache,
+    GetStats,
+    OpenSession,
+    Refused,
+    Reply,
+    SessionOpened,
+    Submit,
+)
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop
-from roost.sched.queue import enter_queue
+from roost.sched.queue import enter_queue, set_limits
+from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.session.record import Record
 from roost.session.table import Session, Turn
+
+LOGPROBS_MAX = 100  # alternatives with each log-probability
+PRIORITY_MAX = 2**31 - 1
+TIMEOUT_MS_MAX = 2**40
+STOPS_MAX = 64
+STOP_LEN_MAX = 1024
+STOP_IDS_MAX = 1024
 
 
 def take(state: State, command: Command, reply: Reply) -> None:
@@ -29,9 +48,22 @@ def take(state: State, command: Command, reply: Reply) -> None:
                 state.tell(reply, SessionOpened(session_id=command.session_id))
             case CloseSession():
                 _close(state, command, reply)
+            case FlushCache():
+                state.tell(reply, flush(state))
+            case GetStats():
+                state.tell(reply, stats(state))
     except (RequestError, CapacityError) as error:
-        name = command.request_id if isinstance(command, Submit | Abort) else command.session_id
-        state.tell(reply, Refused(request_id=name, status=error.status, message=str(error)))
+        state.tell(reply, Refused(request_id=_name(command), status=error.status, message=str(error)))
+
+
+def _name(command: Command) -> str:
+    match command:
+        case Submit() | Abort():
+            return command.request_id
+        case OpenSession() | CloseSession():
+            return command.session_id
+        case _:
+            return ""
 
 
 def _submit(state: State, submit: Submit, reply: Reply) -> None:
@@ -41,6 +73,8 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
     session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
     _check_values(submit, session, state.resolved.vocab_size)
+    if submit.stop and state.new_finder is None:
+        raise RequestError(400, "stop", "this engine has no tokenizer: texts cannot be looked for, token ids can")
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
     state.num_arrived += 1
@@ -57,9 +91,17 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         arrival=state.num_arrived,
         counters=Counters(accept_max=state.resolved.spec.accept_max),
         max_new_tokens=submit.max_new_tokens or 0,
+        finder=state.new_finder(submit.stop, submit.stop_in_special) if state.new_finder and submit.stop else None,
+        deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,
+        score_from=submit.prompt_logprobs_from,
     )
+    leader = state.requests.get(submit.shares_with) if submit.shares_with is not None else None
     if session is not None and session.turn is not None:
         _wait_for(state, session, request)
+    elif leader is not None and not leader.output_len:
+        set_limits(state, request)
+        request.leader = leader
+        leader.followers.append(request)
     else:
         enter_queue(state, request)
     state.requests[request.id] = request
@@ -80,6 +122,29 @@ def _wait_for(state: State, session: Session, request: Request) -> None:
 def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> None:
     if submit.max_new_tokens is not None and submit.max_new_tokens < 0:
         raise RequestError(400, "max_new_tokens", f"must be at least 0, got {submit.max_new_tokens}")
+    if submit.min_new_tokens < 0 or submit.min_new_tokens > (submit.max_new_tokens or submit.min_new_tokens):
+        most = "max_new_tokens" if submit.max_new_tokens is None else submit.max_new_tokens
+        raise RequestError(400, "min_new_tokens", f"must be in [0, {most}], got {submit.min_new_tokens}")
+    submit.sampling.check(vocab_size)
+    _check_range("logprobs", submit.logprobs, 0, LOGPROBS_MAX)
+    _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, len(submit.tokens))
+    _check_range("priority", submit.priority, -PRIORITY_MAX, PRIORITY_MAX)
+    _check_range("timeout", submit.timeout_ms, 1, TIMEOUT_MS_MAX)
+    if len(submit.stop) > STOPS_MAX or not all(0 < len(text) <= STOP_LEN_MAX for text in submit.stop):
+        raise RequestError(400, "stop", f"at most {STOPS_MAX} texts of 1 to {STOP_LEN_MAX} characters")
+    if len(submit.stop_token_ids) > STOP_IDS_MAX:
+        raise RequestError(400, "stop_token_ids", f"at most {STOP_IDS_MAX}, got {len(submit.stop_token_ids)}")
+    if session is not None and submit.shares_with is not None:
+        raise RequestError(400, "n", "a turn of a session has one output")
+    _check_session_values(submit, session, vocab_size)
+
+
+def _check_range(param: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise RequestError(400, param, f"must be in [{least}, {most}], got {value}")
+
+
+def _check_session_values(submit: Submit, session: Session | None, vocab_size: int) -> None:
     if not submit.tokens and (session is None or (len(session.record) == 0 and session.turn is None)):
         raise RequestError(400, "tokens", "must hold at least 1 token")
     if submit.tokens and not 0 <= min(submit.tokens) <= max(submit.tokens) < vocab_size:

@@ -14,7 +14,7 @@ from roost.kv.lease import Claim
 from roost.sched.request import Flight, Mark, Request
 from roost.sched.room import reserve
 from roost.sched.state import State
-from roost.step import SAMPLED, Ints, StepId, StepPlan, TableDelta
+from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 
 _PREFILL_SHARE = 4  # a mixed step leaves at least chunk / 4 tokens to prefill
 
@@ -34,6 +34,8 @@ def plan(state: State, step: StepId) -> Flight | None:
     if not lines:
         return None
     flight = _flight(state, step, lines)
+    for line in lines:
+        line.request.row_begins = False
     state.prefilled_last = any(line.chunk for line in lines)
     shape = state.resolved.spec
     for line in lines:
@@ -71,7 +73,7 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)
     if not prefill:
         return _with_room(state, decode, 0)
-    return _with_room(state, sorted(prefill + decode, key=lambda request: request.arrival), budget)
+    return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget)
 
 
 def _decodes_on(state: State, request: Request) -> bool:
@@ -133,6 +135,7 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         SAMPLED if not line.chunk or final else int(line.request.turn.record.slice(end, end + 1)[0])
         for line, end, final in zip(lines, ends, finals, strict=True)
     ]
+    scored = [_scored(line) for line in lines]
     books = range(len(state.resolved.books))
     plan = StepPlan(
         step=step,
@@ -151,9 +154,37 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         next_tokens=_ints(next_tokens),
         tokens=np.concatenate(tokens),
         token_offsets=_offsets([len(each) for each in tokens]),
+        tops=_ints([-1 if each.submit.logprobs is None else each.submit.logprobs for each in requests]),
+        score_froms=_ints([first for first, _ in scored]),
+        score_ends=_ints([end for _, end in scored]),
+        setups=tuple(_setup(request) for request in requests if request.row_begins),
         deltas=tuple(_delta(requests, book) for book in books),
     )
     return Flight(plan=plan, ticket=None, requests=requests, leases=leases, chunks=tuple(line.chunk for line in lines))
+
+
+def _scored(line: Line) -> tuple[int, int]:
+    """Positions of a chunk whose next token is a prompt token to be scored; (-1, -1) if there is none."""
+    request = line.request
+    if not line.chunk or request.score_from is None:
+        return -1, -1
+    first = max(line.hi, request.score_from)
+    end = min(line.hi + line.chunk, request.turn.prompt_len - 1)  # nothing of the prompt follows its last token
+    return (first, end) if first < end else (-1, -1)
+
+
+def _setup(request: Request) -> RowSetup:
+    """What the device must know of a row that begins."""
+    submit, turn = request.submit, request.turn
+    assert request.row is not None, request.id
+    return RowSetup(
+        row=request.row,
+        sampling=submit.sampling,
+        prompt_len=turn.prompt_len,
+        min_len=turn.prompt_len + submit.min_new_tokens,
+        stop_ids=tuple(sorted(submit.stop_token_ids)),
+        tokens=turn.record.slice(0, len(turn.record)) if submit.sampling.penalises else _NO_TOKENS,
+    )
 
 
 def _delta(requests: tuple[Request, ...], book: int) -> TableDelta:

@@ -9,10 +9,15 @@ from roost.sched.request import Request
 from roost.sched.state import State
 
 
+def set_limits(state: State, request: Request) -> None:
+    """Fill in how much output a request may have, or refuse it (RequestError) if it can never fit."""
+    request.max_new_tokens = resolve_max_new(state.resolved, request.submit, request.turn.next_prefill_len)
+
+
 def enter_queue(state: State, request: Request) -> None:
     """Put a request in line, or refuse it (RequestError) if it can never fit; nothing has changed then."""
     turn = request.turn
-    request.max_new_tokens = resolve_max_new(state.resolved, request.submit, turn.next_prefill_len)
+    set_limits(state, request)
     if turn.session is not None:
         assert turn.session.turn is None, turn.session
         turn.session.turn = turn.id

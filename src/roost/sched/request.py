@@ -3,14 +3,27 @@
 Plain data. Lengths are not here: they live in the lease. Changed by intake, admission, planner and settle.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol, Self
 
 from roost.kv.lease import Lease
 from roost.messages import Reply, Submit
 from roost.sched.counters import Counters
 from roost.session.table import Turn
 from roost.step import RowId, StepPlan, Ticket
+
+
+class Finder(Protocol):
+    """Looks for stop texts in one output."""
+
+    def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
+        """Index of the token that completes a stop text, and which one, if any of these does."""
+        ...
+
+
+NewFinder = Callable[[tuple[str, ...], bool], Finder]  # (stop texts, whether special tokens count as text)
 
 
 class Mark(IntEnum):
@@ -31,7 +44,13 @@ class Request:
     arrival: int  # order of acceptance; kept through retracts
     counters: Counters
     max_new_tokens: int = 0
+    finder: Finder | None = None  # if it has stop texts
+    deadline: int | None = None  # of the clock, in nanoseconds
+    leader: Self | None = None  # whose prompt it waits to share
+    followers: list[Self] = field(default_factory=list)  # who waits for its prompt to be shared
+    score_from: int | None = None  # first prompt position whose next token is still to be scored
     row: RowId | None = None  # while it runs
+    row_begins: bool = False  # the device has not been told how this row is sampled
     mark: Mark = Mark.NONE
     cached_len: int = -1  # of the prompt, what it found in place when it first started
     num_failures: int = 0  # steps that broke under it, since it last got past `failed_len`
@@ -41,6 +60,11 @@ class Request:
     def id(self) -> str:
         """The client's name for it."""
         return self.submit.request_id
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in every line: by priority, then by arrival."""
+        return -self.submit.priority, self.arrival
 
     @property
     def lease(self) -> Lease:

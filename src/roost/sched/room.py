@@ -1,7 +1,7 @@
 """Room: finds pages for the next step, in the order that costs users least.
 
-Evict cached pages, reclaim idle sessions, count what is already on its way, and only then retract the newest
-requests, no more than the shortfall. The oldest is never retracted. Called by the planner.
+Evict cached pages, reclaim idle sessions, count what is already on its way, and only then retract the last in line
+(least priority, then newest), no more than the shortfall. The first is never retracted. Called by the planner.
 """
 
 from roost.kv.holdings import num_freed
@@ -41,12 +41,12 @@ def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
 
 
 def _retract_for(state: State, request: Request, book: BookId, need: int) -> None:
-    """Mark the newest requests, all newer than this one, until what comes covers the need."""
+    """Mark the last in line, all behind this one, until what comes covers the need."""
     store = state.store
     missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)
     leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
     newest_first = [each for each in reversed(state.running) if each.mark is Mark.NONE]
-    newer = [each for each in newest_first if each.arrival > request.arrival]
+    newer = [each for each in newest_first if each.order > request.order]
     victims: list[Request] = []
     while newer and num_freed(store, leaving + [each.lease for each in victims], book) < missing:
         victims.append(newer.pop(0))

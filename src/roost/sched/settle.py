@@ -4,14 +4,18 @@ Runs every tick, with or without a result. A result counts only for the lease ep
 accepted run holds past the end of the output is decided here, before anything is kept. Called by the loop.
 """
 
+from collections.abc import Callable
+
 from roost.errors import InvariantError
 from roost.kv.lease import Lease
-from roost.messages import Tokens
+from roost.messages import PromptScores, Score, Tokens
 from roost.sched.counters import count_round
-from roost.sched.ending import abort, finish, suspend
+from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import Flight, Mark, Request
 from roost.sched.state import State
-from roost.step import StepId, StepResult
+from roost.step import Scores, StepId, StepPlan, StepResult
+
+StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
 
 _FAILURES_MAX = 1  # a second step that breaks at the same place, where it ran alone, ends a request
 
@@ -23,6 +27,7 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         raise InvariantError(f"result of step {result.step} answers the plan of step {plan.step}")
     state.store.collected(plan.step)
     state.rows.collected(plan.step)
+    state.totals.steps += 1
     epochs, widths = result.epochs.tolist(), plan.widths.tolist()
     accept_lens, tokens, finals = result.accept_lens.tolist(), result.tokens.tolist(), plan.is_final.tolist()
     for i, request in enumerate(flight.requests):
@@ -31,36 +36,80 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
             continue
         if flight.chunks[i]:
             state.store.settle(lease, plan.step, flight.chunks[i])
-            if finals[i]:
-                _take_tokens(state, request, tokens[i][:1], round_width=0)
+            _take_prompt_scores(state, request, plan, result, i)
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
-            _take_tokens(state, request, tokens[i][: accept_lens[i]], widths[i])
+        if finals[i] or not flight.chunks[i]:
+            scores = _row_scores(result.scores, i, request)
+            round_width = 0 if flight.chunks[i] else widths[i]
+            _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, round_width)
         if request.row is not None:
             _after_settling(state, request, finals[i])
 
 
-def _take_tokens(state: State, request: Request, tokens: list[int], round_width: int) -> None:
+def _take_tokens(
+    state: State, request: Request, tokens: list[int], scores: tuple[Score, ...], round_width: int
+) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
     record = request.turn.record
     room = request.max_new_tokens - request.output_len
-    kept, reason = cut_output(tokens, room, request.submit.stop_token_ids)
+    kept, reason, matched = cut_output(tokens, room, _stop_at(request))
     if round_width:
         count_round((request.counters, state.counters), round_width, len(tokens), kept)
     returned_len = len(record) + kept
     record.append(tokens)
     if kept:
-        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept])))
+        state.totals.completion_tokens += kept
+        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores[:kept]))
     if reason is not None:
-        finish(state, request, reason, returned_len)
+        finish(state, request, reason, returned_len, matched)
 
 
-def cut_output(tokens: list[int], room: int, stop_token_ids: frozenset[int]) -> tuple[int, str | None]:
-    """How many of `tokens` belong to the output, and why it ends there, if it does."""
+def cut_output(tokens: list[int], room: int, stop_at: StopAt) -> tuple[int, str | None, int | str | None]:
+    """How many of `tokens` belong to the output, why it ends there, if it does, and which stop was met."""
     for i, token in enumerate(tokens[:room]):
-        if token in stop_token_ids:
-            return i + 1, "stop"
-    return (room, "length") if len(tokens) >= room else (len(tokens), None)
+        matched = stop_at(i, token)
+        if matched is not None:
+            return i + 1, "stop", matched
+    return (room, "length", None) if len(tokens) >= room else (len(tokens), None, None)
+
+
+def _stop_at(request: Request) -> StopAt:
+    """Which stop, if any, each of the next tokens of a request meets; nothing stops its first min_new_tokens."""
+    submit, output_len = request.submit, request.output_len
+
+    def stop_at(i: int, token: int) -> int | str | None:
+        if output_len + i < submit.min_new_tokens:
+            return None
+        found = request.finder.feed([token]) if request.finder is not None else None
+        if token in submit.stop_token_ids:
+            return token
+        return found[1] if found is not None else None
+
+    return stop_at
+
+
+def _take_prompt_scores(state: State, request: Request, plan: StepPlan, result: StepResult, row: int) -> None:
+    """Report what a chunk says about the prompt's own tokens; a chunk that runs again says it only once."""
+    first, end = int(plan.score_froms[row]), int(plan.score_ends[row])
+    if first < 0:
+        return
+    request.score_from = end
+    scores = _row_scores(result.prompt_scores, row, request)
+    state.send(request, PromptScores(request_id=request.id, start=first + 1, scores=scores))
+
+
+def _row_scores(scores: Scores | None, row: int, request: Request) -> tuple[Score, ...]:
+    """The scores of one row, with as many alternatives as it asked for."""
+    if scores is None:
+        return ()
+    top = request.submit.logprobs or 0
+    entries = slice(scores.offsets[row], scores.offsets[row + 1])
+    columns = (scores.logprobs[entries], scores.top_ids[entries, :top], scores.top_logprobs[entries, :top])
+    return tuple(
+        Score(logprob=logprob, top=tuple(zip(ids, logprobs, strict=True)))
+        for logprob, ids, logprobs in zip(*(column.tolist() for column in columns), strict=True)
+    )
 
 
 def _after_settling(state: State, request: Request, prefill_ended: bool) -> None:
@@ -70,6 +119,7 @@ def _after_settling(state: State, request: Request, prefill_ended: bool) -> None
         request.num_failures = 0
     if prefill_ended and turn.session is None:
         state.store.publish(request.lease, turn.record.key(len(turn.record), state.resolved.spec.pair), state.now)
+        start_followers(state, request)
     state.store.slide(request.lease)
 
 
@@ -86,6 +136,13 @@ def act_on_marks(state: State, least: Mark) -> None:
             suspend(state, request)
 
 
+def end_overdue(state: State) -> None:
+    """End the requests whose time is up, wherever they are."""
+    overdue = [each for each in state.requests.values() if each.deadline is not None and state.now >= each.deadline]
+    for request in overdue:
+        abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
+
+
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first_step = failed[0].plan.step
@@ -96,6 +153,7 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
             state.store.fall_back(lease)
     state.store.collected(last_step)
     state.rows.collected(last_step)
+    state.totals.failed_steps += len(failed)
     named: dict[int, tuple[Request, Lease]] = {
         request.turn.id: (request, lease)
         for flight in failed

@@ -12,8 +12,8 @@ from roost.kv.lease import TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
-from roost.sched.counters import Counters
-from roost.sched.request import Flight, Mark, Request
+from roost.sched.counters import Counters, Totals
+from roost.sched.request import Flight, Mark, NewFinder, Request
 from roost.sched.rows import Rows
 from roost.session.table import Sessions
 
@@ -22,8 +22,8 @@ def _nobody(event: Event) -> None:
     """The reply function of a client that has gone away."""
 
 
-def _by_arrival(request: Request) -> int:
-    return request.arrival
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,12 @@ class State:
     sessions: Sessions
     rows: Rows
     counters: Counters
+    totals: Totals = field(default_factory=Totals)
+    new_finder: NewFinder | None = None  # None: stop texts are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
     turns: dict[TurnId, Request] = field(default_factory=dict)  # the same, by turn
-    queued: list[Request] = field(default_factory=list)  # by arrival
-    running: list[Request] = field(default_factory=list)  # by arrival
+    queued: list[Request] = field(default_factory=list)  # in order
+    running: list[Request] = field(default_factory=list)  # in order
     marked: list[Request] = field(default_factory=list)
     flights: deque[Flight] = field(default_factory=deque)
     closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
@@ -56,17 +58,18 @@ class State:
     prefilled_last: bool = False  # whether the last step had a prefill chunk
     stopping: bool = False  # nothing new is accepted
     refusal: Refusal | None = None  # why the head of the queue was last refused
+    waiting_for: str = ""  # why the head of the queue is not running
     now: int = 0  # of the clock, at the start of the tick
 
     def enqueue(self, request: Request) -> None:
-        """Put a request into the queue, in order of arrival."""
-        insort(self.queued, request, key=_by_arrival)
+        """Put a request into the queue, by priority and arrival."""
+        insort(self.queued, request, key=_order)
 
     def start_running(self, request: Request) -> None:
         """Move the head of the queue to the running requests."""
         assert self.queued[0] is request, request.id
         del self.queued[0]
-        insort(self.running, request, key=_by_arrival)
+        insort(self.running, request, key=_order)
 
     def send(self, request: Request, event: Event) -> None:
         """Tell a request's client something; a client that cannot be told is taken to have gone away."""
@@ -91,7 +94,7 @@ class State:
         request.mark = max(request.mark, mark)
 
 
-def new_state(resolved: Resolved, trace: Trace) -> State:
+def new_state(resolved: Resolved, trace: Trace, new_finder: NewFinder | None = None) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
     store = Store(resolved.page_size, resolved.books)
@@ -102,4 +105,5 @@ def new_state(resolved: Resolved, trace: Trace) -> State:
         sessions=Sessions(store, pair),
         rows=Rows(resolved.num_rows),
         counters=Counters(accept_max=resolved.spec.accept_max),
+        new_finder=new_finder,
     )

@@ -122,8 +122,11 @@ class Sessions:
 
     # --- turns -------------------------------------------------------------------------------------------------
 
-    def find_lease(self, turn: Turn) -> Lease:
-        """What a turn can go on from: its session's lease, or a new one on what the tree has of its tokens."""
+    def find_lease(self, turn: Turn, match_max: int | None = None) -> Lease:
+        """What a turn can go on from: its session's lease, or a new one on what the tree has of its tokens.
+
+        At most `match_max` tokens are looked up: those after them shall run.
+        """
         session = turn.session
         if session is not None and session.lease is not None:
             return session.lease
@@ -131,7 +134,8 @@ class Sessions:
         if not turn.started:
             tokens = np.concatenate([tokens, np.array(turn.input_tokens, dtype=np.int32)])
         # at least the last token must run, so its slot is not looked up (a pair key ends there by itself)
-        return self._store.open(turn.id, turn.space, key_of(tokens if self._pair else tokens[:-1], self._pair))
+        key = key_of(tokens if self._pair else tokens[:-1], self._pair)
+        return self._store.open(turn.id, turn.space, key[:match_max])
 
     def refuse_lease(self, turn: Turn, lease: Lease, now: int) -> None:
         """Undo `find_lease` for a turn that does not start now."""

@@ -4,7 +4,9 @@ import pytest
 
 from roost.sched.settle import cut_output
 
-STOPS = frozenset([9])
+
+def stops(i: int, token: int) -> int | str | None:
+    return 9 if token == 9 else None
 
 
 @pytest.mark.parametrize(
@@ -26,9 +28,9 @@ STOPS = frozenset([9])
 def test_the_output_ends_at_the_first_stop_or_at_its_limit(
     tokens: list[int], room: int, kept: int, reason: str | None
 ) -> None:
-    assert cut_output(tokens, room, STOPS) == (kept, reason)
+    assert cut_output(tokens, room, stops) == (kept, reason, 9 if reason == "stop" else None)
 
 
 def test_without_stop_tokens_only_the_limit_ends_the_output() -> None:
-    assert cut_output([9, 9], 3, frozenset()) == (2, None)
-    assert cut_output([9, 9], 1, frozenset()) == (1, "length")
+    assert cut_output([9, 9], 3, lambda i, token: None) == (2, None, None)
+    assert cut_output([9, 9], 1, lambda i, token: None) == (1, "length", None)

@@ -1,0 +1,61 @@
+"""Report: how things stand, in one message; and the flush of what is only cached.
+
+Reads the state and changes nothing but the tree, and that only when nobody runs. Called by intake.
+"""
+
+from roost.errors import RequestError
+from roost.messages import Flushed, PoolStats, Stats
+from roost.sched.state import State
+
+
+def stats(state: State) -> Stats:
+    """How things stand, and sums since the start."""
+    totals = state.totals
+    return Stats(
+        queued=len(state.requests) - len(state.running),
+        running=len(state.running),
+        sessions=len(state.sessions.table),
+        waiting_for=state.waiting_for,
+        steps=totals.steps,
+        step_age_ms=(state.now - totals.last_step_at) // 1_000_000 if state.requests or state.flights else 0,
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        completion_tokens=totals.completion_tokens,
+        retractions=totals.retractions,
+        failed_steps=totals.failed_steps,
+        endings=tuple(sorted(totals.endings.items())),
+        pools=tuple(_pool(state, book) for book in range(len(state.resolved.books))),
+        spec=state.counters.snapshot(),
+    )
+
+
+def _pool(state: State, book: int) -> PoolStats:
+    """Pages of a book by account; the sink page is none of them."""
+    ledger, tree = state.store.ledger, state.store.tree
+    total, free, retiring = state.resolved.books[book].num_pages - 1, ledger.num_free(book), ledger.num_retiring(book)
+    cached = sum(len(node.held(book)) for node in tree.nodes.values())
+    return PoolStats(
+        window=state.resolved.books[book].window,
+        total=total,
+        free=free,
+        leased=total - free - retiring - cached,
+        cached=cached,
+        retiring=retiring,
+    )
+
+
+def flush(state: State) -> Flushed:
+    """Empty the cache: idle sessions lose their KV and keep their tokens."""
+    if state.requests or state.flights:
+        raise RequestError(409, "flush_cache", f"{len(state.requests)} requests have not ended")
+    ledger, tree = state.store.ledger, state.store.tree
+    before = _num_free(state)
+    for session in state.sessions.idle():
+        state.sessions.reclaim(session)
+    for book in range(len(state.resolved.books)):
+        tree.evict(book, state.resolved.books[book].num_pages - ledger.num_free(book))
+    return Flushed(num_pages=_num_free(state) - before)
+
+
+def _num_free(state: State) -> int:
+    return sum(state.store.ledger.num_free(book) for book in range(len(state.resolved.books)))
