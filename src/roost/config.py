@@ -5,10 +5,19 @@ carries its help; the command line is made from them.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""
+    own = os.environ.get("ROOST_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
+
 
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 

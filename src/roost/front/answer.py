@@ -1,0 +1,99 @@
+"""Answer: one output as it comes in, from the engine's events to text.
+
+Owns the text so far, what is held back of it, and the scores. Text is given out only when it is certain: whole
+characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
+"""
+
+from dataclasses import dataclass
+
+from roost.front.options import Options
+from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens
+from roost.text.stream import StopCutter, TextStream
+from roost.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one event added."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    scores: tuple[Score, ...] = ()
+    finished: Finished | None = None
+    refused: Refused | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing comes after it."""
+        return self.finished is not None or self.refused is not None
+
+
+class Answer:
+    """One output."""
+
+    def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
+        self._options = options
+        self._tokenizer = tokenizer
+        self._stream = TextStream(tokenizer, skip_special=options.skip_special_tokens)
+        self._cutter = StopCutter(options.stop)
+        self._last_token: int | None = None  # kept back: it may be the stop that is not shown
+        self.text = ""
+        self.tokens: list[int] = []
+        self.scores: list[Score] = []
+        self.prompt_scores: list[Score] = []
+        self.prompt_scores_start: int | None = None
+        self.finished: Finished | None = None
+        self.refused: Refused | None = None
+
+    def feed(self, event: Event) -> Piece | None:
+        """Take an event; give what it adds for the reader, None if nothing."""
+        match event:
+            case Tokens():
+                self.tokens.extend(event.tokens)
+                self.scores.extend(event.scores)
+                text = self._shown(event.tokens)
+                self.text += text
+                return Piece(text=text, tokens=event.tokens, scores=event.scores)
+            case PromptScores():
+                if self.prompt_scores_start is None:
+                    self.prompt_scores_start = event.start
+                self.prompt_scores.extend(event.scores)
+                return None
+            case Finished():
+                self.finished = event
+                text = self._rest(event)
+                self.text += text
+                return Piece(text=text, finished=event)
+            case Refused():
+                self.refused = event
+                return Piece(refused=event)
+            case _:
+                raise AssertionError(event)
+
+    def _shown(self, tokens: tuple[int, ...]) -> str:
+        """Text that is certain after these tokens."""
+        options, free = self._options, self._options.min_new_tokens
+        before = len(self.tokens) - len(tokens)
+        unchecked = max(0, min(len(tokens), free - before))  # nothing stops here, so nothing is held back
+        text = self._stream.feed(tokens[:unchecked])
+        rest = tokens[unchecked:]
+        if rest and rest[-1] in self._stop_ids():
+            self._last_token, rest = rest[-1], rest[:-1]
+        checked = self._stream.feed(rest)
+        return text + (checked if options.no_stop_trim else self._cutter.feed(checked))
+
+    def _rest(self, finished: Finished) -> str:
+        """The text that was held back, up to the stop."""
+        last = self._last_token
+        if last is not None and (finished.matched != last or self._options.no_stop_trim):
+            tail = self._stream.feed((last,)) + self._stream.flush()
+        else:
+            tail = self._stream.flush()
+        if self._options.no_stop_trim:
+            return tail
+        matched = finished.matched if isinstance(finished.matched, str) else None
+        return self._cutter.feed(tail) + self._cutter.finish(matched)
+
+    def _stop_ids(self) -> frozenset[int]:
+        own = frozenset(self._options.stop_token_ids)
+        return own if self._options.ignore_eos else own | self._tokenizer.eos_ids

@@ -1,0 +1,93 @@
+"""Options of a generation as people give them, and the requests that the engine gets for them.
+
+One record for every interface: what a caller may ask for is listed here and nowhere else. Values are checked by the
+engine, which refuses by the same names. Called by the server's endpoints and the library.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from roost.errors import RequestError
+from roost.messages import Submit
+from roost.sampling import SEED_END, Sampling
+from roost.text.tokenizer import Tokenizer
+
+N_MAX = 64
+_SEED_STRIDE = 0x9E3779B97F4A7C15  # outputs of one request get seeds far apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a generation may be asked for."""
+
+    max_new_tokens: int | None = None  # None: what the context allows
+    min_new_tokens: int = 0  # nothing stops the output before
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = -1  # -1: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # of prompt and output tokens
+    presence_penalty: float = 0.0  # of output tokens
+    frequency_penalty: float = 0.0  # of output tokens, for each time
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None  # None: a new one
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True  # in the text that comes back
+    no_stop_trim: bool = False  # the text keeps the stop that ended it
+    n: int = 1  # outputs of one prompt
+    logprobs: int | None = None  # alternatives with each token's log-probability; None: neither
+    prompt_logprobs_from: int | None = None  # first prompt token of interest
+    priority: int = 0
+    timeout_s: float | None = None
+    salt: str = ""  # name space of the prefix cache
+
+    def sampling(self, seed: int) -> Sampling:
+        """How tokens are chosen, for one output."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=seed,
+        )
+
+
+def submits(request_id: str, tokens: tuple[int, ...], options: Options, tokenizer: Tokenizer) -> list[Submit]:
+    """The engine's requests for one prompt: one per output, those after the first sharing its prompt."""
+    if not 1 <= options.n <= N_MAX:
+        raise RequestError(400, "n", f"must be in [1, {N_MAX}], got {options.n}")
+    stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else tokenizer.eos_ids)
+    first_seed = options.seed if options.seed is not None else secrets.randbelow(SEED_END)
+    asked = []
+    for number in range(options.n):
+        seed = first_seed if number == 0 else (first_seed + number * _SEED_STRIDE) % SEED_END
+        submit = Submit(
+            request_id=request_id if number == 0 else f"{request_id}#{number}",
+            tokens=tokens,
+            max_new_tokens=options.max_new_tokens,
+            min_new_tokens=options.min_new_tokens,
+            sampling=options.sampling(seed),
+            stop_token_ids=stop_ids,
+            stop=options.stop,
+            stop_in_special=not options.skip_special_tokens,
+            logprobs=options.logprobs,
+            prompt_logprobs_from=options.prompt_logprobs_from if number == 0 else None,
+            priority=options.priority,
+            timeout_ms=None if options.timeout_s is None else _milliseconds(options.timeout_s),
+            shares_with=None if number == 0 else request_id,
+            salt=options.salt,
+        )
+        asked.append(submit)
+    return asked
+
+
+def _milliseconds(timeout_s: float) -> int:
+    if not 0.001 <= timeout_s <= 1e9:
+        raise RequestError(400, "timeout", f"must be in [0.001, 1e9] seconds, got {timeout_s}")
+    return int(timeout_s * 1000)

