@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, UndefinedError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -88,10 +89,34 @@ def _joined(parts: Iterable[str], chars_max: int) -> str:
     return "".join(kept)
 
 
+def _grown_len(operator: str, left: Any, right: Any) -> int:
+    """Length of what an operator would make: items of a sequence, bits of a power; 0 for what cannot grow."""
+    sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
+    numbers = [side for side in (left, right) if isinstance(side, int)]
+    if operator == "**":
+        return left.bit_length() * right if len(numbers) == 2 else 0
+    if operator == "*":
+        return sizes[0] * numbers[0] if sizes and numbers else 0
+    return sum(sizes)
+
+
+class _Code(CodeGenerator):
+    """Compiles `~` to the join that is bounded."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Write the join of the operands as text."""
+        self.write("environment.concat(map(str, (")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write(")))")
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja with what published templates use, and nothing that reaches out or grows without bound."""
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**"))
+    code_generator_class = _Code
 
     def __init__(self, chars_max: int, now: Callable[[], datetime]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
@@ -105,23 +130,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"access to {attribute!r}")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, unless the value would be longer than any text may be."""
-        if operator == "**" or not isinstance(left, int | float) or not isinstance(right, int | float):
-            self._check_growth(operator, left, right)
+        """Compute, unless the value would be longer than any text may be."""
+        if _grown_len(operator, left, right) > self._chars_max:
+            raise _TooLong(f"longer than {self._chars_max} characters")
         return super().call_binop(context, operator, left, right)
 
-    def _check_growth(self, operator: str, left: Any, right: Any) -> None:
-        if operator == "**":
-            too_long = isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > self._chars_max
-        else:
-            sized, times = (left, right) if isinstance(right, int) else (right, left)
-            too_long = isinstance(sized, str | list | tuple) and isinstance(times, int)
-            too_long = too_long and len(sized) * times > self._chars_max
-        if too_long:
-            raise _TooLong(f"longer than {self._chars_max} characters")
-
     def concat(self, parts: Iterable[str], /) -> str:
-        """Join what a macro or a set block has collected."""
+        """Join what `~` is given, and what a macro or a set block has collected."""
         return _joined(parts, self._chars_max)
 
 
