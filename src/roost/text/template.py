@@ -1,7 +1,7 @@
 """Chat templates: messages to the text a model was trained on.
 
-Owns the sandbox that a model's template runs in: it reads messages, changes nothing, reaches nothing else, and its
-values and its text are bounded while they grow. Knows no tokens.
+Owns the sandbox that a model's template runs in: it reads messages, changes nothing, reaches nothing else. Its text,
+and what its operators make, is bounded while it grows; filters are trusted as far as the model is. Knows no tokens.
 Called by the front end; one template serves all threads.
 """
 
@@ -113,7 +113,7 @@ class _Code(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja with what published templates use, and nothing that reaches out or grows without bound."""
+    """Jinja with what published templates use, nothing that reaches out, and bounds on what its operators and blocks make."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
     code_generator_class = _Code

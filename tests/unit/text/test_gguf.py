@@ -74,6 +74,12 @@ def test_sentencepiece_joins_the_best_scoring_neighbours_first(text: str) -> Non
     assert _cut(SENTENCEPIECE, text) == [part.replace("▁", " ") for part in _joined_by_score(text)]
 
 
+def test_a_piece_marked_unused_is_never_made() -> None:
+    unused = [2, 3, 3] + [6] * 256 + [5 if piece == "▁abc" else 1 for piece in PIECES]
+    assert _cut(SENTENCEPIECE, "abc") == [" abc"]
+    assert _cut(sentencepiece(token_type=unused), "abc") != [" abc"]
+
+
 def test_what_sentencepiece_has_no_piece_for_is_written_in_bytes() -> None:
     ids = SENTENCEPIECE.encode("日", special=False)
     assert b"".join(SENTENCEPIECE.piece(id) for id in ids) == " 日".encode()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Inner
 from tokenizers import decoders as dec
 
@@ -126,6 +126,18 @@ def test_a_word_that_could_only_be_read_as_a_special_token_is_refused(tmp_path: 
     assert tokenizer.eos_ids == {256}
     with pytest.raises(RequestError, match="special token"):
         tokenizer.encode("the end", special=False)
+
+
+def test_merges_that_would_make_a_special_token_make_none_of_a_users_text(tmp_path: Path) -> None:
+    vocab = {token: id for id, token in enumerate(["<unk>", "<s>", "<", "s", ">", "s>", "▁"])}
+    inner = Inner(models.BPE(vocab=vocab, merges=[("s", ">"), ("<", "s>")], unk_token="<unk>", byte_fallback=True))
+    inner.add_special_tokens(["<unk>"])
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = dec.Sequence([dec.Replace("▁", " "), dec.ByteFallback(), dec.Fuse()])
+    tokenizer = Tokenizer.from_folder(_folder(tmp_path, inner, tokenizer_config={"bos_token": "<s>"}))
+    assert tokenizer.encode(" <s>", special=False) == [vocab["▁"], vocab["<"], vocab["s>"]]
+    assert tokenizer.encode("<s>", special=True) == [vocab["<s>"]]
+    assert tokenizer.encode("?", special=False) == [vocab["<unk>"]]  # what it does not know is no forgery
 
 
 @pytest.mark.parametrize(
