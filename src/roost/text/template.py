@@ -113,7 +113,7 @@ class _Code(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja with what published templates use, nothing that reaches out, and bounds on what its operators and blocks make."""
+    """Jinja with what published templates use; nothing reaches out, and what operators and blocks make is bounded."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
     code_generator_class = _Code
