@@ -1,0 +1,1 @@
+"""Text: tokens to text and back, stop strings, chat templates."""

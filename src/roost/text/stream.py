@@ -1,0 +1,71 @@
+"""Streams of one output: its text as tokens settle, where a stop string ends it, what a client may see of it.
+
+Owns unfinished characters and the tail of text. The cost of a token does not grow with the output.
+Each object is for one output and one thread: TextStream and StopCutter in the front end, StopFinder in the engine.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from roost.text.stops import Stops
+from roost.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The text of an output, as far as it is certain."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps the bytes of an unfinished character
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """Take tokens; give the text that no later token can change."""
+        shown = (self._tokenizer.shown(token, skip_special=self._skip_special) for token in tokens)
+        return self._decoder.decode(b"".join(shown))
+
+    def flush(self) -> str:
+        """Give the rest at the output's end: an unfinished character stays unfinished."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopFinder:
+    """Finds the token that completes the first stop string of an output."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], skip_special: bool) -> None:
+        self._stops = Stops(stops)
+        self._stream = TextStream(tokenizer, skip_special=skip_special)
+        self._tail_len = self._stops.tail_len
+        self._tail = ""
+
+    def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
+        """Take tokens; give the index of the one that completes a stop string, and which. Not fed after that."""
+        if not self._stops.texts:
+            return None
+        for index, token in enumerate(tokens):
+            text = self._tail + self._stream.feed((token,))
+            stop = self._stops.first(text)
+            if stop is not None:
+                return index, stop
+            self._tail = text[max(0, len(text) - self._tail_len) :]
+        return None
+
+
+class StopCutter:
+    """Holds back text that may belong to a stop string, until it is known."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = Stops(stops)
+        self._held = ""
+
+    def feed(self, delta: str) -> str:
+        """Take text; give what certainly belongs to the output."""
+        text = self._held + delta
+        certain_len = self._stops.certain_len(text)
+        self._held = text[certain_len:]
+        return text[:certain_len]
+
+    def finish(self, matched: str | None) -> str:
+        """Give the rest: all that is held, or what of it lies before the stop string that ended the output."""
+        held, self._held = self._held, ""
+        return held if matched is None else held.partition(matched)[0]

@@ -1,0 +1,165 @@
+"""Chat templates: messages to the text a model was trained on.
+
+Owns the sandbox that a model's template runs in: it reads messages, changes nothing, reaches nothing else. Its text,
+and what its operators make, is bounded while it grows; filters are trusted as far as the model is. Knows no tokens.
+Called by the front end; one template serves all threads.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, UndefinedError, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from roost.errors import ConfigError, RequestError
+
+SOURCE_BYTES_MAX = 256 * 1024
+TEXT_CHARS_MAX = 4 * 1024 * 1024
+REASON_CHARS_MAX = 300  # of a template's own words to a client
+
+
+class ChatTemplate:
+    """A model's template, compiled."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str,
+        eos: str,
+        chars_max: int = TEXT_CHARS_MAX,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        size = len(source.encode("utf-8", "surrogatepass"))
+        if size > SOURCE_BYTES_MAX:
+            raise ConfigError(f"chat template: {size} bytes long; at most {SOURCE_BYTES_MAX} are allowed")
+        self._chars_max = chars_max
+        self._names = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        try:
+            self._template = _Sandbox(chars_max, now).from_string(source)
+        except (TemplateError, RecursionError, ValueError) as error:
+            raise ConfigError(f"chat template: does not compile: {error}") from error
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The text of a conversation; with the generation prompt, up to where the model speaks."""
+        names = {**self._names, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            return _joined(self._template.generate(names), self._chars_max)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise RequestError(400, "messages", _reason(error)) from error
+        except RecursionError as error:
+            raise RequestError(400, "messages", "nested too deeply for the chat template") from error
+
+
+class _Refused(TemplateError):
+    """What a template says itself about messages it does not take."""
+
+
+class _TooLong(TemplateError):
+    """A value or a text beyond the cap."""
+
+
+def _reason(error: Exception) -> str:
+    """What a client is told: never more than the template's author meant it to read."""
+    if isinstance(error, _Refused | _TooLong):
+        return str(error)
+    if isinstance(error, SecurityError):
+        return "the chat template does something that is not allowed"
+    if isinstance(error, UndefinedError):
+        return "the chat template needs a field that is missing"
+    return "the chat template cannot be applied to these messages"
+
+
+def _joined(parts: Iterable[str], chars_max: int) -> str:
+    """The parts as one text; stops at the part that makes it too long."""
+    kept = []
+    length = 0
+    for part in parts:
+        length += len(part)
+        if length > chars_max:
+            raise _TooLong(f"longer than {chars_max} characters")
+        kept.append(part)
+    return "".join(kept)
+
+
+def _grown_len(operator: str, left: Any, right: Any) -> int:
+    """Length of what an operator would make: items of a sequence, bits of a power; 0 for what cannot grow."""
+    sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
+    numbers = [side for side in (left, right) if isinstance(side, int)]
+    if operator == "**":
+        return left.bit_length() * right if len(numbers) == 2 else 0
+    if operator == "*":
+        return sizes[0] * numbers[0] if sizes and numbers else 0
+    return sum(sizes)
+
+
+class _Code(CodeGenerator):
+    """Compiles `~` to the join that is bounded."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Write the join of the operands as text."""
+        self.write("environment.concat(map(str, (")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja with what published templates use; nothing reaches out, and what operators and blocks make is bounded."""
+
+    intercepted_binops = frozenset(("+", "*", "**"))
+    code_generator_class = _Code
+
+    def __init__(self, chars_max: int, now: Callable[[], datetime]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
+        self._chars_max = chars_max
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _refuse
+        self.globals["strftime_now"] = lambda format: now().strftime(format)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once; Jinja itself would let an unsafe attribute print as nothing."""
+        raise SecurityError(f"access to {attribute!r}")
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute, unless the value would be longer than any text may be."""
+        if _grown_len(operator, left, right) > self._chars_max:
+            raise _TooLong(f"longer than {self._chars_max} characters")
+        return super().call_binop(context, operator, left, right)
+
+    def concat(self, parts: Iterable[str], /) -> str:
+        """Join what `~` is given, and what a macro or a set block has collected."""
+        return _joined(parts, self._chars_max)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the model's words for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Take the body as if the marks were not there."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: object = "") -> NoReturn:
+    raise _Refused(str(message)[:REASON_CHARS_MAX])
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

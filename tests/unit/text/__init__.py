@@ -1,0 +1,1 @@
+"""Tokens, text, stop strings and templates, on vocabularies small enough to read."""

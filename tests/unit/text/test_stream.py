@@ -1,0 +1,163 @@
+"""A stream says what a whole decode says, a stop string ends an output at the right token, a client sees none of it."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roost.errors import RequestError
+from roost.text.stops import Stops
+from roost.text.stream import StopCutter, StopFinder, TextStream
+from roost.text.tokenizer import Tokenizer
+from tests.unit.text.small import byte_level, sentencepiece
+
+BYTE_LEVEL = byte_level()
+TOKENIZERS = [BYTE_LEVEL, sentencepiece()]
+WORDS = "hello 🦉é日本 o日 <|im_end|> 👩‍👩‍👧"
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> list[list[int]]:
+    """Tokens as steps bring them: those of real text, with noise between them."""
+    text = draw(st.text(WORDS, max_size=12))
+    ids = BYTE_LEVEL.encode(text, special=draw(st.booleans()))
+    for at, noise in draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, BYTE_LEVEL.vocab_size)), max_size=4)):
+        ids.insert(at, noise)
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=5)))
+    return [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def _whole(steps: Sequence[Sequence[int]]) -> list[int]:
+    return [token for step in steps for token in step]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("skip_special", [False, True])
+@given(steps=chunks())
+def test_a_stream_says_what_a_whole_decode_says(
+    tokenizer: Tokenizer, skip_special: bool, steps: list[list[int]]
+) -> None:
+    stream = TextStream(tokenizer, skip_special=skip_special)
+    text = "".join(stream.feed(step) for step in steps) + stream.flush()
+    assert text == tokenizer.decode(_whole(steps), skip_special=skip_special)
+
+
+@given(steps=chunks())
+def test_what_a_stream_has_said_no_later_token_changes(steps: list[list[int]]) -> None:
+    stream = TextStream(BYTE_LEVEL, skip_special=True)
+    said = ""
+    for step in steps:
+        said += stream.feed(step)
+        assert BYTE_LEVEL.decode(_whole(steps), skip_special=True).startswith(said)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_failure_mode_32_a_character_split_over_tokens_comes_out_whole(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, skip_special=True)
+    said = [stream.feed([token]) for token in tokenizer.encode("a🦉日é", special=False)]
+    assert "".join(said).strip() == "a🦉日é"
+    assert not any("\ufffd" in text for text in said)
+    assert stream.flush() == ""
+
+
+def test_an_output_that_ends_inside_of_a_character_says_so_once_at_the_end() -> None:
+    stream = TextStream(BYTE_LEVEL, skip_special=True)
+    assert stream.feed(BYTE_LEVEL.encode("🦉", special=False)[:-1]) == ""
+    assert stream.flush() == "\ufffd"
+
+
+def test_a_long_output_keeps_no_more_than_an_unfinished_character_and_the_tail() -> None:
+    finder = StopFinder(BYTE_LEVEL, ("never", "é" * 4), True)
+    for _ in range(1000):
+        assert finder.feed(BYTE_LEVEL.encode("hello 🦉", special=False)) is None
+    assert len(finder._tail) == 4
+
+
+def _searched(tokens: Sequence[int], stops: tuple[str, ...], skip_special: bool) -> tuple[int, str] | None:
+    """The plain way: after every token look through all the text there is."""
+    stream = TextStream(BYTE_LEVEL, skip_special=skip_special)
+    text = ""
+    for index, token in enumerate(tokens):
+        text += stream.feed([token])
+        for end in range(len(text) + 1):
+            ending = [stop for stop in stops if text[:end].endswith(stop)]
+            if ending:
+                return index, max(ending, key=len)
+    return None
+
+
+stop_strings = st.lists(st.text("helo 🦉é日\ufffd>", min_size=1, max_size=4), max_size=3).map(tuple)
+
+
+@pytest.mark.parametrize("skip_special", [False, True])
+@given(steps=chunks(), stops=stop_strings)
+def test_a_stop_is_found_where_a_plain_search_finds_it(
+    skip_special: bool, steps: list[list[int]], stops: tuple[str, ...]
+) -> None:
+    finder = StopFinder(BYTE_LEVEL, stops, skip_special)
+    start, found = 0, None
+    for step in steps:
+        hit = finder.feed(step)
+        if hit is not None:
+            found = (start + hit[0], hit[1])
+            break
+        start += len(step)
+    assert found == _searched(_whole(steps), stops, skip_special)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "index"),
+    [
+        ("xhello", "lo", 2),  # x hell o: begins inside of a token
+        ("hello", "hell", 0),
+        ("a🦉b", "🦉", 3),  # the token that finishes the character
+        ("o日", "日", 2),  # the character begins inside of a token
+    ],
+)
+def test_a_stop_ends_at_the_token_that_completes_it(text: str, stop: str, index: int) -> None:
+    assert StopFinder(BYTE_LEVEL, (stop,), True).feed(BYTE_LEVEL.encode(text, special=False)) == (index, stop)
+
+
+def test_the_stop_that_is_complete_first_wins_and_the_longer_of_two_that_end_together() -> None:
+    assert Stops(("abcd", "bc")).first("xabcd") == "bc"
+    assert Stops(("bc", "abc")).first("xabcd") == "abc"
+
+
+def test_a_special_token_can_be_a_stop_string_only_where_it_is_shown() -> None:
+    assert StopFinder(BYTE_LEVEL, ("<|im_end|>",), False).feed([10, 2]) == (1, "<|im_end|>")
+    assert StopFinder(BYTE_LEVEL, ("<|im_end|>",), True).feed([10, 2]) is None
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"stop: .*at least one character"):
+        StopCutter(("a", ""))
+
+
+letters = st.text("ab\n", max_size=5)
+
+
+@given(deltas=st.lists(letters), stops=st.lists(letters.filter(bool), max_size=3).map(tuple))
+def test_a_client_sees_the_text_before_the_stop_and_nothing_of_it(deltas: list[str], stops: tuple[str, ...]) -> None:
+    cutter, text, seen, matched = StopCutter(stops), "", "", None
+    for delta in deltas:
+        text += delta
+        seen += cutter.feed(delta)
+        matched = Stops(stops).first(text)
+        assert text.startswith(seen)
+        if matched is not None:  # the engine ends the output here
+            break
+    seen += cutter.finish(matched)
+    assert seen == (text if matched is None else text[: text.index(matched)])
+
+
+@given(deltas=st.lists(letters), stops=st.lists(letters.filter(bool), max_size=3).map(tuple))
+def test_no_more_is_held_back_than_the_beginning_of_a_stop(deltas: list[str], stops: tuple[str, ...]) -> None:
+    cutter, text, seen = StopCutter(stops), "", ""
+    for delta in deltas:
+        text += delta
+        if Stops(stops).first(text) is not None:
+            return
+        seen += cutter.feed(delta)
+        held = text[len(seen) :]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
