@@ -12,10 +12,10 @@ from roost.config import resolve
 from roost.errors import ConfigError, InvariantError, StepFailure
 from roost.exec.executor import TorchExecutor
 from roost.layers.attention import Attend
-from roost.models.llama import Llama
+from roost.models.decoder import Decoder
 from roost.spec.shape import PLAIN, SpecShape
 from roost.step import SAMPLED, Ints, StepId, StepPlan, TableDelta
-from tests.parity.tiny import CONFIG, CPU, configure, greedy, prompts, tiny
+from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
 
 PAGE_SIZE = 4
 WAIT_S = 30
@@ -68,11 +68,11 @@ def table_delta(start: int, end: int) -> TableDelta:
     return TableDelta(rows=ints(0), firsts=ints(first), offsets=ints(0, len(pages)), pages=pages)
 
 
-def executor(model: Llama) -> TorchExecutor:
+def executor(model: Decoder) -> TorchExecutor:
     return TorchExecutor(model, resolve(configure(page_size=PAGE_SIZE), model.traits), CPU)
 
 
-def broken_at(model: Llama, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_at(model: Decoder, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make one forward of a model raise."""
     forward, calls = model.forward, []
 
@@ -87,19 +87,19 @@ def broken_at(model: Llama, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rounds_launched_before_the_prompt_is_collected_continue_it_on_the_device() -> None:
     (prompt,) = prompts(10)
-    runs = executor(tiny("full").model())
+    runs = executor(tiny("llama").model())
     plans = [chunk_plan(0, prompt[:7], final=False), chunk_plan(1, prompt[7:], start=7)]
     plans += [round_plan(step, 8 + step) for step in range(2, 9)]
     tickets = [runs.launch(plan) for plan in plans]
     results = [runs.collect(ticket) for ticket in tickets]
     assert [int(result.accept_lens[0]) for result in results] == [0] + [1] * 8
     assert [int(result.lengths[0]) for result in results] == [7, 10, 11, 12, 13, 14, 15, 16, 17]
-    assert tuple(int(result.tokens[0, 0]) for result in results[1:]) == greedy("full", prompt, 8)
+    assert tuple(int(result.tokens[0, 0]) for result in results[1:]) == greedy("llama", prompt, 8)
 
 
 def test_launch_returns_before_the_step_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     (prompt,) = prompts(6)
-    model = tiny("full").model()
+    model = tiny("llama").model()
     forward, gate, passed = model.forward, Event(), []
 
     def wait_then_forward(tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -113,12 +113,12 @@ def test_launch_returns_before_the_step_has_run(monkeypatch: pytest.MonkeyPatch)
     gate.set()  # not reached if a launch waited for its step
     tokens = tuple(int(runs.collect(each).tokens[0, 0]) for each in (ticket, behind))
     assert passed == [True, True]
-    assert tokens == greedy("full", prompt, 2)
+    assert tokens == greedy("llama", prompt, 2)
 
 
 def test_steps_launched_behind_a_broken_one_break_until_it_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     (prompt,) = prompts(6)
-    model = tiny("full").model()
+    model = tiny("llama").model()
     broken_at(model, 0, monkeypatch)
     runs = executor(model)
     first, second = runs.launch(chunk_plan(0, prompt)), runs.launch(round_plan(1, 6))
@@ -129,12 +129,12 @@ def test_steps_launched_behind_a_broken_one_break_until_it_is_collected(monkeypa
         with pytest.raises(StepFailure, match="behind one that broke"):
             runs.collect(ticket)
     again = runs.launch(chunk_plan(3, prompt))
-    assert int(runs.collect(again).tokens[0, 0]) == greedy("full", prompt, 1)[0]
+    assert int(runs.collect(again).tokens[0, 0]) == greedy("llama", prompt, 1)[0]
 
 
 def test_a_broken_step_leaves_lengths_and_tokens_of_its_rows_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     (prompt,) = prompts(6)
-    model = tiny("full").model()
+    model = tiny("llama").model()
     broken_at(model, 1, monkeypatch)
     runs = executor(model)
     runs.collect(runs.launch(chunk_plan(0, prompt)))
@@ -142,12 +142,12 @@ def test_a_broken_step_leaves_lengths_and_tokens_of_its_rows_as_they_were(monkey
         runs.collect(runs.launch(round_plan(1, 6)))
     result = runs.collect(runs.launch(round_plan(2, 6)))
     assert int(result.lengths[0]) == 7
-    assert int(result.tokens[0, 0]) == greedy("full", prompt, 2)[1]
+    assert int(result.tokens[0, 0]) == greedy("llama", prompt, 2)[1]
 
 
 def test_equal_scores_give_the_lowest_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("full").model()
-    tied = torch.zeros(1, CONFIG.vocab_size)
+    model = tiny("llama").model()
+    tied = torch.zeros(1, VOCAB)
     tied[0, [96, 41, 60]] = 2.5
     monkeypatch.setattr(model, "logits", lambda hidden: tied)
     runs = executor(model)
@@ -156,7 +156,7 @@ def test_equal_scores_give_the_lowest_token(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_tables_follow_every_launched_plan_broken_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     (prompt,) = prompts(8)
-    model = tiny("full").model()
+    model = tiny("llama").model()
     broken_at(model, 0, monkeypatch)
     runs = executor(model)
     tickets = [runs.launch(chunk_plan(0, prompt)), runs.launch(round_plan(1, 8))]
@@ -169,9 +169,9 @@ def test_tables_follow_every_launched_plan_broken_or_not(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("kind", "held", "said"),
     [
-        ("full", {"ends": ints(12)[None]}, r"reads from 0, writes \[12, 13\); the plan holds \[0, 12\)"),
-        ("full", {"his": ints(11)}, r"writes \[12, 13\); .* a length of at most 11"),
-        ("window", {"firsts": ints(8)[None]}, r"reads from 4, writes \[12, 13\); the plan holds \[8, 16\)"),
+        ("llama", {"ends": ints(12)[None]}, r"reads from 0, writes \[12, 13\); the plan holds \[0, 12\)"),
+        ("llama", {"his": ints(11)}, r"writes \[12, 13\); .* a length of at most 11"),
+        ("mistral", {"firsts": ints(8)[None]}, r"reads from 4, writes \[12, 13\); the plan holds \[8, 16\)"),
     ],
 )
 def test_a_step_past_what_its_plan_holds_is_named_as_a_bug(kind: str, held: dict[str, Ints], said: str) -> None:
@@ -184,7 +184,7 @@ def test_a_step_past_what_its_plan_holds_is_named_as_a_bug(kind: str, held: dict
 
 
 def test_a_result_is_collected_once() -> None:
-    runs = executor(tiny("full").model())
+    runs = executor(tiny("llama").model())
     ticket = runs.launch(chunk_plan(0, (1, 2, 3)))
     runs.collect(ticket)
     with pytest.raises(InvariantError, match="step 0 is not out"):
@@ -192,27 +192,7 @@ def test_a_result_is_collected_once() -> None:
 
 
 def test_speculation_is_refused_with_its_flag() -> None:
-    model = tiny("full").model()
+    model = tiny("llama").model()
     config = replace(configure(), spec=SpecShape(steps=3, topk=1, tokens=4))
     with pytest.raises(ConfigError, match="--spec-steps must be 0"):
         TorchExecutor(model, resolve(config, model.traits), CPU)
-
-
-def test_a_checkpoint_that_does_not_match_its_config_is_refused() -> None:
-    state = tiny("full").reference.state_dict()
-    name = "model.layers.1.self_attn.k_proj.weight"
-    with pytest.raises(ConfigError, match=f"no tensor {name}"):
-        Llama(CONFIG, {key: value for key, value in state.items() if key != name}, CPU)
-    with pytest.raises(ConfigError, match=r"k_proj.weight is \[15, 48\], its config says \[16, 48\]"):
-        Llama(CONFIG, {**state, name: state[name][:15]}, CPU)
-    with pytest.raises(ConfigError, match=r"does not use: \['model.layers.0.self_attn.q_proj.bias'\]"):
-        Llama(CONFIG, {**state, "model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}, CPU)
-
-
-def test_a_config_that_no_model_can_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="6 heads do not share 4 KV heads"):
-        replace(CONFIG, num_kv_heads=4)
-    with pytest.raises(ConfigError, match=r"window layers \[3\] are not in \[0, 3\)"):
-        replace(CONFIG, window=8, window_layers=frozenset({3}))
-    with pytest.raises(ConfigError, match=r"window layers \[0\] have no window"):
-        replace(CONFIG, window_layers=frozenset({0}))

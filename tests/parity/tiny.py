@@ -4,20 +4,30 @@ Nothing is downloaded: weights come from a seed. KV pools start as NaN, so that 
 the output. Used by the tests of this folder.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
-from transformers import LlamaConfig as ReferenceConfig
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from roost.clock import VirtualClock
 from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
 from roost.exec.executor import TorchExecutor
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
-from roost.models.llama import Llama, LlamaConfig
+from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 
@@ -25,65 +35,98 @@ CPU = torch.device("cpu")
 WINDOW = 9
 VOCAB = 97
 
-CONFIG = LlamaConfig(
-    vocab_size=VOCAB,
-    hidden_size=48,
-    intermediate_size=80,
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=700.0,
-    rms_norm_eps=1e-5,
-)
+# Angles per position 1, 0.19, 0.038 and 0.0074: in 64 positions 10, 2, 0.4 and 0.07 turns, so every band has some.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 700.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 3000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+UPPER_WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+GEMMA = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": GEMMA_ROPES,
+    "tie_word_embeddings": True,
+}
 
+# kind -> architecture, its config, and what the checkpoint has besides the sizes all have
+KINDS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
+    "tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+    "biased": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2-window": (Qwen2ForCausalLM, Qwen2Config, UPPER_WINDOW),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "qwen3-window": (Qwen3ForCausalLM, Qwen3Config, {**UPPER_WINDOW, "attention_bias": True}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
+    "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),
+}
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,  # wide, so that the output wanders and near-ties are rare
+    "attn_implementation": "eager",
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 _TICKS_MAX = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiny:
-    """A checkpoint as transformers runs it, and as Roost is told about it."""
+    """A checkpoint as transformers runs it, and as Roost reads it."""
 
     reference: PreTrainedModel
-    config: LlamaConfig
 
-    def model(self) -> Llama:
+    @property
+    def config_json(self) -> dict[str, object]:
+        """Its config.json."""
+        return {**self.reference.config.to_dict(), "architectures": [type(self.reference).__name__]}
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Roost's reading of that."""
+        return decoder_config(self.config_json)
+
+    def model(self, weights: str = "fp32") -> Decoder:
         """Roost's model of it."""
-        return Llama(self.config, self.reference.state_dict(), CPU)
+        return Decoder(self.config, self.reference.state_dict(), weights, CPU)
 
 
 @cache
 def tiny(kind: str) -> Tiny:
-    """A checkpoint: `full` (Llama), `tied` (Llama that shares its embedding) or `window` (Mistral)."""
-    tied = kind == "tied"
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": CONFIG.hidden_size,
-        "intermediate_size": CONFIG.intermediate_size,
-        "num_hidden_layers": CONFIG.num_layers,
-        "num_attention_heads": CONFIG.num_heads,
-        "num_key_value_heads": CONFIG.num_kv_heads,
-        "head_dim": CONFIG.head_dim,
-        "rope_theta": CONFIG.rope_theta,
-        "rms_norm_eps": CONFIG.rms_norm_eps,
-        "tie_word_embeddings": tied,
-        "initializer_range": 0.3,  # wide, so that the output wanders and near-ties are rare
-        "attn_implementation": "eager",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
+    """A checkpoint of some kind."""
+    architecture, config, special = KINDS[kind]
     torch.manual_seed(7)
-    if kind == "window":
-        reference: PreTrainedModel = MistralForCausalLM(MistralConfig(**shape, sliding_window=WINDOW))
-        config = replace(CONFIG, window=WINDOW, window_layers=frozenset(range(CONFIG.num_layers)))
-    else:
-        reference = LlamaForCausalLM(ReferenceConfig(**shape))
-        config = replace(CONFIG, tie_word_embeddings=tied)
+    reference = architecture(config(**{**_SHAPE, **special}))
     for name, weight in reference.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(weight, 0.5, 1.5)  # they start as ones, which would hide a wrong one
-    return Tiny(reference=reference.eval(), config=config)
+        if "norm" in name:  # they start as ones (Gemma: zeros), and biases as zeros, which would hide a wrong one
+            least = -0.5 if kind == "gemma3" else 0.5
+            torch.nn.init.uniform_(weight, least, least + 1)
+        elif name.endswith("bias"):
+            torch.nn.init.uniform_(weight, -1, 1)
+    return Tiny(reference=reference.eval())
 
 
 @cache
@@ -99,48 +142,6 @@ def prompts(*lengths: int, seed: int = 0) -> list[tuple[int, ...]]:
     """Random prompts of some lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [tuple(torch.randint(VOCAB, (length,), generator=generator).tolist()) for length in lengths]
-
-
-def dense_logits(config: LlamaConfig, state: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
-    """Scores after every token, computed without pages, chunks, a cache or any of Roost's layers."""
-    length, heads, dim = len(tokens), config.num_heads, config.head_dim
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], state[name + ".weight"], config.rms_norm_eps)
-
-    def project(x: Tensor, name: str) -> Tensor:
-        return x @ state[name + ".weight"].T
-
-    def turn(x: Tensor) -> Tensor:  # as complex numbers: [length, heads, dim / 2]
-        angles = torch.arange(length)[:, None] / config.rope_theta ** (torch.arange(0, dim, 2) / dim)
-        turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None]
-        return torch.cat([turned.real, turned.imag], -1)
-
-    distance = torch.arange(length)[:, None] - torch.arange(length)
-    hidden = state["model.embed_tokens.weight"][torch.tensor(tokens)]
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        x = norm(hidden, prefix + "input_layernorm")
-        q, k, v = (project(x, prefix + f"self_attn.{name}_proj").view(length, -1, dim) for name in "qkv")
-        k, v = (each.repeat_interleave(heads // config.num_kv_heads, dim=1) for each in (turn(k), v))
-        reach = config.window if layer in config.window_layers else length
-        seen = (distance >= 0) & (distance < reach)
-        mixed = torch.nn.functional.scaled_dot_product_attention(
-            turn(q).transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=seen
-        )
-        hidden = hidden + project(mixed.transpose(0, 1).reshape(length, -1), prefix + "self_attn.o_proj")
-        x = norm(hidden, prefix + "post_attention_layernorm")
-        gate = torch.nn.functional.silu(project(x, prefix + "mlp.gate_proj"))
-        hidden = hidden + project(gate * project(x, prefix + "mlp.up_proj"), prefix + "mlp.down_proj")
-    return project(norm(hidden, "model.norm"), "lm_head")
-
-
-def dense_greedy(config: LlamaConfig, state: dict[str, Tensor], prompt: Sequence[int], num_new: int) -> tuple[int, ...]:
-    """Greedy output by computing the whole sequence again for every token."""
-    tokens = list(prompt)
-    for _ in range(num_new):
-        tokens.append(int(dense_logits(config, state, tokens)[-1].argmax()))
-    return tuple(tokens[len(prompt) :])
 
 
 def configure(
@@ -165,7 +166,7 @@ def configure(
 class Served:
     """A model behind an engine, and everything that came back from it."""
 
-    def __init__(self, model: Llama, config: EngineConfig) -> None:
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
         resolved = resolve(config, model.traits)
         self.notes: list[Note] = []
         self.events: list[Event] = []

@@ -13,13 +13,13 @@ LAYERS = (
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.obs"),
     ("roost.session", "roost.models"),
-    ("roost.sched", "roost.exec"),
+    ("roost.sched", "roost.exec", "roost.weights"),
 )
 CONTROL_PLANE = ("roost.kv", "roost.session", "roost.sched", "roost.spec.shape", "roost.step", "roost.messages")
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 ALLOWED_INSIDE = {"roost.text": ("tokenizers", "jinja2")}  # what only some packages may import besides that
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
-DEVICE_SIDE = ("roost.exec", "roost.models", "roost.layers", "roost.kernels")
+DEVICE_SIDE = ("roost.exec", "roost.models", "roost.layers", "roost.kernels", "roost.weights")
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:

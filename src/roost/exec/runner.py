@@ -71,6 +71,8 @@ class Runner:
             for row, offset, width, start in np.stack([plan.rows, offsets, widths, starts], axis=1).tolist()
         ]
 
+        scale = self._model.kv.scale
+
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             book, index = self._places[layer]
             pool = self.pools[book]
@@ -83,6 +85,7 @@ class Runner:
                 spans,
                 page_size=pool.page_size,
                 window=pool.window,
+                scale=scale,
             )
 
         return self._model.forward(tokens, positions, attend)

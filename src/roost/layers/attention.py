@@ -35,13 +35,13 @@ def first_read(start: int, window: int | None) -> int:
 
 
 def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, start: int, first: int, window: int | None
+    query: Tensor, key: Tensor, value: Tensor, *, start: int, first: int, window: int | None, scale: float
 ) -> Tensor:
     """Attention of one row: queries from position `start` on, keys and values from position `first` on."""
     num_tokens, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
     groups = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.einsum("qhgd,khd->hgqk", groups, key) * head_dim**-0.5
+    scores = torch.einsum("qhgd,khd->hgqk", groups, key) * scale
     at = torch.arange(start, start + num_tokens, device=query.device)[:, None]
     of = torch.arange(first, first + num_keys, device=query.device)[None, :]
     unseen = of > at if window is None else (of > at) | (of <= at - window)
@@ -58,6 +58,7 @@ def paged_attention(
     *,
     page_size: int,
     window: int | None,
+    scale: float,
 ) -> Tensor:
     """Attention of a ragged batch, each row through its own pages: [num_tokens, num_heads, head_dim]."""
     key_pages = keys.unflatten(0, (-1, page_size))
@@ -76,6 +77,7 @@ def paged_attention(
                 start=span.start,
                 first=first,
                 window=window,
+                scale=scale,
             )
         )
     return torch.cat(outputs)

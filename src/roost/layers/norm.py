@@ -1,6 +1,7 @@
 """Root-mean-square norm, the torch reference.
 
-y = weight * x / sqrt(mean(x^2) + eps), computed in float32 and rounded before the weight. Called by models.
+y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, computed in float32 with a float32 weight and rounded
+once. A weight [num_heads, head_dim] norms each head by its own. Called by models.
 """
 
 import torch
@@ -10,5 +11,4 @@ from torch import Tensor
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension of `hidden`."""
     wide = hidden.to(torch.float32)
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(hidden.dtype)
+    return (torch.nn.functional.rms_norm(wide, wide.shape[-1:], None, eps) * weight).to(hidden.dtype)

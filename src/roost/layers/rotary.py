@@ -1,21 +1,62 @@
 """Rotary position embedding, the torch reference.
 
-Dimension i of a head turns together with dimension i + head_dim / 2, by the angle position * theta^(-2i / head_dim).
-Angles are float32 whatever the model's type. Called by models, once a forward for the angles.
+Dimension i of a head turns together with dimension i + head_dim / 2, by the angle position * frequency(i). Frequencies
+are theta^(-2i / head_dim), slowed down where a checkpoint was stretched to longer contexts. Angles are float32 whatever
+the model's type. Called by models: frequencies once, turns once a forward, `rotate` in every layer.
 """
+
+from dataclasses import dataclass
+from math import pi
 
 import torch
 from torch import Tensor
 
-
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Angles of each token: [num_tokens, head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    return positions.to(torch.float32)[:, None] * theta**-exponents
+Turns = tuple[Tensor, Tensor]  # cos [num_tokens, 1, head_dim] and sin [num_tokens, 1, head_dim / 2]
 
 
-def rotate(heads: Tensor, angles: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """Which frequencies Llama 3 slows down: those that turn less than this often in the original context."""
+
+    low_freq_factor: float  # up to this many turns: slowed by the whole factor
+    high_freq_factor: float  # from this many on: left alone; in between by a mix of both
+    original_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """How fast the dimensions of a head turn."""
+
+    theta: float
+    factor: float = 1.0  # frequencies are divided by it
+    bands: Bands | None = None  # None: all frequencies alike
+
+
+def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
+    """Angle per position of each pair of dimensions: [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    fast = 1.0 / rope.theta**exponents
+    slow, bands = fast / rope.factor, rope.bands
+    if bands is None:
+        return slow.to(device)
+    turns = bands.original_len * fast / (2 * pi)
+    share = (turns - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)
+    return torch.lerp(slow, fast, share.clamp(0, 1)).to(device)
+
+
+def turns_at(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> Turns:
+    """Cosines and sines of each token's angles, ready for `rotate`."""
+    angles = (positions[:, None] * frequency)[:, None]
+    cos = angles.cos().to(dtype)
+    return torch.cat([cos, cos], dim=-1), angles.sin().to(dtype)
+
+
+def rotate(heads: Tensor, turns: Turns) -> Tensor:
     """Turn queries or keys [num_tokens, num_heads, head_dim] by their angles."""
-    cos, sin = angles.cos().to(heads.dtype)[:, None], angles.sin().to(heads.dtype)[:, None]
+    cos, sin = turns
+    turned = heads * cos
     left, right = heads.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    turned_left, turned_right = turned.chunk(2, dim=-1)
+    turned_left.addcmul_(right, sin, value=-1)  # in place: a prefill chunk is bound by memory here
+    turned_right.addcmul_(left, sin)
+    return turned

@@ -1,4 +1,4 @@
-"""What the executor asks of a model: its traits, the shape of its KV, and two passes.
+"""What the executor asks of a model: its traits, the shape of its KV, and its passes; and what a family declares.
 
 A model keeps weights and nothing that grows with a sequence; its KV is behind `attend`. Implemented in this folder.
 """
@@ -14,12 +14,22 @@ from roost.layers.attention import Attend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What checkpoints of a family may ask of the engine, and offer it."""
+
+    window: bool  # layers with a sliding window
+    recurrent_state: bool = False  # a state per sequence besides its KV
+    draft_hooks: bool  # hidden states at the inputs of layers, for a drafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What one token keeps, layer by layer."""
+    """What one token keeps, layer by layer, and how it is read."""
 
     windows: tuple[int | None, ...]  # [num_layers] sliding window, None for a full layer
     num_kv_heads: int
     head_dim: int
+    scale: float  # of the products of queries and keys
     dtype: torch.dtype
 
 
@@ -36,8 +46,18 @@ class Model(Protocol):
         """The KV its layers hand to `attend`."""
         ...
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Inputs of the first layer: [num_tokens, hidden_size]."""
+        ...
+
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states [num_tokens, hidden_size] of a flat batch."""
+        ...
+
+    def forward_captured(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Last hidden states, and those at the inputs of the layers in `capture`, in its order."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

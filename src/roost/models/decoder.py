@@ -1,0 +1,245 @@
+"""The decoder that every family here is made of: pre-norm layers of attention and a gated feed-forward, a flat batch.
+
+What differs between families is a field of `DecoderConfig`. Projections that read the same input are stacked at load,
+since each operation costs a decode step on the host. Holds weights; keeps nothing of a batch. Built by the registry
+from Hugging Face's tensor names, called by exec.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from roost.config import ModelTraits
+from roost.errors import ConfigError
+from roost.layers.attention import Attend
+from roost.layers.linear import Linear, activation_dtype, make_linear
+from roost.layers.norm import rms_norm
+from roost.layers.rotary import Rope, Turns, frequencies, rotate, turns_at
+from roost.models.model import KvShape
+from roost.models.tensors import Tensors
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What may differ from layer to layer."""
+
+    rope: Rope
+    window: int | None = None  # tokens the layer sees, the current one included; None: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormNames:
+    """The norms of a layer, as checkpoints name them; None where a family has none."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str | None = None
+    before_feed: str = "post_attention_layernorm"
+    after_feed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and constants of a checkpoint."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_max: int  # positions it was made for
+    layers: tuple[LayerKind, ...]
+    scale: float  # of the products of queries and keys
+    norm_eps: float
+    tied: bool  # the head is the embedding
+    activation: str = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the projection behind attention
+    qk_norm: bool = False  # queries and keys normed head by head, before they turn
+    norms: NormNames = NormNames()
+    norm_offset: float = 0.0  # added to the norm weights of a checkpoint
+    embed_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"the model's {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise ConfigError(f"the model's head_dim must be even for rotary positions, got {self.head_dim}")
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ConfigError(f"the model's activation {self.activation} is not known; known are {known}")
+        windows = {layer.window for layer in self.layers} - {None}
+        if len(windows) > 1:
+            raise ConfigError(
+                f"the model's layers have windows of different lengths: {windows}; one length is supported"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """One layer's weights; norms are float32."""
+
+    norm_before_attention: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    out: Linear
+    norm_after_attention: Tensor | None
+    norm_before_feed: Tensor
+    gate_up: Linear
+    down: Linear
+    norm_after_feed: Tensor | None
+    rope: int  # which of the model's
+
+
+class Decoder:
+    """A checkpoint on a device."""
+
+    def __init__(self, config: DecoderConfig, state: Mapping[str, Tensor], weights: str, device: torch.device) -> None:
+        self.config = config
+        self.dtype = activation_dtype(weights)
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        tensors = Tensors(state, device, self.dtype)
+        tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
+        loader = _Loader(config, tensors, weights)
+        self._embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [
+            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope)) for number, kind in enumerate(config.layers)
+        ]
+        self._norm = loader.norm("model.norm.weight")
+        if config.tied:
+            tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
+            self._head = make_linear(self._embed, None, weights)
+        else:
+            self._head = loader.linear(("lm_head",), (config.vocab_size,), config.hidden_size, bias=False)
+        tensors.check_all_taken()
+        self._frequencies = [frequencies(rope, config.head_dim, device) for rope in ropes]
+        self._activation = ACTIVATIONS[config.activation]
+        # rounded as the embedding is, since its rows are what it scales
+        self._embed_scale = float(torch.tensor(config.embed_scale).to(self.dtype))
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What its layers need of the KV plane."""
+        windows = [layer.window for layer in self.config.layers]
+        return ModelTraits(
+            vocab_size=self.config.vocab_size,
+            window=next((window for window in windows if window is not None), None),
+            has_full_layers=None in windows,
+        )
+
+    @property
+    def kv(self) -> KvShape:
+        """The KV its layers hand to `attend`."""
+        config = self.config
+        return KvShape(
+            windows=tuple(layer.window for layer in config.layers),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.scale,
+            dtype=self.dtype,
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Inputs of the first layer: [num_tokens, hidden_size]."""
+        rows = self._embed[tokens]
+        return rows if self._embed_scale == 1.0 else rows * self._embed_scale
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states [num_tokens, hidden_size] of a flat batch."""
+        return self.forward_captured(tokens, positions, attend, ())[0]
+
+    def forward_captured(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Last hidden states, and those at the inputs of the layers in `capture`, in its order."""
+        assert all(0 <= number < len(self._layers) for number in capture), capture
+        turns = [turns_at(positions, frequency, self.dtype) for frequency in self._frequencies]
+        hidden, eps = self.embed(tokens), self.config.norm_eps
+        inputs: dict[int, Tensor] = {}
+        for number, layer in enumerate(self._layers):
+            if number in capture:
+                inputs[number] = hidden
+            normed = rms_norm(hidden, layer.norm_before_attention, eps)
+            query, key, value = self._heads(layer, normed, turns[layer.rope])
+            mixed = layer.out(attend(number, query, key, value).flatten(1))
+            if layer.norm_after_attention is not None:
+                mixed = rms_norm(mixed, layer.norm_after_attention, eps)
+            hidden = hidden + mixed
+            gate, up = layer.gate_up(rms_norm(hidden, layer.norm_before_feed, eps)).chunk(2, dim=-1)
+            fed = layer.down(self._activation(gate) * up)
+            if layer.norm_after_feed is not None:
+                fed = rms_norm(fed, layer.norm_after_feed, eps)
+            hidden = hidden + fed
+        return rms_norm(hidden, self._norm, eps), tuple(inputs[number] for number in capture)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token: [num_tokens, vocab_size]."""
+        return self._head(hidden)
+
+    def _heads(self, layer: _Layer, normed: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, turned, and values of a layer: each [num_tokens, its heads, head_dim]."""
+        config = self.config
+        heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
+        turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.qk_norm is not None:
+            turning = rms_norm(turning, layer.qk_norm, config.norm_eps)
+        query, key = rotate(turning, turns).split((config.num_heads, config.num_kv_heads), dim=1)
+        return query, key, value
+
+
+class _Loader:
+    """Makes layers of tensors."""
+
+    def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._weights = weights
+
+    def layer(self, prefix: str, rope: int) -> _Layer:
+        """The layer whose tensors are named `prefix`…; `rope` is its number among the model's."""
+        config, norms = self._config, self._config.norms
+        hidden, wide = config.hidden_size, config.intermediate_size
+        query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q, k, v, out = (f"{prefix}self_attn.{name}_proj" for name in "qkvo")
+        gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
+        return _Layer(
+            norm_before_attention=self.norm(f"{prefix}{norms.before_attention}.weight"),
+            qkv=self.linear((q, k, v), (query_len, kv_len, kv_len), hidden, bias=config.qkv_bias),
+            qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
+            out=self.linear((out,), (hidden,), query_len, bias=config.out_bias),
+            norm_after_attention=self._extra_norm(prefix, norms.after_attention),
+            norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
+            gate_up=self.linear((gate, up), (wide, wide), hidden, bias=False),
+            down=self.linear((down,), (hidden,), wide, bias=False),
+            norm_after_feed=self._extra_norm(prefix, norms.after_feed),
+            rope=rope,
+        )
+
+    def linear(self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool) -> Linear:
+        """One projection of several that read the same input."""
+        weight = self._tensors.take_stacked(tuple(f"{name}.weight" for name in names), out_lens, in_len)
+        biases = tuple(f"{name}.bias" for name in names)
+        return make_linear(weight, self._tensors.take_stacked(biases, out_lens) if bias else None, self._weights)
+
+    def norm(self, name: str, length: int | None = None) -> Tensor:
+        """A norm's weight, as long as the hidden state unless told."""
+        weight = self._tensors.take(name, length or self._config.hidden_size, dtype=torch.float32)
+        return weight + self._config.norm_offset
+
+    def _extra_norm(self, prefix: str, name: str | None) -> Tensor | None:
+        return None if name is None else self.norm(f"{prefix}{name}.weight")
+
+    def _qk_norm(self, prefix: str) -> Tensor:
+        config = self._config
+        query = self.norm(f"{prefix}self_attn.q_norm.weight", config.head_dim)
+        key = self.norm(f"{prefix}self_attn.k_norm.weight", config.head_dim)
+        return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])

@@ -1,0 +1,108 @@
+"""What the config.json files of all families have in common: sizes, ropes, windows, and options that are refused.
+
+Both styles are read: rope_theta with rope_scaling, and rope_parameters, which transformers writes since version 5. An
+option that would change the output is refused by name unless it is supported or neutral. Called by the families.
+"""
+
+from roost.layers.rotary import Bands, Rope
+from roost.models.decoder import ACTIVATIONS, DecoderConfig, LayerKind
+from roost.models.fields import Fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# option -> values that leave the output as it is
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "partial_rotary_factor": (1,),
+    "mlp_bias": (False,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "use_bidirectional_attention": (False,),
+    "attention_chunk_size": (),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+}
+
+
+def plain_decoder(
+    fields: Fields, layers: tuple[LayerKind, ...], *, activation_key: str = "hidden_act", tied: bool = False
+) -> DecoderConfig:
+    """A decoder with the sizes of a config and nothing special; `tied` is what a config that does not say it means."""
+    for name, values in _NEUTRAL.items():
+        fields.refuse_unless(name, *values)
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    # a size that is left out is guessed as transformers does; a wrong guess shows in the shapes of the tensors
+    head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
+    return DecoderConfig(
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        context_max=fields.integer("max_position_embeddings"),
+        layers=layers,
+        scale=head_dim**-0.5,
+        norm_eps=fields.number("rms_norm_eps"),
+        tied=fields.flag("tie_word_embeddings", tied),
+        activation=fields.choice(activation_key, ACTIVATIONS),
+    )
+
+
+def layer_types(fields: Fields, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    """What each layer attends to: `layer_types` of the config, or `otherwise` where it has none."""
+    if not fields.has("layer_types"):
+        return otherwise
+    types = fields.choices("layer_types", (FULL, SLIDING))
+    if len(types) != len(otherwise):
+        raise fields.wrong("layer_types", f"has {len(types)} entries for {len(otherwise)} layers")
+    return types
+
+
+def uniform_layers(fields: Fields, *, window: int | None) -> tuple[LayerKind, ...]:
+    """Layers that are all alike, all with a window or none."""
+    types = (FULL if window is None else SLIDING,) * fields.integer("num_hidden_layers")
+    found = layer_types(fields, types)
+    if found != types:
+        raise fields.wrong("layer_types", f"must be {types[0]} for every layer of this family, got {list(found)}")
+    return (LayerKind(rope=read_rope(fields), window=window),) * len(types)
+
+
+def read_rope(fields: Fields) -> Rope:
+    """The one rope of a config, in either style."""
+    if fields.has("rope_parameters") and fields.has("rope_scaling"):
+        raise fields.wrong("rope_scaling", "and rope_parameters are both there; which one counts is unclear")
+    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    return rope_of(fields.group(name), fields.number("rope_theta", 10000.0))
+
+
+def rope_of(group: Fields, theta: float) -> Rope:
+    """A rope described by one object; `theta` counts where the object does not say it."""
+    type_key = "rope_type" if group.has("rope_type") else "type"  # `type` is the older name
+    kind = group.choice(type_key, _ROPE_KEYS, "default")
+    keys = _ROPE_KEYS[kind]
+    group.refuse_unless("partial_rotary_factor", 1)
+    group.refuse_others(("rope_type", "type", "rope_theta", "partial_rotary_factor", *keys))
+    theta = group.number("rope_theta", theta)
+    if kind == "default":
+        return Rope(theta=theta)
+    factor = group.number("factor")
+    return Rope(theta=theta, factor=factor, bands=_bands(group) if kind == "llama3" else None)
+
+
+def _bands(group: Fields) -> Bands:
+    bands = Bands(
+        low_freq_factor=group.number("low_freq_factor"),
+        high_freq_factor=group.number("high_freq_factor"),
+        original_len=group.integer("original_max_position_embeddings"),
+    )
+    if bands.low_freq_factor >= bands.high_freq_factor:
+        raise group.wrong("low_freq_factor", f"must be below high_freq_factor, {bands.high_freq_factor:g}")
+    return bands

@@ -1,0 +1,19 @@
+"""Mistral: Llama with a sliding window in every layer, or in none where the config has no window.
+
+Reads a config.json into a `DecoderConfig`; tensor names are the decoder's own. Called by the registry.
+The window counts the current token, as transformers counts it.
+"""
+
+from roost.models.decoder import DecoderConfig
+from roost.models.fields import Fields
+from roost.models.hub import plain_decoder, uniform_layers
+from roost.models.model import Capabilities
+
+CAPABILITIES = Capabilities(window=True, draft_hooks=True)
+
+
+def read_config(fields: Fields) -> DecoderConfig:
+    """The decoder of a MistralForCausalLM."""
+    fields.refuse_unless("attention_bias", False)
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    return plain_decoder(fields, uniform_layers(fields, window=window))

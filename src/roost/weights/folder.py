@@ -1,0 +1,120 @@
+"""A Hugging Face folder: config.json, and model.safetensors whole or in shards.
+
+Headers are read and checked at once, tensors one at a time when they are asked for, so that the peak is near one copy.
+What is wrong with a folder is said in words. Reads no pickle. Called by `load`; a bar may be drawn by its `Progress`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.weights.header import Header, read_header
+
+CONFIG = "config.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Progress(Protocol):
+    """Told how far a load is."""
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Called after each tensor, and once at the end."""
+        ...
+
+
+def silent(done_bytes: int, total_bytes: int) -> None:
+    """Progress that nobody sees."""
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """The tensors of a folder by name; one is read from disk each time it is looked up."""
+
+    def __init__(self, folder: Path, progress: Progress = silent) -> None:
+        headers = _headers(folder)
+        self._files = {name: header.path for header in headers for name in header.num_bytes}
+        self._num_bytes = {name: size for header in headers for name, size in header.num_bytes.items()}
+        self._open: dict[Path, safe_open] = {}
+        self._progress = progress
+        self.done_bytes = 0
+        self.total_bytes = sum(self._num_bytes.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        path = self._files[name]
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(path, framework="pt")
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{path}: {name} cannot be read: {error}") from error
+        self.done_bytes += self._num_bytes[name]
+        self._progress(self.done_bytes, self.total_bytes)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """The keys of a folder's config.json."""
+    if not folder.is_dir():
+        raise ConfigError(f"--model: there is no folder {folder}")
+    return _json(folder / CONFIG)
+
+
+def _headers(folder: Path) -> list[Header]:
+    if (folder / WHOLE).is_file():
+        return [read_header(folder / WHOLE)]
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    if others:
+        raise ConfigError(f"{folder} has neither {WHOLE} nor {INDEX}, only {', '.join(others)}")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ConfigError(
+            f"{folder} has no {WHOLE}, only pickle files, which can run code and are not read; convert it"
+        )
+    raise ConfigError(f"{folder} has no weights: neither {WHOLE} nor {INDEX}")
+
+
+def _shards(folder: Path) -> list[Header]:
+    """Headers of all shards; each must hold just what the index says."""
+    places = _json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise ConfigError(f"{folder / INDEX} has no weight_map of tensors and their files")
+    headers = []
+    for file in sorted(set(places.values())):
+        if Path(file).name != file:
+            raise ConfigError(f"{folder / INDEX} names {file}, which is not in the folder")
+        if not (folder / file).is_file():
+            raise ConfigError(f"{folder / INDEX} names {file}, which is missing")
+        header = read_header(folder / file)
+        expected = {name for name, place in places.items() if place == file}
+        if expected != header.num_bytes.keys():
+            name = min(expected ^ header.num_bytes.keys())
+            missing = (
+                f"lacks {name}, which the index puts there" if name in expected else f"has {name}, unlike the index"
+            )
+            raise ConfigError(f"{header.path} {missing}")
+        headers.append(header)
+    return headers
+
+
+def _json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        raise ConfigError(f"{path.parent} has no {path.name}")
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(values).__name__}")
+    return values

@@ -1,0 +1,115 @@
+"""Every family equals transformers: logits and hidden states in one pass, logits and output in pages and chunks."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.layers.attention import Attend, causal_attention
+from roost.models.decoder import Decoder
+from roost.models.registry import find_family
+from tests.parity.tiny import CPU, KINDS, configure, prompts, tiny
+from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES, assert_equals_reference, serve, several
+
+ALL = pytest.mark.parametrize("kind", KINDS)
+
+
+def dense(model: Decoder) -> Attend:
+    """Attention of one sequence from its start, without pages."""
+    kv = model.kv
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return causal_attention(query, key, value, start=0, first=0, window=kv.windows[layer], scale=kv.scale)
+
+    return attend
+
+
+def reference_logits(kind: str, prompt: tuple[int, ...]) -> Tensor:
+    """Scores after every token, by transformers."""
+    with torch.no_grad():
+        return tiny(kind).reference(torch.tensor([prompt])).logits[0]
+
+
+def logits_in_one_pass(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
+    return model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), dense(model)))
+
+
+@ALL
+def test_logits_in_one_pass_equal_transformers(kind: str) -> None:
+    (prompt,) = prompts(90, seed=10)  # past the window, and past Llama 3's original context
+    logits = logits_in_one_pass(tiny(kind).model(), prompt)
+    torch.testing.assert_close(logits, reference_logits(kind, prompt), atol=1e-4, rtol=1e-4)
+
+
+@ALL
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_logits_in_pages_and_chunks_equal_transformers(
+    page_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prompt,) = prompts(37, seed=12)
+    model = tiny(kind).model()
+    forward, passes = model.forward, []
+
+    def record(tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        passes.append(forward(tokens, positions, attend))
+        return passes[-1]
+
+    monkeypatch.setattr(model, "forward", record)
+    serve(model, configure(page_size=page_size, chunk=5), [(prompt, 1)])
+    assert [len(hidden) for hidden in passes] == [5] * 7 + [2]
+    logits = model.logits(torch.cat(passes))
+    torch.testing.assert_close(logits, reference_logits(kind, prompt), atol=1e-4, rtol=1e-4, check_device=False)
+    assert logits.device == CPU
+
+
+@DEPTHS
+@PAGE_SIZES
+@CHUNKS
+@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3"])
+def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: int, kind: str) -> None:
+    work = several()
+    config = configure(depth=depth, page_size=page_size, chunk=chunk, max_running=4)
+    assert_equals_reference(serve(tiny(kind).model(), config, work), kind, work)
+
+
+@pytest.mark.parametrize("kind", ["tied", "biased", "qwen2", "qwen3-window"])
+def test_greedy_output_of_other_checkpoints_equals_transformers(kind: str) -> None:
+    work = several(seed=3)
+    assert_equals_reference(serve(tiny(kind).model(), configure(chunk=5), work), kind, work)
+
+
+@ALL
+def test_hidden_states_at_the_inputs_of_layers_equal_transformers(kind: str) -> None:
+    (prompt,) = prompts(23, seed=13)
+    model = tiny(kind).model()
+    with torch.no_grad():
+        expected = tiny(kind).reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+    tokens, positions = torch.tensor(prompt), torch.arange(len(prompt))
+    last, captured = model.forward_captured(tokens, positions, dense(model), (2, 0))
+    for ours, theirs in ((last, expected[-1]), (captured[0], expected[2]), (captured[1], expected[0])):
+        torch.testing.assert_close(ours, theirs[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.embed(tokens), captured[1])
+    assert model.forward_captured(tokens, positions, dense(model), ())[1] == ()
+
+
+@ALL
+def test_bf16_weights_give_bf16_states_close_to_those_of_fp32(kind: str) -> None:
+    (prompt,) = prompts(30, seed=14)
+    model, expected = tiny(kind).model("bf16"), reference_logits(kind, prompt)
+    logits = logits_in_one_pass(model, prompt)
+    assert logits.dtype == model.kv.dtype == torch.bfloat16
+    assert (logits - expected).abs().mean() < 0.05 * expected.std()
+
+
+@ALL
+def test_a_family_declares_what_its_checkpoints_need(kind: str) -> None:
+    checkpoint = tiny(kind)
+    capabilities = find_family(checkpoint.config_json).capabilities
+    assert capabilities.window or checkpoint.model().traits.window is None
+    assert capabilities.draft_hooks
+    assert not capabilities.recurrent_state
+
+
+def test_weights_of_an_unknown_form_are_refused_with_the_flag() -> None:
+    with pytest.raises(ConfigError, match="--weights must be one of fp32, bf16, int8, got fp8"):
+        tiny("llama").model("fp8")
