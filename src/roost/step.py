@@ -10,6 +10,7 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.sampling import Sampling
 from roost.spec.shape import SpecShape
 
 StepId = NewType("StepId", int)
@@ -41,6 +42,18 @@ class TableDelta(_Columns):
     firsts: Ints  # [num_deltas] first page index
     offsets: Ints  # [num_deltas + 1]
     pages: Ints  # [offsets[-1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSetup(_Columns):
+    """What the device must know of a row that begins, to choose its tokens."""
+
+    row: int
+    sampling: Sampling
+    prompt_len: int
+    min_len: int  # no stop id at positions [prompt_len, min_len): prompt_len + min_new_tokens
+    stop_ids: tuple[int, ...]
+    tokens: Ints  # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,21 @@ from tests.tidy.source import Module, product
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("roost", "roost.errors", "roost.clock"),
-    ("roost.spec.shape", "roost.spec", "roost.kv.pages"),
+    ("roost.sampling", "roost.spec.shape", "roost.spec", "roost.kv.pages"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.obs"),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.exec"),
 )
-CONTROL_PLANE = ("roost.kv", "roost.session", "roost.sched", "roost.spec.shape", "roost.step", "roost.messages")
+CONTROL_PLANE = (
+    "roost.kv",
+    "roost.session",
+    "roost.sched",
+    "roost.sampling",
+    "roost.spec.shape",
+    "roost.step",
+    "roost.messages",
+)
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
 DEVICE_SIDE = ("roost.exec", "roost.models", "roost.layers", "roost.kernels")
