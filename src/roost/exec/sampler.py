@@ -69,6 +69,7 @@ class Sampler:
         self._in_prompt: Tensor | None = None  # [num_rows, vocab] bool, once a row penalises
         self._output_counts: Tensor | None = None  # [num_rows, vocab] int32
 
+    @torch.inference_mode()
     def set_row(self, setup: RowSetup) -> None:
         """Begin a row: forget whatever it was before."""
         sampling, row = setup.sampling, setup.row
@@ -100,6 +101,7 @@ class Sampler:
         if path.penalises:
             self._count(setup)
 
+    @torch.inference_mode()
     def sample(
         self,
         logits: Tensor,
@@ -129,6 +131,7 @@ class Sampler:
             tokens[index] = self._choose(scores, entries.pick(index), [paths[i] for i in chunk])
         return tokens
 
+    @torch.inference_mode()
     def note(self, rows: Tensor, tokens: Tensor) -> None:
         """Count tokens [n] that joined the output of `rows` [n]; -1 is nothing, and so is a row that has no penalty."""
         if self._output_counts is None:
