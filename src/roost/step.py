@@ -47,14 +47,14 @@ class TableDelta(_Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSetup(_Columns):
-    """How the tokens of a row that begins are chosen, until the next one that names it."""
+    """What the device must know of a row that begins, to choose its tokens."""
 
     row: RowId
     sampling: Sampling
     prompt_len: int
-    min_len: int  # positions below it may not be a stop id
+    min_len: int  # no stop id at positions [prompt_len, min_len): prompt_len + min_new_tokens
     stop_ids: tuple[int, ...]
-    tokens: Ints  # prompt and output so far; empty unless the sampling penalises
+    tokens: Ints  # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,32 @@ from tests.tidy.source import Module, product
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("roost", "roost.errors", "roost.clock"),
-    ("roost.spec.shape", "roost.spec", "roost.kv.pages", "roost.text"),
+    ("roost.sampling", "roost.spec.shape", "roost.spec", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.obs"),
     ("roost.session", "roost.models"),
-    ("roost.sched", "roost.exec", "roost.weights"),
+    ("roost.sched", "roost.exec", "roost.weights", "roost.front"),
+    ("roost.startup", "roost.terminal"),
+    ("roost.llm", "roost.server"),
+    ("roost.cli",),
 )
-CONTROL_PLANE = ("roost.kv", "roost.session", "roost.sched", "roost.spec.shape", "roost.step", "roost.messages")
+CONTROL_PLANE = (
+    "roost.kv",
+    "roost.session",
+    "roost.sched",
+    "roost.sampling",
+    "roost.spec.shape",
+    "roost.step",
+    "roost.messages",
+)
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
-ALLOWED_INSIDE = {"roost.text": ("tokenizers", "jinja2")}  # what only some packages may import besides that
+ALLOWED_INSIDE = {  # what only some packages may import besides that
+    "roost.text": ("tokenizers", "jinja2"),
+    "roost.weights.gguf": ("gguf",),
+    "roost.terminal": ("rich",),
+    "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "prometheus_client"),
+    "roost.cli": ("rich", "uvicorn"),
+}
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
 DEVICE_SIDE = ("roost.exec", "roost.models", "roost.layers", "roost.kernels", "roost.weights")
 

@@ -1,0 +1,96 @@
+"""Draws: from scores to tokens, with random numbers that depend on seed and position alone.
+
+Probabilities are whole numbers: weights in units of 2**-40 of the largest, so that every sum is exact in any order, and
+a row's token depends neither on the batch around it nor on how a device adds. Pure functions over [n, vocab] tensors,
+without a host sync. Called by the sampler; logprobs shares the order of scores.
+"""
+
+import torch
+from torch import Tensor
+
+WEIGHT_ONE = 2**40  # weight of the most likely token
+VOCAB_SIZE_MAX = 2**22  # so that a sum of weights stays below 2**63
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One number in [0, 1) for each (seed, position), as float64 with 53 random bits: the same on every device."""
+    state = _mixed(seeds.to(torch.int64) + _signed(_GOLDEN))
+    bits = _mixed(state + (positions.to(torch.int64) + 1) * _signed(_GOLDEN))
+    return _shifted(bits, 11).to(torch.float64) * 2.0**-53
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """The finaliser of splitmix64, in wrapping int64 arithmetic."""
+    state = (state ^ _shifted(state, 30)) * _signed(_MIX_1)
+    state = (state ^ _shifted(state, 27)) * _signed(_MIX_2)
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """A logical shift to the right: int64 has only the arithmetic one."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned number."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def sane(scores: Tensor) -> Tensor:
+    """Scores without NaN (never chosen) and without +inf (as large as a float gets)."""
+    return torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.finfo(scores.dtype).max, neginf=-torch.inf)
+
+
+def ranking_keys(scores: Tensor) -> Tensor:
+    """Distinct int64 keys [n, vocab] of sane float32 scores: higher scores have higher ones, then lower ids."""
+    vocab_size = scores.shape[-1]
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0: both zeros are one
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)  # a negative float's bits count down
+    return (ordered << 32) + torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+
+
+def weights_of(scores: Tensor, temperatures: Tensor) -> Tensor:
+    """Weights [n, vocab], int64, of sane scores at the rows' temperatures; the largest of a row is WEIGHT_ONE."""
+    best = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)  # finite, if all is -inf too
+    exponents = (scores.to(torch.float64) - best) / temperatures.unsqueeze(1)
+    return (exponents.exp() * WEIGHT_ONE).round().to(torch.int64)
+
+
+def truncated(scores: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, k_max: int) -> Tensor:
+    """The weights, 0 outside the row's `top_k` best tokens and the fewest of those that hold `top_p` of their sum.
+
+    `top_k` is [n], at most `k_max`, which is at most vocab; equal scores are kept lowest ids first.
+    """
+    keys = ranking_keys(scores)
+    if k_max < keys.shape[-1]:
+        best_keys, ids = keys.topk(k_max, dim=-1)  # [n, k_max] best first
+    else:
+        best_keys, ids = keys.sort(dim=-1, descending=True)
+    in_top_k = torch.arange(k_max, device=scores.device) < top_k.unsqueeze(1)
+    best = weights.gather(1, ids) * in_top_k
+    sums = best.cumsum(dim=-1)
+    wanted = sums[:, -1:].to(torch.float64) * top_p.unsqueeze(1)
+    in_top_p = (sums - best).to(torch.float64) < wanted  # what comes before does not do
+    num_kept = (in_top_k & in_top_p).sum(dim=-1, keepdim=True).clamp(min=1)
+    return weights * (keys >= best_keys.gather(1, num_kept - 1))
+
+
+def above(weights: Tensor, min_p: Tensor) -> Tensor:
+    """The weights, 0 where one is less than the row's `min_p` of the largest."""
+    return weights * (weights >= min_p.unsqueeze(1) * WEIGHT_ONE)
+
+
+def drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The token [n] on which each row's number falls, weights laid out in id order; never one of weight 0.
+
+    A row without any weight gets id 0.
+    """
+    sums = weights.cumsum(dim=-1)
+    total = sums[:, -1:]
+    target = (uniforms.unsqueeze(1) * total.to(torch.float64)).to(torch.int64)  # floor: both are not negative
+    target = torch.minimum(target, total - 1)  # the product may round up to the total
+    return torch.searchsorted(sums, target, right=True).squeeze(1)

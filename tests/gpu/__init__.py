@@ -1,0 +1,1 @@
+"""What only a device can show; skipped where there is none."""
