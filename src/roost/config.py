@@ -4,12 +4,14 @@ The only module that may read the environment. Everything after start-up sees `R
 carries its help; the command line is made from them.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
+
 
 def cache_folder() -> Path:
     """Where fetched models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""

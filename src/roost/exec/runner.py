@@ -10,10 +10,15 @@ from torch import Tensor
 
 from roost.config import Resolved
 from roost.errors import InvariantError
+from roost.exec.lengths import Lengths
+from roost.exec.logprobs import log_probabilities
 from roost.exec.pool import Pool
+from roost.exec.sampler import Sampler
 from roost.layers.attention import Span, first_read, paged_attention
 from roost.models.model import Model
-from roost.step import Ints, StepPlan, StepResult
+from roost.step import Ints, Scores, StepPlan, StepResult
+
+_SCORED_MAX = 256  # prompt positions whose scores over the vocabulary exist at one time
 
 
 class Runner:
@@ -24,27 +29,34 @@ class Runner:
         self._device = device
         self.pools = [Pool(resolved, book, model.kv, device) for book in range(len(resolved.books))]
         self._places = _places(model.kv.windows, self.pools)
-        self._lengths = torch.zeros(resolved.num_rows, dtype=torch.int64, device=device)  # the relay, by row
+        self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device)
+        self._lengths = Lengths(resolved.num_rows, device)  # the relay, by row
         self._last_tokens = torch.zeros(resolved.num_rows, dtype=torch.int64, device=device)
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the tables up to date with a plan."""
         for pool, delta in zip(self.pools, plan.deltas, strict=True):
             pool.apply(delta)
+        for setup in plan.setups:
+            self._sampler.set_row(setup)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a step whose tables are in place."""
         with torch.inference_mode():
-            rows = self._tensor(plan.rows)
-            starts = np.where(plan.is_prefill, plan.starts, self._lengths[rows].cpu().numpy())
-            self._check(plan, starts)
-            hidden = self._forward(plan, starts)
+            lengths = self._lengths.of_step(plan)
+            self._check(plan, lengths.starts)
+            hidden = self._forward(plan, lengths.starts)
+            prompt_scores = self._prompt_scores(plan, lengths.starts, hidden)
             sampling = np.flatnonzero(plan.is_final | ~plan.is_prefill)
             lasts = np.cumsum(plan.widths)[sampling] - 1  # flat index of each sampling row's last token
-            sampled = self._model.logits(hidden[self._tensor(lasts)]).argmax(dim=-1)  # ties: the lowest id
-            lengths = starts + plan.widths
-            self._lengths[rows] = self._tensor(lengths)
-            self._last_tokens[rows[self._tensor(sampling)]] = sampled
+            logits = self._model.logits(hidden[self._tensor(lasts)])
+            rows, ends = plan.rows[sampling], lengths.ends[sampling]
+            device_rows = self._tensor(rows).to(torch.int64)
+            sampled = self._sampler.sample(logits, device_rows, rows.tolist(), self._tensor(ends))
+            scores = _scores(logits, sampled, plan.tops[sampling], _spread(sampling, len(plan.rows)))
+            lengths.advance()
+            self._last_tokens[device_rows] = sampled
+            self._sampler.note(device_rows, sampled)
         accept_lens = np.zeros(len(plan.rows), dtype=np.int32)
         accept_lens[sampling] = 1
         tokens = np.zeros((len(plan.rows), 1), dtype=np.int32)
@@ -55,8 +67,30 @@ class Runner:
             epochs=plan.epochs,
             accept_lens=accept_lens,
             tokens=tokens,
-            lengths=lengths.astype(np.int32),
+            lengths=lengths.ends.astype(np.int32),
+            scores=scores,
+            prompt_scores=prompt_scores,
         )
+
+    def _prompt_scores(self, plan: StepPlan, starts: Ints, hidden: Tensor) -> Scores | None:
+        """What the model gave the prompt's own tokens, where a row asked for it."""
+        counts = np.where(plan.score_froms < 0, 0, plan.score_ends - plan.score_froms)
+        if not counts.any():
+            return None
+        scored = np.flatnonzero(counts).tolist()
+        offsets = np.cumsum(plan.widths) - plan.widths
+        index = np.concatenate([np.arange(plan.score_froms[i], plan.score_ends[i]) - starts[i] for i in scored])
+        index += np.repeat(offsets[scored], counts[scored])
+        followers = np.concatenate([_followers(plan, i) for i in scored])
+        tops = np.repeat(plan.tops[scored].clip(min=0), counts[scored])
+        pieces = [
+            _score_columns(
+                self._model.logits(hidden[self._tensor(index[part])]), self._tensor(followers[part]), tops.max()
+            )
+            for part in _parts(len(index))
+        ]
+        logprobs, top_ids, top_logprobs = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return Scores(offsets=_offsets_of(counts), logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 
     def _forward(self, plan: StepPlan, starts: Ints) -> Tensor:
         """Hidden states of every token of the step; their KV is written on the way, before it is read."""
@@ -103,6 +137,44 @@ class Runner:
 
     def _tensor(self, column: np.ndarray) -> Tensor:
         return torch.tensor(column, device=self._device)
+
+
+def _followers(plan: StepPlan, row: int) -> Ints:
+    """The tokens after the scored positions of a chunk."""
+    chunk = plan.tokens[plan.token_offsets[row] : plan.token_offsets[row + 1]]
+    following = np.append(chunk[1:], plan.next_tokens[row])  # a scored position is never the prompt's last
+    start = plan.starts[row]
+    return following[plan.score_froms[row] - start : plan.score_ends[row] - start]
+
+
+def _parts(length: int) -> list[slice]:
+    """Pieces that keep the scores of a long prompt from filling the memory."""
+    return [slice(first, first + _SCORED_MAX) for first in range(0, length, _SCORED_MAX)]
+
+
+def _scores(logits: Tensor, tokens: Tensor, tops: Ints, offsets: Ints) -> Scores | None:
+    """Scores of the sampled tokens, if any row wants them."""
+    if len(tops) == 0 or tops.max() < 0:
+        return None
+    logprobs, top_ids, top_logprobs = _score_columns(logits, tokens, tops.max())
+    return Scores(offsets=offsets, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
+
+
+def _score_columns(logits: Tensor, tokens: Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    columns = log_probabilities(logits, tokens, min(int(top), logits.shape[-1]))
+    logprobs, top_ids, top_logprobs = (column.cpu().numpy() for column in columns)
+    return logprobs, top_ids.astype(np.int32), top_logprobs
+
+
+def _spread(sampling: np.ndarray, num_rows: int) -> Ints:
+    """Offsets of one entry for each row that samples."""
+    counts = np.zeros(num_rows, dtype=np.int32)
+    counts[sampling] = 1
+    return _offsets_of(counts)
+
+
+def _offsets_of(counts: np.ndarray) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def _places(windows: tuple[int | None, ...], pools: list[Pool]) -> list[tuple[int, int]]:

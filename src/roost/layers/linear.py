@@ -1,7 +1,8 @@
 """Linear layers: the one place that knows in which form a weight matrix is kept.
 
-A layer is made once, at load, and called as a function. Weights come in the type that activations have. Called by
-models, for every projection and for the head.
+A layer is made once, at load, and called as a function. With int8 weights (a scale per output) each token is rounded
+with a scale of its own, and the products are whole numbers: a token's result is bit for bit the same whatever else is
+in the batch. Called by models, for every projection and for the head.
 """
 
 from collections.abc import Callable
@@ -29,5 +30,23 @@ def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
     """A projection by `weight` [out, in], kept in the form that `weights` says."""
     dtype = activation_dtype(weights)
     if weights == "int8":
-        raise ConfigError("--weights int8 is not supported yet; fp32 and bf16 are")
+        return _int8(weight, bias)
     return partial(torch.nn.functional.linear, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype))
+
+
+_STEPS = 127  # of a scale, on either side of zero
+_SCALE_LEAST = 1e-30  # of a row of zeros
+
+
+def _int8(weight: Tensor, bias: Tensor | None) -> Linear:
+    """A projection in whole numbers: y = (round(x / s) @ q) * s * t, s the token's scale, t the output's."""
+    out_scales = weight.abs().amax(dim=1).clamp(min=_SCALE_LEAST) / _STEPS  # [out]
+    rounded = (weight / out_scales[:, None]).round_().to(torch.int8).contiguous().t()  # [in, out]
+
+    def project(hidden: Tensor) -> Tensor:
+        largest = hidden.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST)
+        tokens = (hidden * (_STEPS / largest)).round_().to(torch.int8)
+        products = torch._int_mm(tokens, rounded) * (largest * (out_scales / _STEPS))
+        return products if bias is None else products + bias
+
+    return project

@@ -30,12 +30,15 @@ class Rope:
     theta: float
     factor: float = 1.0  # frequencies are divided by it
     bands: Bands | None = None  # None: all frequencies alike
+    divisors: tuple[float, ...] = ()  # of each frequency, where a checkpoint states them instead
 
 
 def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     """Angle per position of each pair of dimensions: [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     fast = 1.0 / rope.theta**exponents
+    if rope.divisors:
+        return (fast / torch.tensor(rope.divisors)).to(device)
     slow, bands = fast / rope.factor, rope.bands
     if bands is None:
         return slow.to(device)

@@ -134,6 +134,7 @@ class Decoder:
             vocab_size=self.config.vocab_size,
             window=next((window for window in windows if window is not None), None),
             has_full_layers=None in windows,
+            context_max=self.config.context_max,
         )
 
     @property

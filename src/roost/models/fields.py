@@ -33,6 +33,13 @@ class Fields:
             raise self.wrong(name, f"must be a number above 0, got {value!r}")
         return float(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers above zero."""
+        values = self._value(name, None)
+        if not isinstance(values, list):
+            raise self.wrong(name, f"must be a list, got {values!r}")
+        return tuple(Fields({name: value}, self._place).number(name) for value in values)
+
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self._value(name, default)

@@ -13,6 +13,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
+    "factors": ("factors",),  # our own word for what GGUF files state: a divisor of each frequency
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 # option -> values that leave the output as it is
@@ -93,6 +94,8 @@ def rope_of(group: Fields, theta: float) -> Rope:
     theta = group.number("rope_theta", theta)
     if kind == "default":
         return Rope(theta=theta)
+    if kind == "factors":
+        return Rope(theta=theta, divisors=group.numbers("factors"))
     factor = group.number("factor")
     return Rope(theta=theta, factor=factor, bands=_bands(group) if kind == "llama3" else None)
 

@@ -18,10 +18,10 @@ import zmq
 
 from roost.config import EngineConfig
 from roost.errors import ConfigError
-from roost.messages import Event
+from roost.messages import Event, Reply
 from roost.sched.engine import Engine
 from roost.server.wire import Started, pack, unpack
-from roost.startup import describe, start
+from roost.startup import Running, start
 from roost.terminal import loading_bar
 
 _BATCH_MAX = 512  # events in one message
@@ -44,17 +44,28 @@ def main() -> int:
     threading.Thread(target=_die_with_server, daemon=True).start()
     try:
         with loading_bar() as progress:
-            started = start(settings.config, progress)
+            running = start(settings.config, progress)
     except ConfigError as error:
         print(f"roost: {error}", file=sys.stderr)
         return 2
     context, folder = zmq.Context(), Path(settings.folder)
     outbox: Outbox = SimpleQueue()
     threading.Thread(target=_write, args=(context, folder, outbox), daemon=True).start()
-    threading.Thread(target=_read, args=(context, folder, started.engine, outbox), daemon=True).start()
-    outbox.put((0, describe(started)))
-    started.engine.run()
+    threading.Thread(target=_read, args=(context, folder, running.engine, outbox), daemon=True).start()
+    outbox.put((0, _started(running)))
+    running.engine.run()
     return 0
+
+
+def _started(running: Running) -> Started:
+    return Started(
+        model_name=running.name,
+        language=running.language.to_json(),
+        vocab_size=running.resolved.vocab_size,
+        context=running.resolved.context,
+        settings=running.settings,
+        load_s=running.load_s,
+    )
 
 
 def _die_with_server() -> None:
@@ -70,7 +81,11 @@ def _read(context: "zmq.Context[Any]", folder: Path, engine: Engine, outbox: Out
     socket.connect(f"ipc://{folder / 'commands'}")
     while True:
         for number, command in unpack(socket.recv()):
-            engine.post(command, lambda event, number=number: outbox.put((number, event)))
+            engine.post(command, _reply(number, outbox))
+
+
+def _reply(number: int, outbox: Outbox) -> Reply:
+    return lambda event: outbox.put((number, event))
 
 
 def _write(context: "zmq.Context[Any]", folder: Path, outbox: Outbox) -> None:

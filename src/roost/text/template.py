@@ -40,12 +40,22 @@ class ChatTemplate:
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > SOURCE_BYTES_MAX:
             raise ConfigError(f"chat template: {size} bytes long; at most {SOURCE_BYTES_MAX} are allowed")
+        self._source = source
         self._chars_max = chars_max
         self._names = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         try:
             self._template = _Sandbox(chars_max, now).from_string(source)
         except (TemplateError, RecursionError, ValueError) as error:
             raise ConfigError(f"chat template: does not compile: {error}") from error
+
+    def to_json(self) -> str:
+        """Everything another process needs to build the same."""
+        return json.dumps({"source": self._source, "bos": self._names["bos_token"], "eos": self._names["eos_token"]})
+
+    @classmethod
+    def from_json(cls, text: str) -> "ChatTemplate":
+        """What `to_json` wrote."""
+        return cls(**json.loads(text))
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation; with the generation prompt, up to where the model speaks."""

@@ -6,6 +6,7 @@ Called by the front end, and by the stop search of the engine.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ class Tokenizer:
         adds_bos: bool = False,
     ) -> None:
         self._inner = inner
+        self._spelling: Spelling = spelling
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
         self._pieces = _pieces(inner, spelling)
@@ -57,6 +59,32 @@ class Tokenizer:
         if adds_bos is None:  # then the file's own rule for a whole text says
             adds_bos = inner.encode("a").ids[:1] == [bos_id]
         return cls(inner, spelling=spelling, eos_ids=eos_ids, bos_id=bos_id, adds_bos=bool(adds_bos))
+
+    def to_json(self) -> str:
+        """Everything another process needs to build the same."""
+        return json.dumps(
+            {
+                "inner": self._inner.to_str(),
+                "spelling": self._spelling,
+                "eos_ids": sorted(self.eos_ids),
+                "bos_id": self.bos_id,
+                "adds_bos": self.adds_bos,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """What `to_json` wrote."""
+        parts = json.loads(text)
+        return cls(tokenizers.Tokenizer.from_str(parts.pop("inner")), **parts)
+
+    def special_texts(self) -> list[str]:
+        """How the special tokens are spelt, the longest first."""
+        return sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
+
+    def split_special(self, text: str) -> list[str]:
+        """A text cut before and after every special token that it spells."""
+        return [part for part in re.split(f"({'|'.join(map(re.escape, self.special_texts()))})", text) if part]
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of a text; the strings of special tokens become those tokens only if `special`."""

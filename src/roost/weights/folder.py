@@ -5,44 +5,36 @@ What is wrong with a folder is said in words. Reads no pickle. Called by `load`;
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.text.language import Language, make_template
+from roost.text.tokenizer import Tokenizer
 from roost.weights.header import Header, read_header
+from roost.weights.source import Progress, Source, silent
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 
 
-class Progress(Protocol):
-    """Told how far a load is."""
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Called after each tensor, and once at the end."""
-        ...
-
-
-def silent(done_bytes: int, total_bytes: int) -> None:
-    """Progress that nobody sees."""
-
-
-class Checkpoint(Mapping[str, Tensor]):
+class Folder(Source):
     """The tensors of a folder by name; one is read from disk each time it is looked up."""
 
     def __init__(self, folder: Path, progress: Progress = silent) -> None:
+        self._folder = folder
+        self._config = read_config(folder)
         headers = _headers(folder)
         self._files = {name: header.path for header in headers for name in header.num_bytes}
         self._num_bytes = {name: size for header in headers for name, size in header.num_bytes.items()}
         self._open: dict[Path, safe_open] = {}
-        self._progress = progress
-        self.done_bytes = 0
-        self.total_bytes = sum(self._num_bytes.values())
+        super().__init__(sum(self._num_bytes.values()), progress)
 
     def __getitem__(self, name: str) -> Tensor:
         path = self._files[name]
@@ -52,8 +44,7 @@ class Checkpoint(Mapping[str, Tensor]):
             tensor: Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path}: {name} cannot be read: {error}") from error
-        self.done_bytes += self._num_bytes[name]
-        self._progress(self.done_bytes, self.total_bytes)
+        self._read(self._num_bytes[name])
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -61,6 +52,19 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def config(self) -> dict[str, object]:
+        """What its config.json says."""
+        return self._config
+
+    def language(self) -> Language:
+        """Its tokenizer and chat template; the template may have a file of its own."""
+        tokenizer = Tokenizer.from_folder(self._folder)
+        alone = self._folder / TEMPLATE
+        if alone.is_file():
+            return Language(tokenizer=tokenizer, template=make_template(alone.read_text(encoding="utf-8"), tokenizer))
+        settings = _json(self._folder / SETTINGS) if (self._folder / SETTINGS).is_file() else {}
+        return Language(tokenizer=tokenizer, template=make_template(settings.get("chat_template"), tokenizer))
 
 
 def read_config(folder: Path) -> dict[str, object]:

