@@ -60,9 +60,9 @@ class Sampler:
         reals = torch.zeros(6, num_rows, dtype=torch.float64, device=device)
         self._reals = reals
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = reals
-        wholes = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        wholes = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
         self._wholes = wholes
-        self._top_k, self._seed, self._min_len, self._penalises = wholes
+        self._top_k, self._seed, self._min_len = wholes
         self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)  # [num_rows, widest so far]
         self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device)  # 0: padding
         self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)  # -1: padding
@@ -90,7 +90,7 @@ class Sampler:
         reals = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
         reals += [sampling.presence_penalty, sampling.frequency_penalty]
         self._reals[:, row] = self._sent(np.array(reals, dtype=np.float64))
-        wholes = [path.top_k, sampling.seed, setup.min_len, int(path.penalises)]
+        wholes = [path.top_k, sampling.seed, setup.min_len]
         self._wholes[:, row] = self._sent(np.array(wholes, dtype=np.int64))
         if path.has_bias:
             ids, biases = zip(*sampling.logit_bias, strict=True)
@@ -133,12 +133,12 @@ class Sampler:
 
     @torch.inference_mode()
     def note(self, rows: Tensor, tokens: Tensor) -> None:
-        """Count tokens [n] that joined the output of `rows` [n]; -1 is nothing, and so is a row that has no penalty."""
+        """Count tokens [n] that joined the output of `rows` [n]; -1 is nothing."""
         if self._output_counts is None:
             return
         rows, tokens = rows.to(torch.int64), tokens.to(torch.int64)
         places = rows * self._vocab_size + tokens.clamp(min=0)
-        counted = (self._penalises[rows] * (tokens >= 0)).to(torch.int32)
+        counted = (tokens >= 0).to(torch.int32)  # of every row: one without a penalty never reads it
         self._output_counts.view(-1).scatter_add_(0, places, counted)
 
     def _choose(self, scores: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:

@@ -40,6 +40,11 @@ def test_equal_alternatives_come_lowest_id_first(values: list[float], data: st.D
     assert ids[0].tolist() == ranked(logits[0].numpy())[:top]
 
 
+def test_alternatives_far_below_the_best_keep_their_order() -> None:
+    _, ids, _ = log_probabilities(torch.tensor([[1.0, 1.5, 1e9, 1.25]]), torch.tensor([0]), 4)
+    assert ids[0].tolist() == [2, 1, 3, 0]
+
+
 def test_no_alternatives_are_no_columns() -> None:
     got, ids, tops = log_probabilities(torch.zeros(3, 4), torch.tensor([0, 1, 3]), 0)
     assert ids.shape == tops.shape == (3, 0)

@@ -231,6 +231,15 @@ def test_a_note_counts_repeats_and_skips_padding_and_rows_without_penalties() ->
     assert sampled(sampler, np.array([[0.0, 4.5, 4.0]], dtype=np.float32), [1], [0]) == [1]
 
 
+def test_a_row_that_begins_forgets_the_counts_of_the_one_before() -> None:
+    sampling = Sampling(temperature=0, repetition_penalty=2, frequency_penalty=2)
+    sampler = sampler_of([Case(sampling=sampling, prompt=(0,), output=(1, 1))], 3)
+    sampler.note(torch.tensor([0]), torch.tensor([2]))
+    sampler.set_row(Case(sampling=sampling).setup(0))
+    logits = np.array([[4.0, 3.5, 3.9], [3.0, 3.5, 3.4], [3.0, 3.4, 3.5]], dtype=np.float32)
+    assert sampled(sampler, logits, [0] * 3, [0] * 3) == [0, 1, 2]
+
+
 def test_counts_are_made_for_the_first_row_that_penalises() -> None:
     sampler = sampler_of([Case(sampling=Sampling())] * 2, VOCAB_SIZE)
     sampler.note(torch.tensor([0]), torch.tensor([1]))
