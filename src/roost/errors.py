@@ -20,6 +20,7 @@ class RequestError(RoostError):
         super().__init__(f"{param}: {message}")
         self.status = status
         self.param = param
+        self.reason = message
 
 
 class CapacityError(RoostError):

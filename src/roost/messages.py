@@ -132,6 +132,7 @@ class Refused:
     request_id: str
     status: int
     message: str
+    param: str = ""  # which parameter is at fault, if one is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def take(state: State, command: Command, reply: Reply) -> None:
             case GetStats():
                 state.tell(reply, stats(state))
     except (RequestError, CapacityError) as error:
-        state.tell(reply, Refused(request_id=_name(command), status=error.status, message=str(error)))
+        param = error.param if isinstance(error, RequestError) else ""
+        state.tell(reply, Refused(request_id=_name(command), status=error.status, message=str(error), param=param))
 
 
 def _name(command: Command) -> str:

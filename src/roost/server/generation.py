@@ -1,0 +1,138 @@
+"""Generation: the outputs of one HTTP request, from prompts to pieces of text.
+
+Owns the conversations with the engine, one per output; when one is refused, or the reader leaves, all of them end.
+Measures times on the way. Called by the endpoints.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import Answer, Piece
+from roost.front.options import Options, submits
+from roost.messages import Finished, Refused, Submit
+from roost.server.link import Link
+from roost.server.metrics import Metrics, Stopwatch
+from roost.text.language import Language
+
+Value = TypeVar("Value")
+
+
+class ClientGone(Exception):  # noqa: N818 (nothing went wrong)
+    """Nobody is there to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """One prompt and what is asked of it."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    options: Options
+    names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Output:
+    """One output on its way."""
+
+    prompt: Prompt
+    submit: Submit
+    answer: Answer
+
+
+class Generation:
+    """All outputs of one request."""
+
+    def __init__(self, link: Link, language: Language, metrics: Metrics, prompts: list[Prompt]) -> None:
+        self._link = link
+        self._metrics = metrics
+        self.outputs = [
+            Output(prompt=prompt, submit=submit, answer=Answer(language.tokenizer, prompt.options))
+            for prompt in prompts
+            for submit in submits(prompt.request_id, prompt.tokens, prompt.options, language.tokenizer)
+        ]
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(output, piece) as they come; a refusal of one ends all, as an error."""
+        merged: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._follow(number, merged)) for number in range(len(self.outputs))]
+        open_outputs = len(tasks)
+        try:
+            while open_outputs:
+                number, piece = await merged.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                if piece.ends:
+                    open_outputs -= 1
+                yield number, piece
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def finish(self) -> list[Output]:
+        """Every output once all have ended."""
+        async with aclosing(self.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        return self.outputs
+
+    async def _follow(self, number: int, merged: "asyncio.Queue[tuple[int, Piece | Exception]]") -> None:
+        output, watch = self.outputs[number], Stopwatch(self._metrics)
+        try:
+            async with aclosing(self._link.converse(output.submit)) as events:
+                async for event in events:
+                    piece = output.answer.feed(event)
+                    watch.saw(event)
+                    if isinstance(event, Refused):
+                        raise refusal(event, output.prompt.names)
+                    if isinstance(event, Finished):
+                        check_ending(event)
+                    if piece is not None:
+                        merged.put_nowait((number, piece))
+        except (RequestError, CapacityError) as error:
+            merged.put_nowait((number, error))
+
+
+def refusal(event: Refused, names: dict[str, str]) -> RequestError | CapacityError:
+    """An engine's refusal as an error, in the client's words."""
+    if not event.param:
+        return CapacityError(event.status, event.message)
+    reason = event.message.removeprefix(f"{event.param}: ")
+    return RequestError(event.status, names.get(event.param, event.param), reason)
+
+
+def check_ending(event: Finished) -> None:
+    """Raise for an ending that is not an answer."""
+    if event.reason == "timeout":
+        raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
+    if event.reason == "error":
+        raise CapacityError(500, event.message or "the engine failed on this request")
+
+
+async def while_connected(request: Request, work: Awaitable[Value]) -> Value:
+    """The result of some work, unless the client leaves first: then the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            if not each.done():
+                each.cancel()
+                with suppress(asyncio.CancelledError):
+                    await each
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,95 @@
+"""Metrics: what Prometheus reads, and the times of every request.
+
+Times are measured here, where clients feel them; gauges and sums come from the engine when they are asked for.
+Called by generations, and by the endpoint that is scraped.
+"""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from roost.messages import Event, Finished, Stats, Tokens
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """The server's own measurements."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.first_token = self._histogram("roost_time_to_first_token_seconds", "From request to first token")
+        self.between = self._histogram("roost_inter_token_seconds", "Between tokens of one output")
+        self.whole = self._histogram("roost_end_to_end_seconds", "From request to end")
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, registry=self._registry, buckets=_SECONDS)
+
+    def exposition(self, stats: Stats) -> bytes:
+        """Everything, in Prometheus' text format."""
+        engine = CollectorRegistry()
+        engine.register(_EngineStats(stats))
+        return generate_latest(self._registry) + generate_latest(engine)
+
+
+class Stopwatch:
+    """The times of one output."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began = time.monotonic()
+        self._last: float | None = None
+
+    def saw(self, event: Event) -> None:
+        """An event came; note how long it took."""
+        now = time.monotonic()
+        if isinstance(event, Tokens):
+            if self._last is None:
+                self._metrics.first_token.observe(now - self._began)
+            else:
+                each = (now - self._last) / len(event.tokens)
+                for _ in event.tokens:
+                    self._metrics.between.observe(each)
+            self._last = now
+        elif isinstance(event, Finished):
+            self._metrics.whole.observe(now - self._began)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the request came in."""
+        return time.monotonic() - self._began
+
+
+class _EngineStats(Collector):
+    """The engine's statistics as metrics."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """One metric for each number."""
+        stats = self._stats
+        yield GaugeMetricFamily("roost_queued_requests", "Requests that wait", stats.queued)
+        yield GaugeMetricFamily("roost_running_requests", "Requests that run", stats.running)
+        yield GaugeMetricFamily("roost_sessions", "Open sessions", stats.sessions)
+        yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, with work to do", stats.step_age_ms / 1e3)
+        yield CounterMetricFamily("roost_steps", "Steps collected", stats.steps)
+        yield CounterMetricFamily("roost_failed_steps", "Steps that broke", stats.failed_steps)
+        yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of ended requests", stats.prompt_tokens)
+        yield CounterMetricFamily("roost_cached_tokens", "Of those, found in the cache", stats.cached_tokens)
+        yield CounterMetricFamily("roost_completion_tokens", "Tokens generated", stats.completion_tokens)
+        yield CounterMetricFamily("roost_retractions", "Requests sent back to the queue", stats.retractions)
+        endings = CounterMetricFamily("roost_requests", "Requests ended, by reason", labels=["reason"])
+        for reason, count in stats.endings:
+            endings.add_metric([reason], count)
+        yield endings
+        pages = GaugeMetricFamily("roost_pages", "KV pages, by book and account", labels=["book", "account"])
+        for pool in stats.pools:
+            book = "full" if pool.window is None else "window"
+            for account in ("free", "leased", "cached", "retiring"):
+                count = {"free": pool.free, "leased": pool.leased, "cached": pool.cached, "retiring": pool.retiring}
+                pages.add_metric([book, account], count[account])
+        yield pages
