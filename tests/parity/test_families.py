@@ -5,33 +5,22 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.layers.attention import Attend, causal_attention
-from roost.models.decoder import Decoder
+from roost.layers.attention import Attend
 from roost.models.registry import find_family
 from tests.parity.tiny import CPU, KINDS, configure, prompts, tiny
-from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES, assert_equals_reference, serve, several
+from tests.parity.work import (
+    CHUNKS,
+    DEPTHS,
+    PAGE_SIZES,
+    assert_equals_reference,
+    dense,
+    logits_in_one_pass,
+    reference_logits,
+    serve,
+    several,
+)
 
 ALL = pytest.mark.parametrize("kind", KINDS)
-
-
-def dense(model: Decoder) -> Attend:
-    """Attention of one sequence from its start, without pages."""
-    kv = model.kv
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return causal_attention(query, key, value, start=0, first=0, window=kv.windows[layer], scale=kv.scale)
-
-    return attend
-
-
-def reference_logits(kind: str, prompt: tuple[int, ...]) -> Tensor:
-    """Scores after every token, by transformers."""
-    with torch.no_grad():
-        return tiny(kind).reference(torch.tensor([prompt])).logits[0]
-
-
-def logits_in_one_pass(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
-    return model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), dense(model)))
 
 
 @ALL

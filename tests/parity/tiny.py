@@ -81,7 +81,7 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 0.01,  # large, so that a wrong one shows
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
     "tie_word_embeddings": False,
     "initializer_range": 0.3,  # wide, so that the output wanders and near-ties are rare

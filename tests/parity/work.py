@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+import torch
+from torch import Tensor
 
 from roost.config import EngineConfig
+from roost.layers.attention import Attend, causal_attention
 from roost.models.decoder import Decoder
-from tests.parity.tiny import Served, greedy, prompts
+from tests.parity.tiny import Served, greedy, prompts, tiny
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -34,3 +37,24 @@ def assert_equals_reference(served: Served, kind: str, work: Work) -> None:
     for number, (prompt, num_new) in enumerate(work):
         assert served.output(f"r{number}") == greedy(kind, prompt, num_new), number
         assert served.finish(f"r{number}").reason == "length"
+
+
+def dense(model: Decoder) -> Attend:
+    """Attention of one sequence from its start, without pages."""
+    kv = model.kv
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return causal_attention(query, key, value, start=0, first=0, window=kv.windows[layer], scale=kv.scale)
+
+    return attend
+
+
+def reference_logits(kind: str, prompt: tuple[int, ...]) -> Tensor:
+    """Scores after every token, by transformers."""
+    with torch.no_grad():
+        return tiny(kind).reference(torch.tensor([prompt])).logits[0]
+
+
+def logits_in_one_pass(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
+    """Scores after every token, by Roost without pages."""
+    return model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), dense(model)))

@@ -1,0 +1,1 @@
+"""Models: what a config.json means, what is refused, and how a state dict is taken apart."""

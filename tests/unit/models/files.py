@@ -1,0 +1,76 @@
+"""Small config.json files in the older style, and their tensors. Used by the tests of models and weights."""
+
+import torch
+from torch import Tensor
+
+from roost.models.decoder import DecoderConfig
+
+Config = dict[str, object]
+
+LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 500.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+}
+MISTRAL: Config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+QWEN2: Config = {
+    **LLAMA,
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": False,
+    "sliding_window": 8,
+    "max_window_layers": 1,
+}
+QWEN3: Config = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False}
+GEMMA3: Config = {
+    **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings")},
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "rope_theta": 9000.0,
+    "rope_local_base_freq": 90.0,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+}
+LLAMA3_SCALING: Config = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def without(config: Config, *keys: str) -> Config:
+    """A config that lacks some keys."""
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def llama_tensors(config: DecoderConfig) -> dict[str, Tensor]:
+    """The tensors of a plain Llama, zeros."""
+    hidden, wide, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+    }
+    shapes["model.norm.weight"] = (hidden,)
+    for number in range(len(config.layers)):
+        prefix = f"model.layers.{number}."
+        projections = {"q": (query, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, query)}
+        shapes |= {f"{prefix}self_attn.{name}_proj.weight": shape for name, shape in projections.items()}
+        feeds = {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}
+        shapes |= {f"{prefix}mlp.{name}_proj.weight": shape for name, shape in feeds.items()}
+        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}

@@ -1,0 +1,184 @@
+"""A config.json means the same in either style, and what it asks for beyond that is refused by name."""
+
+from dataclasses import replace
+
+import pytest
+
+from roost.errors import ConfigError
+from roost.layers.rotary import Bands, Rope
+from roost.models.registry import FAMILIES, decoder_config, find_family
+from tests.unit.models.files import GEMMA3, LLAMA, LLAMA3_SCALING, MISTRAL, QWEN2, QWEN3, Config, without
+
+# --- both styles ----------------------------------------------------------------------------------------------
+
+NEWER = [
+    (LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    (
+        {**LLAMA, "rope_scaling": LLAMA3_SCALING},
+        {"rope_scaling": None, "rope_parameters": {"rope_theta": 500.0, **LLAMA3_SCALING}},
+    ),
+    (
+        {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": None, "rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}},
+    ),
+    (MISTRAL, {"rope_parameters": {"rope_theta": 500.0}, "layer_types": ["sliding_attention"] * 3}),
+    (
+        {**QWEN2, "use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "max_window_layers": 28},
+    ),
+    (QWEN3, {"layer_types": ["full_attention"] * 3, "sliding_window": None}),
+    (
+        GEMMA3,
+        {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window_pattern": None,
+            "rope_theta": None,
+            "rope_local_base_freq": None,
+            "rope_scaling": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("older", "changes"), NEWER)
+def test_both_styles_of_a_config_mean_the_same(older: Config, changes: Config) -> None:
+    assert decoder_config({**older, **changes}) == decoder_config(older)
+
+
+def test_a_theta_inside_rope_parameters_counts() -> None:
+    newer = {**without(LLAMA, "rope_theta"), "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}
+    assert decoder_config(newer) == decoder_config(LLAMA)
+
+
+def test_the_older_style_is_read_as_it_was_meant() -> None:
+    scaled = decoder_config({**LLAMA, "rope_scaling": LLAMA3_SCALING})
+    bands = Bands(low_freq_factor=1.0, high_freq_factor=4.0, original_len=64)
+    assert {layer.rope for layer in scaled.layers} == {Rope(theta=500.0, factor=8.0, bands=bands)}
+    gemma = decoder_config(GEMMA3)
+    local, wide = Rope(theta=90.0), Rope(theta=9000.0, factor=8.0)
+    assert [(layer.rope, layer.window) for layer in gemma.layers] == [(local, 8), (local, 8), (wide, None)]
+    assert (gemma.tied, gemma.scale, gemma.embed_scale) == (True, 0.25, 12**0.5)
+    assert [layer.window for layer in decoder_config(MISTRAL).layers] == [8, 8, 8]
+    assert [layer.window for layer in decoder_config({**MISTRAL, "sliding_window": None}).layers] == [None] * 3
+    assert [layer.window for layer in decoder_config(QWEN2).layers] == [None] * 3
+    assert [layer.window for layer in decoder_config({**QWEN2, "use_sliding_window": True}).layers] == [None, 8, 8]
+    assert not decoder_config(LLAMA).tied
+
+
+def test_what_old_llama_configs_leave_out_is_what_it_was_then() -> None:
+    old = decoder_config(without(LLAMA, "num_key_value_heads", "head_dim", "rope_theta", "tie_word_embeddings"))
+    assert (old.num_kv_heads, old.head_dim, old.tied) == (6, 2, False)
+    assert old.layers[0].rope == Rope(theta=10000.0)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+REFUSED = [
+    (LLAMA, {"architectures": None}, "architectures is missing; it must name the model's architecture"),
+    (
+        LLAMA,
+        {"architectures": ["FalconForCausalLM"]},
+        "the architecture FalconForCausalLM is not known; known are " + ", ".join(FAMILIES),
+    ),
+    (
+        GEMMA3,
+        {"architectures": ["Gemma3ForConditionalGeneration"]},
+        "Gemma3ForConditionalGeneration reads images, which is not supported; text models are: LlamaForCausalLM,",
+    ),
+    (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
+    (LLAMA, {"rms_norm_eps": None}, "rms_norm_eps is missing"),
+    (LLAMA, {"hidden_act": None}, "hidden_act is missing"),
+    (GEMMA3, {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is missing"),
+    (GEMMA3, {"sliding_window": None}, "sliding_window is missing"),
+    (QWEN2, {"use_sliding_window": True, "max_window_layers": None}, "max_window_layers is missing"),
+    (QWEN2, {"use_sliding_window": True, "sliding_window": None}, "sliding_window is missing"),
+    (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+    (LLAMA, {"vocab_size": "many"}, "vocab_size must be a whole number of at least 1, got 'many'"),
+    (LLAMA, {"rope_theta": True}, "rope_theta must be a number above 0, got True"),
+    (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
+    (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; known are silu, gelu_pytorch_tanh"),
+    (LLAMA, {"rope_scaling": YARN}, "rope_scaling.rope_type is 'yarn', which is not supported; known are default, "),
+    (LLAMA, {"rope_parameters": YARN}, "rope_parameters.rope_type is 'yarn', which is not supported; known are"),
+    (LLAMA, {"rope_scaling": {"type": "dynamic"}}, "rope_scaling.type is 'dynamic', which is not supported"),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+    (LLAMA, {"rope_scaling": [4.0]}, "rope_scaling must be an object, got [4.0]"),
+    (
+        LLAMA,
+        {"rope_scaling": {**LLAMA3_SCALING, "original_max_position_embeddings": None}},
+        "rope_scaling.original_max_position_embeddings is missing",
+    ),
+    (
+        LLAMA,
+        {"rope_scaling": {**LLAMA3_SCALING, "low_freq_factor": 4.0}},
+        "rope_scaling.low_freq_factor must be below high_freq_factor, 4",
+    ),
+    (LLAMA, {"rope_scaling": {"type": "default", "mrope_section": [2]}}, "rope_scaling.mrope_section is not supported"),
+    (LLAMA, {"rope_scaling": YARN, "rope_parameters": YARN}, "rope_scaling and rope_parameters are both there"),
+    (
+        QWEN3,
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+        "rope_parameters.full_attention is not supported",
+    ),
+    (GEMMA3, {"rope_scaling": None, "rope_parameters": {"factor": 2}}, "rope_parameters.factor is not supported"),
+    (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which is not supported"),
+    (
+        LLAMA,
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "rope_parameters.partial_rotary_factor is 0.5, which is not supported",
+    ),
+    (LLAMA, {"mlp_bias": True}, "mlp_bias is True, which is not supported"),
+    (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, which is not supported"),
+    (LLAMA, {"layer_types": ["sliding_attention"] * 3}, "layer_types must be full_attention for every layer"),
+    (MISTRAL, {"attention_bias": True}, "attention_bias is True, which is not supported"),
+    (GEMMA3, {"attention_bias": True}, "attention_bias is True, which is not supported"),
+    (QWEN2, {"attention_bias": False}, "attention_bias is False, which is not supported"),
+    (GEMMA3, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which is not supported"),
+    (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which is not supported"),
+    (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True, which is not supported"),
+    (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+    (GEMMA3, {"layer_types": ["chunked_attention"] * 3}, "layer_types is 'chunked_attention', which is not supported"),
+    (QWEN3, {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention, but use_sliding_window"),
+]
+
+
+@pytest.mark.parametrize(("config", "changes", "said"), REFUSED)
+def test_what_is_not_supported_is_refused_by_name(config: Config, changes: Config, said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        decoder_config({**config, **changes})
+    assert str(refusal.value).startswith(f"config.json: {said}")
+
+
+@pytest.mark.parametrize("config", [LLAMA, MISTRAL, QWEN3, GEMMA3])
+def test_options_that_change_nothing_are_accepted(config: Config) -> None:
+    neutral = {
+        "partial_rotary_factor": 1.0,
+        "mlp_bias": False,
+        "attention_bias": False,
+        "final_logit_softcapping": None,
+        "quantization_config": None,
+        "use_cache": True,
+        "transformers_version": "4.30",
+    }
+    assert decoder_config({**config, **neutral}) == decoder_config(config)
+
+
+def test_a_config_that_no_decoder_can_have_is_refused() -> None:
+    config = decoder_config(MISTRAL)
+    with pytest.raises(ConfigError, match="6 heads do not share 4 KV heads"):
+        replace(config, num_kv_heads=4)
+    with pytest.raises(ConfigError, match="head_dim must be even for rotary positions, got 5"):
+        replace(config, head_dim=5)
+    with pytest.raises(ConfigError, match="activation relu is not known"):
+        replace(config, activation="relu")
+    with pytest.raises(ConfigError, match="windows of different lengths"):
+        replace(config, layers=(config.layers[0], replace(config.layers[0], window=4)))
+
+
+def test_families_declare_their_capabilities() -> None:
+    assert not find_family(LLAMA).capabilities.window
+    assert all(find_family(config).capabilities.window for config in (MISTRAL, QWEN2, QWEN3, GEMMA3))
