@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: test check sim replay planted bench format clean
+.PHONY: serve test check sim replay planted bench format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
+
+# A server with the default model at http://127.0.0.1:8000; FLAGS go to `roost serve`.
+serve: $(VENV)/.ready
+	$(BIN)/roost serve $(FLAGS)
 
 # Everything that must hold before a change lands.
 test: check

@@ -1,4 +1,26 @@
-"""Roost: an LLM serving engine for conversations."""
+"""Roost: an LLM serving engine for conversations.
 
-__all__ = ["__version__"]
+`roost.LLM` and what it is told are loaded when they are first asked for: importing the package alone is cheap.
+"""
+
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "roost.llm",
+    "EngineConfig": "roost.config",
+    "MemoryConfig": "roost.config",
+    "ModelConfig": "roost.config",
+    "Options": "roost.front.options",
+    "SchedConfig": "roost.config",
+}
+__all__ = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that has it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roost' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -64,6 +64,25 @@ class SchedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where the server listens, and to whom."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
+    port: int = field(default=8000, metadata={"help": "port to listen at"})
+    api_key: tuple[str, ...] = field(
+        default=(), metadata={"help": "a key that callers must show; may be given several times; also $ROOST_API_KEY"}
+    )
+    drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
+    log_level: str = field(default="warning", metadata={"help": "critical, error, warning, info or debug"})
+
+
+def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys of a server: those given, or the one in $ROOST_API_KEY."""
+    own = os.environ.get("ROOST_API_KEY")
+    return given or ((own,) if own else ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTraits:
     """What a model's layers need of the KV plane, declared by the model."""
 

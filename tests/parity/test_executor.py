@@ -13,8 +13,9 @@ from roost.errors import ConfigError, InvariantError, StepFailure
 from roost.exec.executor import TorchExecutor
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
+from roost.sampling import Sampling
 from roost.spec.shape import PLAIN, SpecShape
-from roost.step import SAMPLED, Ints, StepId, StepPlan, TableDelta
+from roost.step import SAMPLED, Ints, RowId, RowSetup, StepId, StepPlan, TableDelta
 from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
 
 PAGE_SIZE = 4
@@ -46,9 +47,13 @@ def chunk_plan(step: int, tokens: tuple[int, ...], *, start: int = 0, final: boo
         tops=ints(-1),
         score_froms=ints(-1),
         score_ends=ints(-1),
-        setups=(),
+        setups=(greedy_row(),) if start == 0 else (),
         deltas=(table_delta(start, end),),
     )
+
+
+def greedy_row() -> RowSetup:
+    return RowSetup(row=RowId(0), sampling=Sampling(temperature=0), prompt_len=1, min_len=1, stop_ids=(), tokens=ints())
 
 
 def round_plan(step: int, hi: int) -> StepPlan:

@@ -308,7 +308,7 @@ BUGS = (
     Bug(
         "oldest_not_retracted",
         "roost.sched.room",
-        "    newer = [each for each in newest_first if each.arrival > request.arrival]",
+        "    newer = [each for each in newest_first if each.order > request.order]",
         "    newer = [each for each in newest_first if each is not request]",
         "the oldest request is retracted for a newer one",
     ),
@@ -322,8 +322,8 @@ BUGS = (
     Bug(
         "stop_inside_a_run",
         "roost.sched.settle",
-        "        if token in stop_token_ids:",
-        "        if token in stop_token_ids and i == 0:",
+        "        if token in submit.stop_token_ids:",
+        "        if token in submit.stop_token_ids and i == 0:",
         "28: a stop token inside an accepted run is passed over",
     ),
     Bug(

@@ -16,7 +16,7 @@ LAYERS = (
     ("roost.sched", "roost.exec", "roost.weights", "roost.front"),
     ("roost.startup", "roost.terminal"),
     ("roost.llm", "roost.server"),
-    ("roost.cli",),
+    ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (
     "roost.kv",

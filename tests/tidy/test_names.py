@@ -56,7 +56,8 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 
 
 def test_the_package_exports_what_it_says() -> None:
-    assert roost.__all__ == ["__version__"]
+    public = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "__version__"]
+    assert roost.__all__ == public
     assert all(hasattr(roost, name) for name in roost.__all__)
 
 

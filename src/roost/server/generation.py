@@ -5,7 +5,7 @@ Measures times on the way. Called by the endpoints.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +23,7 @@ from roost.text.language import Language
 Value = TypeVar("Value")
 
 
-class ClientGone(Exception):  # noqa: N818 (nothing went wrong)
+class ClientGone(Exception):
     """Nobody is there to answer."""
 
 
@@ -58,7 +58,7 @@ class Generation:
             for submit in submits(prompt.request_id, prompt.tokens, prompt.options, language.tokenizer)
         ]
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(output, piece) as they come; a refusal of one ends all, as an error."""
         merged: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
         tasks = [asyncio.create_task(self._follow(number, merged)) for number in range(len(self.outputs))]

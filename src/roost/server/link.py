@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Link:
         self._events = self._socket(zmq.PULL, "events")
         self._process: asyncio.subprocess.Process | None = None
         self._inboxes: dict[int, Inbox] = {}
+        self._requests: dict[int, str] = {}  # names of those that have not ended, by conversation
         self._last_number = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
@@ -76,11 +77,12 @@ class Link:
         finally:
             self._inboxes.pop(number, None)
 
-    async def converse(self, submit: Submit) -> AsyncIterator[Event]:
+    async def converse(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """Submit a request and give its events, the terminal one last; a reader that leaves ends the request."""
         number, inbox = self._open()
         ended = False
         try:
+            self._requests[number] = submit.request_id
             await self._send(number, submit)
             while not ended:
                 event = await inbox.get()
@@ -88,8 +90,14 @@ class Link:
                 yield event
         finally:
             self._inboxes.pop(number, None)
+            self._requests.pop(number, None)
             if not ended:
                 self.abort(submit.request_id)
+
+    def abort_where(self, is_meant: Callable[[str], bool]) -> None:
+        """End the requests with such names."""
+        for request_id in [name for name in self._requests.values() if is_meant(name)]:
+            self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request, if it has not ended yet; nobody waits for an answer."""

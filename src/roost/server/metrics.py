@@ -75,7 +75,8 @@ class _EngineStats(Collector):
         yield GaugeMetricFamily("roost_queued_requests", "Requests that wait", stats.queued)
         yield GaugeMetricFamily("roost_running_requests", "Requests that run", stats.running)
         yield GaugeMetricFamily("roost_sessions", "Open sessions", stats.sessions)
-        yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, with work to do", stats.step_age_ms / 1e3)
+        age_s = stats.step_age_ms / 1000
+        yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, while there is work", age_s)
         yield CounterMetricFamily("roost_steps", "Steps collected", stats.steps)
         yield CounterMetricFamily("roost_failed_steps", "Steps that broke", stats.failed_steps)
         yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of ended requests", stats.prompt_tokens)
@@ -89,7 +90,8 @@ class _EngineStats(Collector):
         pages = GaugeMetricFamily("roost_pages", "KV pages, by book and account", labels=["book", "account"])
         for pool in stats.pools:
             book = "full" if pool.window is None else "window"
-            for account in ("free", "leased", "cached", "retiring"):
-                count = {"free": pool.free, "leased": pool.leased, "cached": pool.cached, "retiring": pool.retiring}
-                pages.add_metric([book, account], count[account])
+            pages.add_metric([book, "free"], pool.free)
+            pages.add_metric([book, "leased"], pool.leased)
+            pages.add_metric([book, "cached"], pool.cached)
+            pages.add_metric([book, "retiring"], pool.retiring)
         yield pages

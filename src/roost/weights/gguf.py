@@ -58,7 +58,7 @@ class GgufFile(Source):
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:
-            values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+            values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error

@@ -65,8 +65,3 @@ def test_a_model_keeps_nothing_of_the_state_it_was_made_of() -> None:
         tensor.fill_(torch.nan)
     assert model.embed(torch.tensor([3])).isfinite().all()
     assert model.logits(torch.ones(1, 12)).isfinite().all()
-
-
-def test_int8_weights_are_refused_with_the_flag() -> None:
-    with pytest.raises(ConfigError, match="--weights int8 is not supported yet"):
-        Decoder(CONFIG, llama_tensors(CONFIG), "int8", CPU)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.models.registry import decoder_config
-from roost.weights.folder import CONFIG, INDEX, WHOLE, Checkpoint, read_config
-from roost.weights.load import load_model
+from roost.weights.folder import CONFIG, INDEX, WHOLE, Folder, read_config
+from roost.weights.load import load_model, open_source
 from tests.unit.models.files import LLAMA, llama_tensors
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def read_index(folder: Path) -> dict[str, str]:
 def refusal(folder: Path) -> str:
     """What a load is refused with, the folder's own name cut out."""
     with pytest.raises(ConfigError) as error:
-        load_model(folder, weights="fp32", device=CPU)
+        load_model(open_source(folder), weights="fp32", device=CPU)
     return str(error.value).replace(f"{folder}/", "").replace(str(folder), "the folder")
 
 
@@ -66,7 +66,8 @@ def cut(path: Path, length: int) -> None:
 
 def test_progress_grows_to_the_bytes_of_all_tensors(sharded: Path) -> None:
     seen: list[tuple[int, int]] = []
-    load_model(sharded, weights="fp32", device=CPU, progress=lambda done, total: seen.append((done, total)))
+    source = open_source(sharded, lambda done_bytes, total_bytes: seen.append((done_bytes, total_bytes)))
+    load_model(source, weights="fp32", device=CPU)
     total_bytes = sum(tensor.nbytes for tensor in tensors().values())
     assert seen == sorted(seen)
     assert len(seen) == len(tensors()) + 1
@@ -75,18 +76,19 @@ def test_progress_grows_to_the_bytes_of_all_tensors(sharded: Path) -> None:
 
 
 def test_a_checkpoint_reads_a_tensor_when_it_is_asked_for(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
+    seen: list[int] = []
+    checkpoint = Folder(folder, lambda done_bytes, total_bytes: seen.append(done_bytes))
     assert set(checkpoint) == set(tensors())
     assert len(checkpoint) == len(tensors())
-    assert checkpoint.done_bytes == 0
+    assert seen == []
     assert checkpoint["model.norm.weight"].shape == (12,)
-    assert checkpoint.done_bytes == 12 * 4
+    assert seen == [12 * 4]
 
 
 def test_half_precision_files_are_read_into_the_type_asked_for(folder: Path) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}, folder / WHOLE)
-    assert load_model(folder, weights="fp32", device=CPU).kv.dtype == torch.float32
-    assert load_model(folder, weights="bf16", device=CPU).kv.dtype == torch.bfloat16
+    assert load_model(open_source(folder), weights="fp32", device=CPU).kv.dtype == torch.float32
+    assert load_model(open_source(folder), weights="bf16", device=CPU).kv.dtype == torch.bfloat16
 
 
 # --- what is missing ------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Command line: `roost serve | chat | generate | pull | bench`."""

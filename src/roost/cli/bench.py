@@ -1,0 +1,273 @@
+"""Measure a running server, or an engine in this process: throughput, times, cache hits.
+
+Prompts come from a file (one JSON object with `prompt` a line, or plain lines) or are those that come with the project.
+Prints a table, and JSON if asked for. Numbers of one run, side by side; no run is better than the machine was quiet.
+Called by `main`.
+"""
+
+import json
+import statistics
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from roost.cli.flags import add_engine, engine_of
+from roost.cli.prompts import PROMPTS
+from roost.config import api_keys
+from roost.errors import ConfigError
+from roost.front.options import Options
+from roost.llm import LLM
+from roost.terminal import loading_bar
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--url", default=None, help="a running server; an engine in this process if absent")
+    parser.add_argument("--prompts", type=Path, default=None, help="a file; the project's own prompts if absent")
+    parser.add_argument("--requests", type=int, default=32, help="requests of each run (default: 32)")
+    parser.add_argument("--concurrency", default="1,4,8", help="requests at once, one run each (default: 1,4,8)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens of each answer (default: 64)")
+    parser.add_argument("--prompt-tokens", type=int, default=None, help="repeat each prompt to about this many words")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--json", type=Path, default=None, help="write the results there too")
+    add_engine(parser)
+
+
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """One request: when its tokens came, and what it used."""
+
+    began: float = 0.0
+    stamps: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The results of one concurrency."""
+
+    concurrency: int
+    requests: int
+    output_tokens_s: float
+    prompt_tokens_s: float
+    first_token_s_p50: float
+    first_token_s_p99: float
+    between_ms_p50: float
+    between_ms_p99: float
+    cached_share: float
+    wall_s: float
+
+
+class Target(Protocol):
+    """What is measured."""
+
+    def ask(self, prompt: str, number: int) -> Times:
+        """One request, to its end."""
+        ...
+
+
+class InProcess:
+    """An engine in this process."""
+
+    def __init__(self, llm: LLM, options: Options) -> None:
+        self._llm = llm
+        self._options = options
+
+    def ask(self, prompt: str, number: int) -> Times:
+        """One request, to its end."""
+        times = Times(began=time.perf_counter())
+        for piece in self._llm.stream_chat([{"role": "user", "content": prompt}], self._options):
+            if piece.tokens:
+                times.stamps.append((time.perf_counter(), len(piece.tokens)))
+            if piece.finished is not None:
+                times.prompt_tokens = piece.finished.usage.prompt_tokens
+                times.cached_tokens = piece.finished.usage.cached_tokens
+        return times
+
+
+class Server:
+    """A server that speaks OpenAI's API."""
+
+    def __init__(self, url: str, new_tokens: int, temperature: float) -> None:
+        place = urlsplit(url)
+        if place.scheme not in ("http", "https") or place.hostname is None:
+            raise ConfigError(f"--url must be like http://host:port, got {url}")
+        self._secure = place.scheme == "https"
+        self._host, self._port = place.hostname, place.port
+        self._body = {
+            "model": "default",
+            "max_tokens": new_tokens,
+            "temperature": temperature,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        keys = api_keys(())
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {keys[0]}"} if keys else {})
+
+    def ask(self, prompt: str, number: int) -> Times:
+        """One request, to its end."""
+        times = Times(began=time.perf_counter())
+        body = {**self._body, "messages": [{"role": "user", "content": prompt}]}
+        for chunk in self._post("/v1/chat/completions", body):
+            if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
+                times.stamps.append((time.perf_counter(), 1))
+            if chunk.get("usage"):
+                times.prompt_tokens = chunk["usage"]["prompt_tokens"]
+                times.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return times
+
+    def _post(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a stream."""
+        connection = (HTTPSConnection if self._secure else HTTPConnection)(self._host, self._port, timeout=600)
+        try:
+            connection.request("POST", path, json.dumps(body), self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ConfigError(f"--url: the server said {response.status}: {response.read(300).decode()}")
+            for line in response:
+                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                    yield json.loads(line[len(b"data: ") :])
+        except OSError as error:
+            raise ConfigError(f"--url: cannot reach {self._host}:{self._port}: {error}") from error
+        finally:
+            connection.close()
+
+
+def run(args: Namespace) -> int:
+    """Measure every concurrency and print the table."""
+    prompts = _prompts(args)
+    levels = _levels(args.concurrency)
+    if args.requests < 1 or args.new_tokens < 1:
+        raise ConfigError("--requests and --new-tokens must be at least 1")
+    if args.url is not None:
+        server = Server(args.url, args.new_tokens, args.temperature)
+        return _report([measure(server, prompts, args, n) for n in levels], args)
+    options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
+    with loading_bar() as progress:
+        llm = LLM(args.model, engine_of(args), progress=progress)
+    with llm:
+        return _report([measure(InProcess(llm, options), prompts, args, n) for n in levels], args)
+
+
+def measure(target: Target, prompts: list[str], args: Namespace, concurrency: int) -> Run:
+    """One run: `concurrency` clients that take the next prompt as soon as they are done."""
+    work: SimpleQueue[int] = SimpleQueue()
+    for number in range(args.requests):
+        work.put(number)
+    done: list[Times] = []
+    errors: list[BaseException] = []
+
+    def client() -> None:
+        try:
+            while True:
+                number = work.get_nowait()
+                done.append(target.ask(prompts[number % len(prompts)], number))
+        except Empty:
+            pass
+        except Exception as error:  # noqa: BLE001 (raised again below, on the main thread)
+            errors.append(error)
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return _summary(done, concurrency, time.perf_counter() - began)
+
+
+def _summary(done: list[Times], concurrency: int, wall_s: float) -> Run:
+    firsts = [times.stamps[0][0] - times.began for times in done]
+    gaps = [
+        (after - before) / count * 1000
+        for times in done
+        for (before, _), (after, count) in zip(times.stamps, times.stamps[1:], strict=False)
+    ]
+    prompt_tokens = sum(times.prompt_tokens for times in done)
+    return Run(
+        concurrency=concurrency,
+        requests=len(done),
+        output_tokens_s=sum(count for times in done for _, count in times.stamps) / wall_s,
+        prompt_tokens_s=prompt_tokens / wall_s,
+        first_token_s_p50=_percentile(firsts, 50),
+        first_token_s_p99=_percentile(firsts, 99),
+        between_ms_p50=_percentile(gaps, 50),
+        between_ms_p99=_percentile(gaps, 99),
+        cached_share=sum(times.cached_tokens for times in done) / max(prompt_tokens, 1),
+        wall_s=wall_s,
+    )
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _report(runs: list[Run], args: Namespace) -> int:
+    table = Table(title=f"{args.requests} requests of {args.new_tokens} tokens, {args.url or 'in this process'}")
+    for heading in ("at once", "out tok/s", "prompt tok/s", "first p50 s", "p99", "between p50 ms", "p99", "cached"):
+        table.add_column(heading, justify="right")
+    for each in runs:
+        numbers = (each.output_tokens_s, each.prompt_tokens_s)
+        times = (each.first_token_s_p50, each.first_token_s_p99, each.between_ms_p50, each.between_ms_p99)
+        cells = [f"{number:.1f}" for number in numbers] + [f"{number:.3g}" for number in times]
+        table.add_row(str(each.concurrency), *cells, f"{each.cached_share:.0%}")
+    Console(file=sys.stdout).print(table)
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
+    return 0
+
+
+def _prompts(args: Namespace) -> list[str]:
+    prompts = list(PROMPTS) if args.prompts is None else _read(args.prompts)
+    if args.prompt_tokens is None:
+        return prompts
+    return [" ".join((each.split() * args.prompt_tokens)[: args.prompt_tokens]) for each in prompts]
+
+
+def _read(path: Path) -> list[str]:
+    """Prompts of a file; the keys that public sets use are known."""
+    if not path.is_file():
+        raise ConfigError(f"--prompts: there is no file {path}")
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
+        except ValueError as error:
+            raise ConfigError(f"--prompts: line {number} of {path} is not JSON") from error
+        found = next((value[key] for key in ("prompt", "turns", "text") if key in value), None)
+        text = found[0] if isinstance(found, list) and found else found
+        if not isinstance(text, str):
+            raise ConfigError(f"--prompts: line {number} of {path} has no prompt")
+        prompts.append(text)
+    if not prompts:
+        raise ConfigError(f"--prompts: {path} is empty")
+    return prompts
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        levels = [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--concurrency must be numbers with commas between them, got {text}") from error
+    if min(levels) < 1:
+        raise ConfigError(f"--concurrency must be at least 1, got {text}")
+    return levels

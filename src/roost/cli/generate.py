@@ -1,0 +1,35 @@
+"""Print what follows a prompt.
+
+The prompt comes from the command line or from standard input. Runs the model in this process. Called by `main`.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from roost.cli import sample
+from roost.cli.flags import add_engine, engine_of
+from roost.llm import LLM
+from roost.terminal import loading_bar
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("prompt", nargs="?", help="standard input if absent")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message, not a text to go on with")
+    sample.add_flags(parser, temperature=0.0, max_new_tokens=128)
+    add_engine(parser)
+
+
+def run(args: Namespace) -> int:
+    """Generate once, token by token."""
+    prompt = args.prompt if args.prompt is not None else sys.stdin.read()
+    with loading_bar() as progress:
+        llm = LLM(args.model, engine_of(args), progress=progress)
+    with llm:
+        options = sample.options_of(args)
+        message = [{"role": "user", "content": prompt}]
+        pieces = llm.stream_chat(message, options) if args.chat else llm.stream(prompt, options)
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+    print()
+    return 0

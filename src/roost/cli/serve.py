@@ -1,0 +1,32 @@
+"""Serve a model over HTTP: OpenAI's API and SGLang's.
+
+Needs the server's packages (`pip install roost[server]`). The default model is fetched on first use, before anything
+listens. Called by `main`.
+"""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+
+from roost.cli.flags import add_engine, add_group, engine_of, group_of
+from roost.config import ServerConfig, api_keys
+from roost.errors import ConfigError
+from roost.startup import find_model
+from roost.terminal import loading_bar
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Flags of the command."""
+    add_group(parser, ServerConfig)
+    add_engine(parser)
+
+
+def run(args: Namespace) -> int:
+    """Serve until stopped."""
+    try:
+        from roost.server.serve import serve  # noqa: PLC0415 (the other commands work without its packages)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve needs the package {error.name}: pip install 'roost[server]'") from error
+    config = group_of(args, ServerConfig)
+    with loading_bar("fetching") as progress:
+        find_model(args.model, progress)
+    return serve(engine_of(args), replace(config, api_key=api_keys(config.api_key)))

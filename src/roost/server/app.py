@@ -1,0 +1,99 @@
+"""App: routes, who may use them, and what errors look like.
+
+State changes only by POST or DELETE. Keys are compared in constant time. No cross-origin headers are ever sent. An
+error says what the caller can do about it and nothing about the inside. Built by `serve`.
+"""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Lifespan
+
+from roost.errors import CapacityError, RequestError
+from roost.server import health, native, openai
+from roost.server.desk import Desk, error_body, error_of, json_response
+from roost.server.generation import ClientGone
+
+_OPEN = ("/health", "/ready")  # for those who watch the server, and say nothing about its users
+_log = logging.getLogger("roost.server")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
+    """The server's application."""
+
+    def route(path: str, endpoint: Endpoint, method: str) -> Route:
+        async def guarded(request: Request) -> Response:
+            if path not in _OPEN:
+                check_key(desk.config.api_key, request.headers.get("authorization", ""))
+            return await endpoint(request)
+
+        return Route(path, guarded, methods=[method])
+
+    routes = [
+        route("/v1/models", openai.models, "GET"),
+        route("/v1/models/{model:path}", openai.model, "GET"),
+        route("/v1/chat/completions", openai.chat, "POST"),
+        route("/v1/completions", openai.completions, "POST"),
+        route("/generate", native.generate, "POST"),
+        route("/abort_request", native.abort_request, "POST"),
+        route("/flush_cache", native.flush_cache, "POST"),
+        route("/health", health.health, "GET"),
+        route("/ready", health.ready, "GET"),
+        route("/server_info", health.server_info, "GET"),
+        route("/metrics", health.metrics, "GET"),
+    ]
+    handlers: dict[Any, Any] = {
+        RequestError: _refuse,
+        CapacityError: _refuse,
+        HTTPException: _http_error,
+        ClientGone: _nobody,
+        Exception: _broken,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.state.desk = desk
+    return app
+
+
+def check_key(keys: tuple[str, ...], authorization: str) -> None:
+    """Refuse a caller without one of the keys; all are compared, each in constant time."""
+    if not keys:
+        return
+    given = authorization.removeprefix("Bearer ").encode()
+    if not any([hmac.compare_digest(given, key.encode()) for key in keys]):
+        raise RequestError(401, "authorization", "must be 'Bearer' and an API key of this server")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError | CapacityError)
+    response = json_response(error_of(error), error.status)
+    if error.status in (429, 503):
+        response.headers["retry-after"] = "1"
+    if error.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = json_response(error_body(error.status_code, error.detail, None), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    """The client has gone: what is sent reaches nobody."""
+    return Response(status_code=499)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return json_response(error_body(500, "internal error; the server's log has more", None), 500)

@@ -1,0 +1,70 @@
+"""Health: whether the engine works, what it was told, and what it counts.
+
+Healthy means that the engine answers, and that while there is work a step was completed lately. A server that is up
+but whose engine hangs says 503. Called by the app's routes.
+"""
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import roost
+from roost.errors import CapacityError
+from roost.messages import GetStats, Stats
+from roost.server.desk import Desk, json_response
+
+ANSWER_S = 10  # the engine reads its mail between steps: it may be busy with a long one
+STEP_AGE_S = 60  # without a completed step while there is work
+
+
+async def health(request: Request) -> Response:
+    """GET /health."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    stats = await _stats(desk)
+    if stats.step_age_ms > STEP_AGE_S * 1000:
+        raise CapacityError(503, f"there is work, but no step was completed for {stats.step_age_ms // 1000} s")
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """GET /ready."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    return json_response({"status": "ready", "model": desk.model_name})
+
+
+async def server_info(request: Request) -> Response:
+    """GET /server_info."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    stats, started = await _stats(desk), desk.link.started
+    assert started is not None
+    info: dict[str, Any] = {
+        "version": roost.__version__,
+        "model": started.model_name,
+        "settings": started.settings,
+        "load_s": round(started.load_s, 3),
+        "stats": asdict(stats),
+    }
+    return json_response(info)
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    return Response(desk.metrics.exposition(await _stats(desk)), media_type="text/plain; version=0.0.4")
+
+
+async def _stats(desk: Desk) -> Stats:
+    try:
+        answer = await asyncio.wait_for(desk.link.ask(GetStats()), ANSWER_S)
+    except TimeoutError as error:
+        raise CapacityError(503, f"the engine has not answered for {ANSWER_S} s") from error
+    if not isinstance(answer, Stats):
+        raise CapacityError(503, "the engine is not running")
+    return answer

@@ -1,0 +1,208 @@
+"""SGLang's native endpoints: generate, abort_request, flush_cache, so that its clients work here.
+
+A stream repeats the whole text so far in each event, as they expect. Called by the app's routes.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import RequestError
+from roost.front.options import Options
+from roost.messages import Finished, FlushCache, Flushed, Refused, Score
+from roost.server.body import read
+from roost.server.desk import Desk, events, json_response
+from roost.server.generation import Generation, Output, Prompt, refusal, while_connected
+from roost.server.schema import (
+    AbortBody,
+    EmptyBody,
+    GenerateBody,
+    SamplingParams,
+    native_options,
+    refuse_unsupported,
+)
+
+LOGPROB_LEAST = -9999.0
+RID_LEN_MAX = 256
+
+
+async def generate(request: Request) -> Response:
+    """POST /generate."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, GenerateBody)
+    refuse_unsupported(body)
+    desk.check_ready()
+    inputs, is_list = _inputs(desk, body)
+    options = _options(body, len(inputs))
+    rids = _rids(body, len(inputs))
+    prompts = [
+        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body))
+        for rid, tokens, each in zip(rids, inputs, options, strict=True)
+    ]
+    answers = _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
+    if not body.stream:
+        outputs = await while_connected(request, answers.generation.finish())
+        return json_response(answers.whole(outputs))
+    return await events(request, answers.chunks())
+
+
+async def abort_request(request: Request) -> Response:
+    """POST /abort_request."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, AbortBody)
+    desk.check_ready()
+    if body.abort_all == (body.rid is not None):
+        raise RequestError(400, "rid", "must be given, or abort_all: true, and not both")
+    desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid)
+    return json_response({"success": True})
+
+
+async def flush_cache(request: Request) -> Response:
+    """POST /flush_cache."""
+    desk: Desk = request.app.state.desk
+    if await request.body():
+        await read(request, EmptyBody)
+    desk.check_ready()
+    answer = await desk.link.ask(FlushCache())
+    if isinstance(answer, Refused):
+        raise refusal(answer, {})
+    assert isinstance(answer, Flushed)
+    return json_response({"success": True, "num_pages": answer.num_pages})
+
+
+def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
+    """Token ids of every prompt, and whether a list was given."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError(400, "text", "give either text or input_ids")
+    if body.text is not None:
+        return desk.prompts(body.text, "text"), isinstance(body.text, list)
+    assert body.input_ids is not None
+    if any(isinstance(each, str) for each in body.input_ids):
+        raise RequestError(400, "input_ids", "must be a list of token ids, or a list of such lists")
+    is_list = bool(body.input_ids) and isinstance(body.input_ids[0], list)
+    return desk.prompts(body.input_ids, "input_ids"), is_list
+
+
+def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
+    """The options of each prompt."""
+    given = body.sampling_params if body.sampling_params is not None else SamplingParams()
+    each = given if isinstance(given, list) else [given] * num_prompts
+    if len(each) != num_prompts:
+        raise RequestError(400, "sampling_params", f"a list must have an entry for each of the {num_prompts} prompts")
+    if not body.return_logprob and (body.top_logprobs_num or (body.logprob_start_len or -1) >= 0):
+        name = "top_logprobs_num" if body.top_logprobs_num else "logprob_start_len"
+        raise RequestError(400, name, "needs return_logprob: true")
+    if body.logprob_start_len is not None and body.logprob_start_len < -1:
+        raise RequestError(400, "logprob_start_len", f"must be at least -1, got {body.logprob_start_len}")
+    start = None if body.logprob_start_len in (None, -1) else body.logprob_start_len
+    options = []
+    for params in each:
+        refuse_unsupported(params, "sampling_params.")
+        asked = replace(native_options(params), priority=body.priority or 0, salt=body.cache_salt or "")
+        if body.return_logprob:
+            asked = replace(asked, logprobs=body.top_logprobs_num, prompt_logprobs_from=start)
+        options.append(asked)
+    return options
+
+
+def _rids(body: GenerateBody, num_prompts: int) -> list[str]:
+    if body.rid is None:
+        name = uuid4().hex
+        return [name if number == 0 else f"{name}-{number}" for number in range(num_prompts)]
+    rids = body.rid if isinstance(body.rid, list) else [body.rid]
+    if len(rids) != num_prompts or len(set(rids)) != num_prompts:
+        raise RequestError(400, "rid", f"must be a different name for each of the {num_prompts} prompts")
+    if not all(0 < len(rid) <= RID_LEN_MAX and "#" not in rid for rid in rids):
+        raise RequestError(400, "rid", f"must have 1 to {RID_LEN_MAX} characters, none of them #")
+    return rids
+
+
+def _names(body: GenerateBody) -> dict[str, str]:
+    """The client's names of the engine's parameters."""
+    inside = (
+        *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "n", "timeout"),
+    )
+    names = {name: f"sampling_params.{name}" for name in inside}
+    source = "text" if body.text is not None else "input_ids"
+    return {**names, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
+
+
+class _Answers:
+    """What goes back for a GenerateBody."""
+
+    def __init__(self, desk: Desk, body: GenerateBody, prompts: list[Prompt], *, is_list: bool) -> None:
+        self._desk = desk
+        self._body = body
+        self._is_list = is_list
+        self._began = time.monotonic()
+        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+
+    def whole(self, outputs: list[Output]) -> Any:
+        """The answer that is not streamed: an object, or a list of them."""
+        answers = [self._one(output, output.answer.finished) for output in outputs]
+        return answers if self._is_list else answers[0]
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a stream, each with the whole text so far."""
+        outputs = self.generation.outputs
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                if piece.text or piece.tokens or piece.finished is not None:
+                    answer = self._one(outputs[index], piece.finished)
+                    yield {**answer, "index": index} if self._is_list else answer
+
+    def _one(self, output: Output, finished: Finished | None) -> dict[str, Any]:
+        answer = output.answer
+        meta: dict[str, Any] = {
+            "id": output.submit.request_id,
+            "finish_reason": None if finished is None else _reason(finished),
+            "prompt_tokens": len(output.prompt.tokens),
+            "completion_tokens": len(answer.tokens),
+            "cached_tokens": 0 if finished is None else finished.usage.cached_tokens,
+            "e2e_latency": time.monotonic() - self._began,
+        }
+        if self._body.return_logprob:
+            meta |= self._logprobs(output)
+        return {"text": answer.text, "output_ids": list(answer.tokens), "meta_info": meta}
+
+    def _logprobs(self, output: Output) -> dict[str, Any]:
+        answer, start = output.answer, output.prompt.options.prompt_logprobs_from
+        scored = list(zip(answer.tokens, answer.scores, strict=True))
+        columns: dict[str, Any] = {
+            "output_token_logprobs": [self._entry(token, score.logprob) for token, score in scored],
+            "output_top_logprobs": [self._tops(score) for _, score in scored],
+        }
+        if start is not None and output.submit.prompt_logprobs_from is not None:
+            prompt = output.prompt.tokens[start:]
+            scores: list[Score | None] = [None, *answer.prompt_scores]
+            columns["input_token_logprobs"] = [
+                self._entry(token, None if score is None else score.logprob)
+                for token, score in zip(prompt, scores, strict=False)
+            ]
+            columns["input_top_logprobs"] = [None if score is None else self._tops(score) for score in scores]
+        return columns
+
+    def _tops(self, score: Score) -> list[list[Any]]:
+        return [self._entry(token, logprob) for token, logprob in score.top]
+
+    def _entry(self, token: int, logprob: float | None) -> list[Any]:
+        text = None
+        if self._body.return_text_in_logprobs:
+            text = self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
+        return [None if logprob is None else max(logprob, LOGPROB_LEAST), token, text]
+
+
+def _reason(finished: Finished) -> dict[str, Any]:
+    """How it ended, as SGLang says it."""
+    if finished.reason == "length":
+        return {"type": "length", "length": finished.max_new_tokens}
+    if finished.reason == "stop":
+        return {"type": "stop", "matched": finished.matched}
+    return {"type": "abort", "message": finished.message or "aborted"}

@@ -1,0 +1,299 @@
+"""OpenAI's endpoints: chat and text completions and the list of models, as its official client expects them.
+
+Answers are built here and nowhere else. `model` is the served name or `default`. Called by the app's routes.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import RequestError
+from roost.front.answer import Piece
+from roost.messages import Finished, Score
+from roost.server.body import read
+from roost.server.desk import Desk, events, json_response
+from roost.server.generation import Generation, Output, Prompt, while_connected
+from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
+
+LOGPROB_LEAST = -9999.0  # what OpenAI reports for a token that cannot be
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
+_TOP_LOGPROBS_MAX = 20
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    model = {"id": desk.model_name, "object": "model", "created": desk.began, "owned_by": "roost"}
+    return json_response({"object": "list", "data": [model]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{model}."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    _check_model(desk, request.path_params["model"])
+    return json_response({"id": desk.model_name, "object": "model", "created": desk.began, "owned_by": "roost"})
+
+
+async def chat(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, ChatBody)
+    refuse_unsupported(body)
+    _check_model(desk, body.model)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise RequestError(400, "max_tokens", "is the older name of max_completion_tokens: give one of them")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError(400, "top_logprobs", "needs logprobs: true")
+    if not 0 <= (body.top_logprobs or 0) <= _TOP_LOGPROBS_MAX:
+        raise RequestError(400, "top_logprobs", f"must be in [0, {_TOP_LOGPROBS_MAX}], got {body.top_logprobs}")
+    options = openai_options(body)
+    names = dict(_NAMES)
+    if body.max_completion_tokens is not None:
+        options = replace(options, max_new_tokens=body.max_completion_tokens)
+        names["max_new_tokens"] = "max_completion_tokens"
+    if body.logprobs:
+        options = replace(options, logprobs=body.top_logprobs or 0)
+    tokens = desk.language.chat_tokens(_messages(body))
+    prompt = Prompt(request_id=f"chatcmpl-{uuid4().hex}", tokens=tokens, options=options, names=names)
+    return await _answer(request, body, _Chat(desk, [prompt]))
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, CompletionBody)
+    refuse_unsupported(body)
+    _check_model(desk, body.model)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(400, "best_of", "must be n: choosing among more outputs is not supported")
+    options = openai_options(body)
+    if body.max_tokens is None:
+        options = replace(options, max_new_tokens=16)
+    options = replace(options, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        options = replace(options, prompt_logprobs_from=0)
+    name, names = f"cmpl-{uuid4().hex}", {**_NAMES, "tokens": "prompt"}
+    prompts = [
+        Prompt(request_id=name if number == 0 else f"{name}-{number}", tokens=tokens, options=options, names=names)
+        for number, tokens in enumerate(desk.prompts(body.prompt, "prompt"))
+    ]
+    return await _answer(request, body, _Text(desk, prompts, echo=body.echo))
+
+
+def _check_model(desk: Desk, name: str) -> None:
+    desk.check_ready()
+    if name not in (desk.model_name, "default"):
+        raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {desk.model_name!r}")
+
+
+def _messages(body: ChatBody) -> list[dict[str, Any]]:
+    """The conversation as templates read it: text only."""
+    if not body.messages:
+        raise RequestError(400, "messages", "must hold at least 1 message")
+    messages = []
+    for number, message in enumerate(body.messages):
+        path = f"messages[{number}]."
+        refuse_unsupported(message, path)
+        if message.role not in ("system", "developer", "user", "assistant"):
+            raise RequestError(400, f"{path}role", "must be system, developer, user or assistant")
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        if isinstance(content, list):
+            for part in content:
+                refuse_unsupported(part, f"{path}content.")
+                if part.type != "text" or part.text is None:
+                    raise RequestError(400, f"{path}content.type", "must be text, with a text")
+            content = "".join(part.text or "" for part in content)
+        if content is None:
+            raise RequestError(400, f"{path}content", "is required")
+        messages.append({"role": role, "content": content} | ({"name": message.name} if message.name else {}))
+    return messages
+
+
+async def _answer(request: Request, body: OpenAiBody, kind: "_Chat | _Text") -> Response:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError(400, "stream_options", "needs stream: true")
+    if not body.stream:
+        outputs = await while_connected(request, kind.generation.finish())
+        return json_response(kind.whole(outputs))
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    return await events(request, kind.chunks(include_usage=include_usage))
+
+
+class _Chat:
+    """Answers of a chat completion."""
+
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, desk: Desk, prompts: list[Prompt]) -> None:
+        self._desk = desk
+        self._base = {"id": prompts[0].request_id, "created": int(time.time()), "model": desk.model_name}
+        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+
+    def whole(self, outputs: list[Output]) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": output.answer.text, "refusal": None},
+                "logprobs": self._logprobs(output, output.answer.tokens, output.answer.scores),
+                "finish_reason": _reason(output.answer.finished),
+            }
+            for index, output in enumerate(outputs)
+        ]
+        return {**self._base, "object": self.object, "choices": choices, "usage": _usage(outputs)}
+
+    async def chunks(self, *, include_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
+        """The pieces of a stream."""
+        outputs = self.generation.outputs
+        has_begun: set[int] = set()
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                if index not in has_begun:
+                    has_begun.add(index)
+                    yield self._chunk(index, {"role": "assistant", "content": ""}, None, None, include_usage)
+                if piece.text or piece.scores:
+                    logprobs = self._logprobs(outputs[index], piece.tokens, piece.scores)
+                    yield self._chunk(index, {"content": piece.text}, logprobs, None, include_usage)
+                if piece.finished is not None:
+                    yield self._chunk(index, {}, None, _reason(piece.finished), include_usage)
+        if include_usage:
+            yield {**self._base, "object": self.chunk_object, "choices": [], "usage": _usage(outputs)}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any, reason: str | None, include_usage: bool
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": None} if include_usage else {}
+        return {**self._base, "object": self.chunk_object, "choices": [choice], **usage}
+
+    def _logprobs(self, output: Output, tokens: Any, scores: Any) -> dict[str, Any] | None:
+        if output.prompt.options.logprobs is None:
+            return None
+        content = [
+            {
+                **self._token(token, score.logprob),
+                "top_logprobs": [self._token(other, logprob) for other, logprob in score.top],
+            }
+            for token, score in zip(tokens, scores, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self._desk.language.tokenizer.piece(token)
+        return {"token": piece.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(piece)}
+
+
+class _Text:
+    """Answers of a text completion."""
+
+    object = "text_completion"
+
+    def __init__(self, desk: Desk, prompts: list[Prompt], *, echo: bool) -> None:
+        self._desk = desk
+        self._echo = echo
+        self._base = {
+            "id": prompts[0].request_id,
+            "object": self.object,
+            "created": int(time.time()),
+            "model": desk.model_name,
+        }
+        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+
+    def whole(self, outputs: list[Output]) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        choices = [
+            {
+                "index": index,
+                "text": self._prompt_text(output) + output.answer.text,
+                "logprobs": self._logprobs(output),
+                "finish_reason": _reason(output.answer.finished),
+            }
+            for index, output in enumerate(outputs)
+        ]
+        return {**self._base, "choices": choices, "usage": _usage(outputs)}
+
+    async def chunks(self, *, include_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
+        """The pieces of a stream."""
+        outputs = self.generation.outputs
+        has_begun: set[int] = set()
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                first = index not in has_begun
+                has_begun.add(index)
+                text = (self._prompt_text(outputs[index]) if first else "") + piece.text
+                if text or piece.scores or piece.finished is not None:
+                    logprobs = self._piece_logprobs(outputs[index], piece, with_prompt=first)
+                    reason = _reason(piece.finished) if piece.finished is not None else None
+                    choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+                    yield {**self._base, "choices": [choice], **({"usage": None} if include_usage else {})}
+        if include_usage:
+            yield {**self._base, "choices": [], "usage": _usage(outputs)}
+
+    def _prompt_text(self, output: Output) -> str:
+        tokenizer = self._desk.language.tokenizer
+        return tokenizer.decode(output.prompt.tokens, skip_special=True, at_start=True) if self._echo else ""
+
+    def _logprobs(self, output: Output) -> dict[str, Any] | None:
+        if output.prompt.options.logprobs is None:
+            return None
+        answer, prompt = output.answer, output.prompt.tokens
+        before: list[tuple[int, Score | None]] = []
+        if self._echo:
+            before = list(zip(prompt, [None, *answer.prompt_scores], strict=False))
+        return self._columns([*before, *zip(answer.tokens, answer.scores, strict=True)])
+
+    def _piece_logprobs(self, output: Output, piece: Piece, *, with_prompt: bool) -> dict[str, Any] | None:
+        if output.prompt.options.logprobs is None:
+            return None
+        before: list[tuple[int, Score | None]] = []
+        if self._echo and with_prompt:
+            before = list(zip(output.prompt.tokens, [None, *output.answer.prompt_scores], strict=False))
+        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)])
+
+    def _columns(self, scored: list[tuple[int, Score | None]]) -> dict[str, Any]:
+        texts = [self._text(token) for token, _ in scored]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if score is None else _finite(score.logprob) for _, score in scored],
+            "top_logprobs": [None if score is None else self._top(score) for _, score in scored],
+            "text_offset": [0, *accumulate(map(len, texts))][:-1],
+        }
+
+    def _top(self, score: Score) -> dict[str, float]:
+        return {self._text(token): _finite(logprob) for token, logprob in reversed(score.top)}
+
+    def _text(self, token: int) -> str:
+        return self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOGPROB_LEAST)
+
+
+def _reason(finished: Finished | None) -> str:
+    assert finished is not None
+    return finished.reason
+
+
+def _usage(outputs: list[Output]) -> dict[str, Any]:
+    """Tokens of all outputs; a prompt that several share counts once."""
+    firsts = {output.prompt.request_id: output for output in reversed(outputs)}
+    usages = [each.answer.finished.usage for each in firsts.values() if each.answer.finished is not None]
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(len(output.answer.tokens) for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }

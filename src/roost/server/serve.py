@@ -1,0 +1,83 @@
+"""Serve: the life of a server, from its socket to its last request.
+
+It listens at once and says 503 until the model is there. On SIGTERM it takes nothing new and gives what runs some time
+to end. If the engine ends unexpectedly, so does the server. Called by the command line.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from starlette.applications import Starlette
+
+from roost.config import EngineConfig, ServerConfig
+from roost.errors import CapacityError
+from roost.server.app import make_app
+from roost.server.desk import Desk
+from roost.server.link import Link
+
+
+def serve(engine: EngineConfig, config: ServerConfig) -> int:
+    """Serve until told to stop; returns the exit code."""
+    return asyncio.run(_serve(engine, config))
+
+
+async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
+    desk = Desk(config, Link(engine))
+    server = _Server(
+        uvicorn.Config(
+            make_app(desk, _nothing),
+            host=config.host,
+            port=config.port,
+            log_level=config.log_level,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=config.drain_s,
+        ),
+        desk,
+    )
+    watcher = asyncio.create_task(_watch(desk, server))
+    try:
+        await server.serve()
+    finally:
+        watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await watcher
+        failed = desk.link.is_gone.is_set()
+        await desk.link.stop()
+    return (desk.link.exit_code or 1) if failed else 0
+
+
+class _Server(uvicorn.Server):
+    """A server that refuses new work from the moment it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+        super().__init__(config)
+        self._desk = desk
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Say that nothing new is taken, then let what runs end."""
+        self._desk.is_draining = True
+        await super().shutdown(sockets)  # type: ignore[arg-type]
+
+
+async def _watch(desk: Desk, server: uvicorn.Server) -> None:
+    """Start the engine, say when it is ready, and end the server if the engine ends."""
+    with suppress(CapacityError):
+        await desk.link.start()
+        desk.open()
+        started = desk.link.started
+        assert started is not None
+        for name, value in started.settings.items():
+            print(f"  {name:<14} {value}", file=sys.stderr)
+        place = f"http://{desk.config.host}:{desk.config.port}"
+        print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
+    await desk.link.is_gone.wait()
+    server.should_exit = True
+
+
+@asynccontextmanager
+async def _nothing(app: Starlette) -> AsyncIterator[None]:
+    yield
