@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roost.layers.attention import Span, causal_attention, paged_attention
+from roost.layers.attention import Span, Tree, causal_attention, paged_attention, plan_reads
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = 0.3
@@ -33,7 +33,56 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
                 table[row, index] = free_pages.pop()
             slot = int(table[row, index]) * page_size + position % page_size
             keys[slot], values[slot] = key[position], value[position]
-    paged = paged_attention(
-        torch.cat(queries), keys, values, table, spans, page_size=page_size, window=window, scale=SCALE
-    )
+    reads = plan_reads(table, spans, page_size=page_size, window=window)
+    paged = paged_attention(torch.cat(queries), keys, values, reads, scale=SCALE)
     torch.testing.assert_close(paged, torch.cat(dense))
+
+
+@pytest.mark.parametrize("window", [None, 3, 6, 100])
+@pytest.mark.parametrize("start", [0, 1, 9])
+def test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree(start: int, window: int | None) -> None:
+    parents = (-1, 0, 0, 1, 1, 2, 3, 6)  # node 0 is the root
+    paths = [[0]]
+    for node, parent in enumerate(parents[1:], 1):
+        paths.append([*paths[parent], node])
+    sees = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for node, path in enumerate(paths):
+        sees[node, path] = True
+    tree = Tree(depths=tuple(len(path) - 1 for path in paths), sees=sees)
+    generator = torch.Generator().manual_seed(start)
+    end = start + len(parents)
+    query = torch.randn((len(parents), NUM_HEADS, HEAD_DIM), generator=generator)
+    keys, values = torch.randn((2, 64, NUM_KV_HEADS, HEAD_DIM), generator=generator)
+    table = torch.arange(16, dtype=torch.int32)[None]  # slot = position
+    span = Span(row=0, offset=0, width=len(parents), start=start, tree=tree)
+    reads = plan_reads(table, [span], page_size=4, window=window)
+    paged = paged_attention(query, keys, values, reads, scale=SCALE)
+    for node, path in enumerate(paths):  # as if its path were the whole sequence
+        slots = torch.tensor([*range(start), *(start + each for each in path)])
+        alone = causal_attention(
+            query[node : node + 1],
+            keys[slots],
+            values[slots],
+            start=len(slots) - 1,
+            first=0,
+            window=window,
+            scale=SCALE,
+        )
+        torch.testing.assert_close(paged[node : node + 1], alone)
+    assert end <= 64
+
+
+def test_a_decoding_row_is_bit_equal_whatever_rows_are_beside_it() -> None:
+    generator = torch.Generator().manual_seed(3)
+    keys, values = torch.randn((2, 4096, NUM_KV_HEADS, HEAD_DIM), generator=generator)
+    table = torch.stack([torch.randperm(256, generator=generator) for _ in range(12)]).to(torch.int32)
+    lengths = torch.randint(1, 4000, (12,), generator=generator).tolist()
+    lengths[3:7] = [70, 90, 100, 128]  # some share an operation
+    query = torch.randn((12, NUM_HEADS, HEAD_DIM), generator=generator)
+    spans = [Span(row=row, offset=row, width=1, start=length - 1) for row, length in enumerate(lengths)]
+    together = paged_attention(query, keys, values, plan_reads(table, spans, page_size=16, window=None), scale=SCALE)
+    for row, length in enumerate(lengths):
+        span = Span(row=row, offset=0, width=1, start=length - 1)
+        reads = plan_reads(table, [span], page_size=16, window=None)
+        alone = paged_attention(query[row : row + 1], keys, values, reads, scale=SCALE)
+        assert torch.equal(alone, together[row : row + 1]), length

@@ -10,6 +10,7 @@ from torch import Tensor
 
 WEIGHT_ONE = 2**40  # weight of the most likely token
 VOCAB_SIZE_MAX = 2**22  # so that a sum of weights stays below 2**63
+RANKED_FIRST = 1024  # tokens that nearly always hold what top-p wants
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -49,8 +50,10 @@ def ranking_keys(scores: Tensor) -> Tensor:
     """Distinct int64 keys [n, vocab] of sane float32 scores: higher scores have higher ones, then lower ids."""
     vocab_size = scores.shape[-1]
     bits = (scores + 0.0).view(torch.int32)  # + 0.0: both zeros are one
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)  # a negative float's bits count down
-    return (ordered << 32) + torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # a negative float's bits count down
+    return (
+        ordered.to(torch.int64).bitwise_left_shift_(32).add_(torch.arange(vocab_size - 1, -1, -1, device=scores.device))
+    )
 
 
 def weights_of(scores: Tensor, temperatures: Tensor) -> Tensor:
@@ -68,15 +71,33 @@ def truncated(scores: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, k_m
     keys = ranking_keys(scores)
     if k_max < keys.shape[-1]:
         best_keys, ids = keys.topk(k_max, dim=-1)  # [n, k_max] best first
+        in_top_k = torch.arange(k_max, device=scores.device) < top_k.unsqueeze(1)
+        best = weights.gather(1, ids) * in_top_k
+        sums = best.cumsum(dim=-1)
+        total = sums[:, -1:]
     else:
-        best_keys, ids = keys.sort(dim=-1, descending=True)
-    in_top_k = torch.arange(k_max, device=scores.device) < top_k.unsqueeze(1)
-    best = weights.gather(1, ids) * in_top_k
-    sums = best.cumsum(dim=-1)
-    wanted = sums[:, -1:].to(torch.float64) * top_p.unsqueeze(1)
+        total = weights.sum(dim=-1, keepdim=True)
+        best_keys, ids = _ranked(keys, weights, total, top_p)
+        in_top_k = torch.ones_like(ids, dtype=torch.bool)
+        best = weights.gather(1, ids)
+        sums = best.cumsum(dim=-1)
+    wanted = total.to(torch.float64) * top_p.unsqueeze(1)
     in_top_p = (sums - best).to(torch.float64) < wanted  # what comes before does not do
     num_kept = (in_top_k & in_top_p).sum(dim=-1, keepdim=True).clamp(min=1)
     return weights * (keys >= best_keys.gather(1, num_kept - 1))
+
+
+def _ranked(keys: Tensor, weights: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and ids, best first: enough of them to hold `top_p` of every row, or all.
+
+    To sort a vocabulary costs a CPU as much as a layer, and a few tokens nearly always do; there one can look.
+    """
+    if keys.device.type == "cpu" and keys.shape[-1] > RANKED_FIRST:
+        best_keys, ids = keys.topk(RANKED_FIRST, dim=-1)
+        held = weights.gather(1, ids).sum(dim=-1, keepdim=True).to(torch.float64)
+        if bool((held >= total.to(torch.float64) * top_p.unsqueeze(1)).all()):
+            return best_keys, ids
+    return keys.sort(dim=-1, descending=True)
 
 
 def above(weights: Tensor, min_p: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from roost.exec.lengths import Lengths
 from roost.exec.logprobs import log_probabilities
 from roost.exec.pool import Pool
 from roost.exec.sampler import Sampler
-from roost.layers.attention import Span, first_read, paged_attention
+from roost.layers.attention import Span, first_read, paged_attention, plan_reads
 from roost.models.model import Model
 from roost.step import Ints, Scores, StepPlan, StepResult
 
@@ -100,27 +100,16 @@ class Runner:
         tokens = self._last_tokens[token_rows]  # right for rounds; the chunks' are known to the host
         tokens[self._tensor(np.repeat(plan.is_prefill, widths))] = self._tensor(plan.tokens).to(tokens.dtype)
         slots = [pool.slots(token_rows, positions) for pool in self.pools]
-        spans = [
-            Span(row=row, offset=offset, width=width, start=start)
-            for row, offset, width, start in np.stack([plan.rows, offsets, widths, starts], axis=1).tolist()
-        ]
-
+        columns = np.stack([plan.rows, offsets, widths, starts], axis=1).tolist()
+        spans = [Span(row=row, offset=offset, width=width, start=start) for row, offset, width, start in columns]
+        reads = [plan_reads(pool.table, spans, page_size=pool.page_size, window=pool.window) for pool in self.pools]
         scale = self._model.kv.scale
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             book, index = self._places[layer]
             pool = self.pools[book]
             pool.write(index, slots[book], key, value)
-            return paged_attention(
-                query,
-                pool.keys[index],
-                pool.values[index],
-                pool.table,
-                spans,
-                page_size=pool.page_size,
-                window=pool.window,
-                scale=scale,
-            )
+            return paged_attention(query, pool.keys[index], pool.values[index], reads[book], scale=scale)
 
         return self._model.forward(tokens, positions, attend)
 

@@ -40,13 +40,13 @@ _SCALE_LEAST = 1e-30  # of a row of zeros
 
 def _int8(weight: Tensor, bias: Tensor | None) -> Linear:
     """A projection in whole numbers: y = (round(x / s) @ q) * s * t, s the token's scale, t the output's."""
-    out_scales = weight.abs().amax(dim=1).clamp(min=_SCALE_LEAST) / _STEPS  # [out]
+    out_scales = weight.abs().amax(dim=1).clamp_(min=_SCALE_LEAST) / _STEPS  # [out]
     rounded = (weight / out_scales[:, None]).round_().to(torch.int8).contiguous().t()  # [in, out]
 
     def project(hidden: Tensor) -> Tensor:
-        largest = hidden.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST)
-        tokens = (hidden * (_STEPS / largest)).round_().to(torch.int8)
-        products = torch._int_mm(tokens, rounded) * (largest * (out_scales / _STEPS))
+        scales = hidden.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST).mul_(1 / _STEPS)  # [num_tokens, 1]
+        tokens = (hidden / scales).round_().to(torch.int8)
+        products = torch._int_mm(tokens, rounded) * (scales * out_scales)
         return products if bias is None else products + bias
 
     return project

@@ -11,4 +11,5 @@ from torch import Tensor
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension of `hidden`."""
     wide = hidden.to(torch.float32)
-    return (torch.nn.functional.rms_norm(wide, wide.shape[-1:], None, eps) * weight).to(hidden.dtype)
+    scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale).mul_(weight).to(hidden.dtype)

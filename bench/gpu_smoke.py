@@ -1,0 +1,198 @@
+"""The same runner on a CUDA GPU: right first, then how fast. `python -m bench.gpu_smoke [--model FILE] [--out FOLDER]`
+
+Tiny random models (full, all-window, mixed layers) and, given its file, the default model: greedy output at depth 0
+and 1 must equal the CPU's, or part from it only where the CPU itself saw the two tokens within a stated gap. Then
+tokens a second, depth 0 beside depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from roost.clock import SystemClock
+from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
+from roost.exec.executor import TorchExecutor
+from roost.layers.rotary import Rope
+from roost.messages import Event, Finished, Score, Submit, Tokens
+from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.sched.engine import Engine
+from roost.weights.load import load_model, open_source
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
+GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swap
+WINDOW = 24
+PROMPTS = (
+    "What is the capital of France?",
+    "The three primary colours are",
+    "def is_palindrome(word):",
+    "Once upon a time, in a village by the sea,",
+    "Water boils at 100 degrees Celsius because",
+    "List the planets of the solar system in order:",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Tokens of one request, and what the model thought of them."""
+
+    tokens: tuple[int, ...]
+    scores: tuple[Score, ...]
+
+
+def tiny(windows: tuple[int | None, ...]) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """A random model with such layers."""
+    rope = Rope(theta=10000.0)
+    config = DecoderConfig(
+        vocab_size=211,
+        hidden_size=96,
+        intermediate_size=160,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=16,
+        context_max=1024,
+        layers=tuple(LayerKind(rope=rope, window=window) for window in windows),
+        scale=16**-0.5,
+        norm_eps=1e-5,
+        tied=True,
+    )
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.25
+
+    state = {"model.embed_tokens.weight": random(211, 96) * 4, "model.norm.weight": torch.ones(96)}
+    for number in range(len(windows)):
+        layer = f"model.layers.{number}."
+        shapes = {"q": (96, 96), "k": (32, 96), "v": (32, 96), "o": (96, 96)}
+        state |= {f"{layer}self_attn.{name}_proj.weight": random(*shape) for name, shape in shapes.items()}
+        feeds = {"gate": (160, 96), "up": (160, 96), "down": (96, 160)}
+        state |= {f"{layer}mlp.{name}_proj.weight": random(*shape) for name, shape in feeds.items()}
+        state |= {f"{layer}{name}.weight": torch.ones(96) for name in ("input_layernorm", "post_attention_layernorm")}
+    return config, state
+
+
+def engine(model: Decoder, device: torch.device, depth: int, max_running: int = 64) -> tuple[Engine, TorchExecutor]:
+    """An engine over a model, with the strictest audit while few run."""
+    config = EngineConfig(
+        memory=MemoryConfig(page_size=16, pool_tokens=64 * 1024, strict_memory=2 if max_running <= 8 else 0),
+        sched=SchedConfig(context=1024, max_running=max_running, chunk=512, overlap=depth == 1),
+    )
+    resolved = resolve(config, model.traits)
+    executor = TorchExecutor(model, resolved, device)
+    return Engine(resolved, executor, SystemClock()), executor
+
+
+def answers(
+    model: Decoder, device: torch.device, depth: int, prompts: list[tuple[int, ...]], num_new: int
+) -> list[Answer]:
+    """Greedy answers to all prompts at once."""
+    runs, executor = engine(model, device, depth, max_running=8)
+    events: list[Event] = []
+    for number, prompt in enumerate(prompts):
+        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=2)
+        runs.post(submit, events.append)
+    while runs.has_work:
+        runs.tick()
+    executor.close()
+    found = []
+    for number in range(len(prompts)):
+        mine = [event for event in events if isinstance(event, Tokens) and event.request_id == str(number)]
+        (end,) = [event for event in events if isinstance(event, Finished) and event.request_id == str(number)]
+        assert end.reason == "length", end
+        tokens = tuple(token for event in mine for token in event.tokens)
+        found.append(Answer(tokens=tokens, scores=tuple(score for event in mine for score in event.scores)))
+    return found
+
+
+def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: float) -> dict[str, object]:
+    """How many answers are the same; where one parts, the gap between the reference's two best tokens there."""
+    gaps = []
+    for got, wanted in zip(mine, reference, strict=True):
+        if got.tokens == wanted.tokens:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)) if a != b)
+        logprobs = dict(wanted.scores[at].top)
+        assert got.tokens[at] in logprobs, f"{name}: parted at {at} with a token that was not among the best two"
+        gaps.append(logprobs[wanted.tokens[at]] - logprobs[got.tokens[at]])
+    assert max(gaps, default=0.0) <= gap_max, f"{name}: parted at a gap of {max(gaps):.4g}, more than {gap_max}"
+    return {"case": name, "same": len(mine) - len(gaps), "of": len(mine), "largest_gap": max(gaps, default=0.0)}
+
+
+def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
+    """Every model on the GPU, at both depths, against one on the CPU."""
+    wanted = answers(reference, CPU, 1, prompts, 48)
+    rows = []
+    for weights, model in models.items():
+        for depth in (0, 1):
+            got = answers(model, GPU, depth, prompts, 48)
+            rows.append(compare(f"{name} {weights} depth {depth}", got, wanted, GAP_MAX[weights]))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def speed(name: str, model: Decoder, vocab_size: int, batch: int, depth: int) -> dict[str, object]:
+    """Decode rate of `batch` requests of 64 + 128 tokens, prefill included in none of it."""
+    runs, executor = engine(model, GPU, depth)
+    generator = torch.Generator().manual_seed(1)
+    times: list[float] = []
+    for number in range(batch):
+        prompt = tuple(torch.randint(vocab_size, (64,), generator=generator).tolist())
+        runs.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=128), lambda event: None)
+    while runs.has_work:
+        began = time.perf_counter()
+        runs.tick()
+        times.append(time.perf_counter() - began)
+    executor.close()
+    steady = sorted(times[len(times) // 3 : -len(times) // 6])
+    tick_s = steady[len(steady) // 2]
+    return {"case": name, "batch": batch, "depth": depth, "ms_per_step": tick_s * 1e3, "tokens_s": batch / tick_s}
+
+
+def main() -> int:
+    """Check, measure, report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    device_name = torch.cuda.get_device_name() if GPU.type == "cuda" else "CPU (rehearsal)"
+    print(f"{device_name}, torch {torch.__version__}", flush=True)
+    generator = torch.Generator().manual_seed(2)
+    random_prompts = [
+        tuple(torch.randint(211, (length,), generator=generator).tolist()) for length in (1, 7, 40, 90, 150, 33)
+    ]
+    checks, speeds = [], []
+    for name, windows in {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}.items():
+        config, state = tiny(windows)
+        on_gpu = {"fp32": Decoder(config, state, "fp32", GPU)}
+        checks += check(f"tiny {name}", on_gpu, Decoder(config, state, "fp32", CPU), random_prompts)
+    if args.model is not None:
+        source = open_source(args.model)
+        language = source.language()
+        prompts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS[:3]]
+        prompts += [language.prompt_tokens(text) for text in PROMPTS[3:]]
+        reference = load_model(source, weights="fp32", device=CPU)
+        on_gpu = {weights: load_model(source, weights=weights, device=GPU) for weights in ("fp32", "bf16")}
+        checks += check("default", on_gpu, reference, prompts)
+        for weights, model in on_gpu.items():
+            for batch in (1, 8, 64):
+                for depth in (0, 1):
+                    speeds.append(speed(f"default {weights}", model, 40_000, batch, depth))
+                    print(speeds[-1], flush=True)
+    if args.out is not None:
+        report = {"device": device_name, "torch": torch.__version__, "checks": checks, "speeds": speeds}
+        (args.out / "gpu_smoke.json").write_text(json.dumps(report, indent=1) + "\n")
+    print("all equal, or parted within the gap")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
