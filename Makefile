@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test check sim replay planted bench format clean
+.PHONY: serve test check sim replay planted bench bench-serving format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,10 @@ replay: $(VENV)/.ready
 # Search a failing seed for every planted bug and write docs/PLANTED.md.
 planted: $(VENV)/.ready
 	$(BIN)/python -m tests.planted
+
+# The default model on this machine: rates, start time, sizes. JSON=path writes the numbers.
+bench-serving: $(VENV)/.ready
+	$(BIN)/python -m bench.serving $(if $(JSON),--json $(JSON))
 
 # Host time of the control plane.
 bench: $(VENV)/.ready

@@ -25,7 +25,7 @@ class Runner:
     """A model, its KV and its rows."""
 
     def __init__(self, model: Model, resolved: Resolved, device: torch.device) -> None:
-        self._model = model
+        self.model = model
         self._device = device
         self.pools = [Pool(resolved, book, model.kv, device) for book in range(len(resolved.books))]
         self._places = _places(model.kv.windows, self.pools)
@@ -49,7 +49,7 @@ class Runner:
             prompt_scores = self._prompt_scores(plan, lengths.starts, hidden)
             sampling = np.flatnonzero(plan.is_final | ~plan.is_prefill)
             lasts = np.cumsum(plan.widths)[sampling] - 1  # flat index of each sampling row's last token
-            logits = self._model.logits(hidden[self._tensor(lasts)])
+            logits = self.model.logits(hidden[self._tensor(lasts)])
             rows, ends = plan.rows[sampling], lengths.ends[sampling]
             device_rows = self._tensor(rows).to(torch.int64)
             sampled = self._sampler.sample(logits, device_rows, rows.tolist(), self._tensor(ends))
@@ -85,7 +85,7 @@ class Runner:
         tops = np.repeat(plan.tops[scored].clip(min=0), counts[scored])
         pieces = [
             _score_columns(
-                self._model.logits(hidden[self._tensor(index[part])]), self._tensor(followers[part]), tops.max()
+                self.model.logits(hidden[self._tensor(index[part])]), self._tensor(followers[part]), tops.max()
             )
             for part in _parts(len(index))
         ]
@@ -103,7 +103,7 @@ class Runner:
         columns = np.stack([plan.rows, offsets, widths, starts], axis=1).tolist()
         spans = [Span(row=row, offset=offset, width=width, start=start) for row, offset, width, start in columns]
         reads = [plan_reads(pool.table, spans, page_size=pool.page_size, window=pool.window) for pool in self.pools]
-        scale = self._model.kv.scale
+        scale = self.model.kv.scale
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             book, index = self._places[layer]
@@ -111,7 +111,7 @@ class Runner:
             pool.write(index, slots[book], key, value)
             return paged_attention(query, pool.keys[index], pool.values[index], reads[book], scale=scale)
 
-        return self._model.forward(tokens, positions, attend)
+        return self.model.forward(tokens, positions, attend)
 
     def _check(self, plan: StepPlan, starts: Ints) -> None:
         """Refuse a step that would touch a position its plan does not hold, in any book."""

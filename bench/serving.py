@@ -1,0 +1,218 @@
+"""The default model on this machine: `make bench-serving`. One run, everything side by side.
+
+In this process: decode and prefill rates, time to first token, and the share of a step that is not the model, for int8
+and fp32 weights. Then a real server: start time, resident size after load and after many requests, idle CPU. Prints
+tables and, with --json PATH, writes the same numbers. Absolute times are this machine's; compare them within one run.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost.messages import Event, Submit, Tokens
+from roost.startup import Running, start
+
+NEW_TOKENS = 64
+PROMPT_LEN = 32
+PREFILL_LEN = 1024
+
+
+class Timer:
+    """Seconds spent in some functions."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*args)
+            self.spent += time.perf_counter() - began
+            return result
+
+        return timed
+
+
+def decode(running: Running, at_once: int, timer: Timer) -> dict[str, float]:
+    """Rate of `at_once` requests that decode together, and how much of it was not the model."""
+    engine, stamps = running.engine, []
+    firsts: list[float] = []
+
+    def reply(event: Event) -> None:
+        if isinstance(event, Tokens):
+            stamps.append(time.perf_counter())
+
+    began = time.perf_counter()
+    for number in range(at_once):
+        engine.post(Submit(request_id=str(number), tokens=_prompt(PROMPT_LEN), max_new_tokens=NEW_TOKENS), reply)
+    while len(stamps) < at_once and engine.has_work:
+        engine.tick()
+    firsts.append(stamps[0] - began)
+    timer.spent, start_s, before = 0.0, time.perf_counter(), len(stamps)
+    while engine.has_work:
+        engine.tick()
+    wall_s = time.perf_counter() - start_s
+    return {
+        "tokens_s": (len(stamps) - before) / wall_s,
+        "first_token_s": firsts[0],
+        "not_model_share": 1 - timer.spent / wall_s,
+    }
+
+
+def prefill(running: Running) -> float:
+    """Prompt tokens a second of one long prompt."""
+    running.engine.post(Submit(request_id="long", tokens=_prompt(PREFILL_LEN), max_new_tokens=1), lambda event: None)
+    began = time.perf_counter()
+    while running.engine.has_work:
+        running.engine.tick()
+    return PREFILL_LEN / (time.perf_counter() - began)
+
+
+def _prompt(length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(100, 40_000, (length,)).tolist())
+
+
+def in_process(weights: str, threads: int, repeats: int) -> dict[str, Any]:
+    """Medians of a few repetitions, one form of the weights."""
+    config = EngineConfig(
+        model=ModelConfig(weights=weights, threads=threads),
+        memory=MemoryConfig(pool_tokens=16384),
+        sched=SchedConfig(context=4096),
+    )
+    running = start(config)
+    timer, model = Timer(), running.executor.runner.model
+    model.forward = timer.wrap(model.forward)  # type: ignore[method-assign]
+    model.logits = timer.wrap(model.logits)  # type: ignore[method-assign]
+    decode(running, 1, timer)  # warm
+    levels = {
+        str(at_once): _median([decode(running, at_once, timer) for _ in range(repeats)]) for at_once in (1, 4, 8, 32)
+    }
+    rate = statistics.median(prefill(running) for _ in range(repeats))
+    running.executor.close()
+    return {"weights": weights, "decode": levels, "prefill_tokens_s": rate, "load_s": running.load_s}
+
+
+def _median(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+# --- a real server ---------------------------------------------------------------------------------------------
+
+
+def server(num_requests: int, threads: int) -> dict[str, Any]:
+    """Start time, sizes and idle CPU of a server with default settings."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "roost", "serve", "--port", str(port), "--threads", str(threads)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while not _is_ready(port):
+            time.sleep(0.05)
+        start_s = time.perf_counter() - began
+        after_load = _sizes(process.pid)
+        for number in range(num_requests):
+            _ask(port, f"Say the number {number} in words.")
+        after_requests = _sizes(process.pid)
+        cpu = _cpu_s(process.pid)
+        time.sleep(10)
+        idle_share = (_cpu_s(process.pid) - cpu) / 10
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return {
+        "start_s": start_s,
+        "resident_mb_after_load": after_load,
+        "resident_mb_after_requests": after_requests,
+        "num_requests": num_requests,
+        "idle_cpu_share": idle_share,
+    }
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _ask(port: int, text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        answer.read()
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(int(child) for child in children)]
+
+
+def _sizes(pid: int) -> list[float]:
+    """Resident megabytes of the server and of its engine."""
+    pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in _family(pid)]
+    return [count * os.sysconf("SC_PAGE_SIZE") / 1e6 for count in pages]
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of both, so far."""
+    ticks = 0
+    for each in _family(pid):
+        values = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(values[11]) + int(values[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    report: dict[str, Any] = {"threads": args.threads, "forms": []}
+    for weights in ("int8", "fp32"):
+        found = in_process(weights, args.threads, args.repeats)
+        report["forms"].append(found)
+        for at_once, run in found["decode"].items():
+            print(
+                f"{weights} {at_once:>2} at once: {run['tokens_s']:7.1f} tok/s, first {run['first_token_s'] * 1e3:6.0f} ms, "
+                f"not the model {run['not_model_share']:.1%}",
+                flush=True,
+            )
+        print(
+            f"{weights} prefill: {found['prefill_tokens_s']:.0f} tok/s; loaded in {found['load_s']:.1f} s", flush=True
+        )
+    report["server"] = server(args.requests, args.threads)
+    print(json.dumps(report["server"], indent=1))
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
