@@ -199,11 +199,9 @@ def main() -> int:
         found = in_process(weights, args.threads, args.repeats)
         report["forms"].append(found)
         for at_once, run in found["decode"].items():
-            print(
-                f"{weights} {at_once:>2} at once: {run['tokens_s']:7.1f} tok/s, first {run['first_token_s'] * 1e3:6.0f} ms, "
-                f"not the model {run['not_model_share']:.1%}",
-                flush=True,
-            )
+            rate, first_ms, rest = run["tokens_s"], run["first_token_s"] * 1e3, run["not_model_share"]
+            line = f"{weights} {at_once:>2} at once: {rate:7.1f} tok/s, first {first_ms:6.0f} ms"
+            print(f"{line}, not the model {rest:.1%}", flush=True)
         print(
             f"{weights} prefill: {found['prefill_tokens_s']:.0f} tok/s; loaded in {found['load_s']:.1f} s", flush=True
         )
