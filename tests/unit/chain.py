@@ -47,7 +47,7 @@ def save_chain(folder: Path, *pieces: str | bytes, certain: float = CERTAIN) -> 
     round_trip = [id for id in range(3, vocab_size) if id not in chain]  # 0 to 2 are special
     follows = dict(zip(round_trip, round_trip[1:] + round_trip[:1], strict=True))
     follows |= dict(zip(chain, chain[1:] + round_trip[:1], strict=True))
-    follows |= {id: (chain or round_trip)[0] for id in range(3) if id not in chain}
+    follows |= {id: chain[0] for id in range(3) if id not in chain}
     size = vocab_size + vocab_size % 2
     config = {
         **LLAMA,
