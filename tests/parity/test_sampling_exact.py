@@ -8,7 +8,6 @@ import pytest
 from roost.config import EngineConfig
 from roost.messages import Submit
 from roost.sampling import SEED_END, Sampling
-from roost.sched.request import Mark
 from tests.parity.slow import slow_output
 from tests.parity.tiny import VOCAB, Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES
@@ -132,12 +131,7 @@ def test_a_request_retracted_time_and_again_is_exact(depth: int, page_size: int,
     served = Served(tiny("llama").model(), configure(depth=depth, page_size=page_size, chunk=chunk))
     for submit in asked():
         served.post(submit)
-    ticks = 0
-    while served.engine.has_work:
-        served.engine.tick()
-        ticks += 1
-        for request in served.engine.state.running if ticks % 7 == 0 else ():
-            served.engine.state.mark(request, Mark.RETRACT)
+    served.run(retract_ticks=7)
     suspended = Counter(subject for kind, subject, _ in served.notes if kind == "suspend")
     assert len(suspended) > len(SUBMITS) / 2 and max(suspended.values()) > 1, suspended
     assert_exact(served, asked())

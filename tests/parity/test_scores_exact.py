@@ -7,7 +7,6 @@ import pytest
 from roost.config import EngineConfig
 from roost.messages import PromptScores, Score, Submit, Tokens
 from roost.sampling import Sampling
-from roost.sched.request import Mark
 from tests.parity.slow import slow_logprobs, slow_output
 from tests.parity.tiny import Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS
@@ -41,12 +40,7 @@ def serve(submits: list[Submit], config: EngineConfig, *, kind: str = "llama", r
     served = Served(tiny(kind).model(), config)
     for submit in submits:
         served.post(submit)
-    ticks = 0
-    while served.engine.has_work:
-        served.engine.tick()
-        ticks += 1
-        for request in served.engine.state.running if retract_ticks and ticks % retract_ticks == 0 else ():
-            served.engine.state.mark(request, Mark.RETRACT)
+    served.run(retract_ticks)
     return served
 
 

@@ -299,8 +299,9 @@ def test_an_engine_that_breaks_tells_everybody_who_waits(
         raise failure
 
     monkeypatch.setattr(llm._running.engine, "tick", break_down)
-    with pytest.raises(CapacityError, match="the engine has ended"):
-        list(stream)
+    reading, found = in_thread(lambda: list(stream))
+    reading.join(WAIT_S)
+    assert isinstance(found[0], CapacityError) and "the engine has ended" in str(found[0])
     with pytest.raises(CapacityError, match="the engine has ended") as refused:
         llm.generate("a", GREEDY)
     assert refused.value.__cause__ is failure
