@@ -6,18 +6,32 @@ programs, and by the command line.
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
 from roost.config import EngineConfig
-from roost.errors import CapacityError, InvariantError, RequestError
+from roost.errors import CapacityError, RequestError
 from roost.front.answer import Answer, Piece
 from roost.front.options import Options, submits
-from roost.messages import Abort, Command, Event, Finished, FlushCache, GetStats, Refused, Score, Stats, Submit, Usage
+from roost.messages import (
+    Abort,
+    Command,
+    Event,
+    Finished,
+    FlushCache,
+    GetStats,
+    PromptScores,
+    Refused,
+    Score,
+    Stats,
+    Submit,
+    Tokens,
+    Usage,
+)
 from roost.startup import start
 from roost.weights.source import Progress, silent
 
@@ -68,8 +82,9 @@ class LLM:
         self.language = self._running.language
         self._numbers = count()
         self._failure: BaseException | None = None
-        self._waiting: dict[int, SimpleQueue[Event]] = {}  # who is told when the engine fails
-        self._lock = threading.Lock()
+        self._waiting: dict[int, _Inbox] = {}  # who is told when the engine ends
+        self._closed = False  # nothing more is sent
+        self._lock = threading.RLock()  # of those three; an abandoned stream may be collected while it is held
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -109,14 +124,14 @@ class LLM:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix; refused while a request runs."""
-        answer = self._ask(FlushCache())
-        if isinstance(answer, Refused):
-            raise _refusal(answer)
+        self._ask(FlushCache())
 
     def close(self) -> None:
         """End the engine: running requests are aborted first."""
-        for request_id in list(self._running.engine.state.requests):
-            self._running.engine.post(Abort(request_id=request_id), _nobody)
+        with self._lock:  # so that each abort comes after its request, and nothing after the last one
+            self._closed = True
+            for inbox in list(self._waiting.values()):
+                self._abort(inbox)
         self._running.engine.stop()
         self._thread.join()
         self._running.executor.close()
@@ -125,96 +140,93 @@ class LLM:
         return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
 
     def _complete(self, prompts: list[tuple[int, ...]], options: Options) -> list[Output]:
-        inboxes = [[self._submit(each) for each in self._submits(tokens, options)] for tokens in prompts]
-        try:
-            return [
-                _output([self._collect(inbox, Answer(self.language.tokenizer, options)) for inbox in group])
-                for group in inboxes
-            ]
-        except BaseException:
-            for group in inboxes:
-                for inbox in group:
-                    self._abort(inbox)
-            raise
-        finally:
-            for group in inboxes:
-                for inbox in group:
-                    self._forget(inbox)
+        groups = [self._submits(tokens, options) for tokens in prompts]
+        asked = [submit for group in groups for submit in group]
+        answers = {submit.request_id: Answer(self.language.tokenizer, options) for submit in asked}
+        with self._asked(asked) as events:
+            num_left = len(asked)
+            while num_left:
+                event = _checked(events.get())
+                piece = answers[event.request_id].feed(event)
+                num_left -= piece is not None and piece.ends
+        return [_output([answers[submit.request_id] for submit in group]) for group in groups]
 
     def _stream(self, tokens: tuple[int, ...], options: Options) -> Iterator[Piece]:
         if options.n != 1:
             raise RequestError(400, "n", "a stream has one output; generate gives several")
         answer = Answer(self.language.tokenizer, options)
-        inbox = self._submit(self._submits(tokens, options)[0])
-        try:
-            while True:
-                piece = answer.feed(_checked(inbox.events.get()))
+        with self._asked(self._submits(tokens, options)) as events:
+            while answer.finished is None:
+                piece = answer.feed(_checked(events.get()))
                 if piece is not None:
                     yield piece
-                    if piece.ends:
-                        return
-        finally:
-            if answer.finished is None:
-                self._abort(inbox)
-            self._forget(inbox)
 
-    def _collect(self, inbox: "_Inbox", answer: Answer) -> Answer:
-        while answer.finished is None:
-            answer.feed(_checked(inbox.events.get()))
-        return answer
+    @contextmanager
+    def _asked(self, asked: list[Submit]) -> Iterator["SimpleQueue[Event]"]:
+        """The events of some requests; leaving before they have ended ends them."""
+        inbox = _Inbox(number=next(self._numbers), request_ids=tuple(submit.request_id for submit in asked))
+        try:
+            for submit in asked:
+                self._send(submit, inbox)
+            yield inbox.events
+        except BaseException:
+            self._abort(inbox)
+            raise
+        finally:
+            self._forget(inbox)
 
     def _submits(self, tokens: tuple[int, ...], options: Options) -> list[Submit]:
         return submits(f"llm-{next(self._numbers)}", tokens, options, self.language.tokenizer)
 
-    def _submit(self, submit: Submit) -> "_Inbox":
-        inbox = _Inbox(number=next(self._numbers), request_id=submit.request_id, events=SimpleQueue())
-        self._send(submit, inbox)
-        return inbox
-
     def _ask(self, command: Command) -> Event:
-        inbox = _Inbox(number=next(self._numbers), request_id="", events=SimpleQueue())
+        inbox = _Inbox(number=next(self._numbers))
         self._send(command, inbox)
         try:
             answer = inbox.events.get()
         finally:
             self._forget(inbox)
-        if isinstance(answer, Refused) and answer.status == 500:
+        if isinstance(answer, Refused):
             raise _refusal(answer)
         return answer
 
     def _send(self, command: Command, inbox: "_Inbox") -> None:
         with self._lock:
-            if self._failure is not None or not self._thread.is_alive():
+            if self._closed:
                 raise CapacityError(503, "the engine has ended") from self._failure
-            self._waiting[inbox.number] = inbox.events
+            self._waiting[inbox.number] = inbox
             self._running.engine.post(command, inbox.events.put)
 
     def _abort(self, inbox: "_Inbox") -> None:
-        with suppress(CapacityError):
-            self._running.engine.post(Abort(request_id=inbox.request_id), _nobody)
+        for request_id in inbox.request_ids:
+            self._running.engine.post(Abort(request_id=request_id), _nobody)
 
     def _forget(self, inbox: "_Inbox") -> None:
         with self._lock:
             self._waiting.pop(inbox.number, None)
 
     def _run(self) -> None:
-        """On the engine's thread: run it, and if it fails tell everybody who waits."""
+        """On the engine's thread: run it, and when it ends tell everybody who still waits."""
         try:
             self._running.engine.run()
-        except InvariantError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it was, those who wait must not wait for ever)
             self._failure = error
         with self._lock:
-            for events in self._waiting.values():
-                events.put(Refused(request_id="", status=500, message=f"the engine has ended: {self._failure or ''}"))
+            self._closed = True
+            for inbox in list(self._waiting.values()):
+                inbox.events.put(Refused(request_id="", status=503, message=_ended(self._failure)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Inbox:
-    """Where the events of one request arrive."""
+    """Where the events of one call's requests arrive."""
 
     number: int
-    request_id: str
-    events: "SimpleQueue[Event]"
+    request_ids: tuple[str, ...] = ()
+    events: "SimpleQueue[Event]" = field(default_factory=SimpleQueue)
+
+
+def _ended(failure: BaseException | None) -> str:
+    return "the engine has ended" + ("" if failure is None else f": {failure}")
 
 
 def _nobody(event: Event) -> None:
@@ -227,14 +239,15 @@ def _refusal(refused: Refused) -> RequestError | CapacityError:
     return CapacityError(refused.status, refused.message)
 
 
-def _checked(event: Event) -> Event:
-    """An event that is not a refusal or a failure; those are raised."""
+def _checked(event: Event) -> Tokens | PromptScores | Finished:
+    """An event of a request that is not a refusal or a failure; those are raised."""
     if isinstance(event, Refused):
         raise _refusal(event)
     if isinstance(event, Finished) and event.reason == "timeout":
         raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
     if isinstance(event, Finished) and event.reason == "error":
         raise CapacityError(500, event.message)
+    assert isinstance(event, Tokens | PromptScores | Finished), event
     return event
 
 

@@ -88,7 +88,8 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
 def _device(config: ModelConfig) -> torch.device:
     if config.device not in DEVICES:
         raise ConfigError(f"--device must be one of {', '.join(DEVICES)}, got {config.device}")
-    has_cuda = torch.accelerator.is_available()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    has_cuda = accelerator is not None and accelerator.type == "cuda"
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("--device cuda: this machine has no CUDA device; use cpu")
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")

@@ -30,6 +30,7 @@ from roost.models.decoder import Decoder, DecoderConfig
 from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
+from roost.sched.request import Mark
 
 CPU = torch.device("cpu")
 WINDOW = 9
@@ -188,12 +189,14 @@ class Served:
         """Open a session."""
         self.post(OpenSession(session_id=session))
 
-    def run(self) -> None:
-        """Tick until nothing is left to do."""
-        for _ in range(_TICKS_MAX):
+    def run(self, retract_ticks: int = 0) -> None:
+        """Tick until nothing is left to do; if told, retract all that run every `retract_ticks`."""
+        for tick in range(1, _TICKS_MAX):
             if not self.engine.has_work:
                 return
             self.engine.tick()
+            for request in self.engine.state.running if retract_ticks and tick % retract_ticks == 0 else ():
+                self.engine.state.mark(request, Mark.RETRACT)
         raise AssertionError(f"work is left after {_TICKS_MAX} ticks: {self.engine.waiting_for}")
 
     def output(self, name: str) -> tuple[int, ...]:

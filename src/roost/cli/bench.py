@@ -49,7 +49,10 @@ class Times:
     """One request: when its tokens came, and what it used."""
 
     began: float = 0.0
-    stamps: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens)
+    stamps: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # (time, tokens that came then, as far as one can see)
+    output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -92,6 +95,7 @@ class InProcess:
             if piece.tokens:
                 times.stamps.append((time.perf_counter(), len(piece.tokens)))
             if piece.finished is not None:
+                times.output_tokens = piece.finished.usage.completion_tokens
                 times.prompt_tokens = piece.finished.usage.prompt_tokens
                 times.cached_tokens = piece.finished.usage.cached_tokens
         return times
@@ -125,6 +129,7 @@ class Server:
             if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                 times.stamps.append((time.perf_counter(), 1))
             if chunk.get("usage"):
+                times.output_tokens = chunk["usage"]["completion_tokens"]
                 times.prompt_tokens = chunk["usage"]["prompt_tokens"]
                 times.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
         return times
@@ -192,7 +197,7 @@ def measure(target: Target, prompts: list[str], args: Namespace, concurrency: in
 
 
 def _summary(done: list[Times], concurrency: int, wall_s: float) -> Run:
-    firsts = [times.stamps[0][0] - times.began for times in done]
+    firsts = [times.stamps[0][0] - times.began for times in done if times.stamps]
     gaps = [
         (after - before) / count * 1000
         for times in done
@@ -202,7 +207,7 @@ def _summary(done: list[Times], concurrency: int, wall_s: float) -> Run:
     return Run(
         concurrency=concurrency,
         requests=len(done),
-        output_tokens_s=sum(count for times in done for _, count in times.stamps) / wall_s,
+        output_tokens_s=sum(times.output_tokens for times in done) / wall_s,
         prompt_tokens_s=prompt_tokens / wall_s,
         first_token_s_p50=_percentile(firsts, 50),
         first_token_s_p99=_percentile(firsts, 99),

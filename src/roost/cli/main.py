@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import roost
 from roost.cli import bench, chat, generate, pull, serve
-from roost.errors import ConfigError, RoostError
+from roost.errors import ConfigError, RequestError, RoostError
 
 Command = Callable[[Namespace], int]
 
@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except ConfigError as error:
         print(f"roost: {error}", file=sys.stderr)
+        return 2
+    except RequestError as error:
+        name = f"--{error.param.replace('_', '-')}" if error.param in args else error.param
+        print(f"roost: {name}: {error.reason}", file=sys.stderr)
         return 2
     except RoostError as error:
         print(f"roost: {error}", file=sys.stderr)

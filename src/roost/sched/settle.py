@@ -40,7 +40,7 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
         if finals[i] or not flight.chunks[i]:
-            scores = _row_scores(result.scores, i, request)
+            scores = _row_scores(result.scores, i, request) if request.submit.logprobs is not None else ()
             round_width = 0 if flight.chunks[i] else widths[i]
             _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, round_width)
         if request.row is not None:

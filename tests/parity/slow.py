@@ -1,0 +1,90 @@
+"""A slow reference of a whole generation: for each token the sequence so far runs again through transformers, densely.
+
+The rules of sampling are written out here in plain numpy, from what the options promise; only the random numbers are
+the engine's own. A choice too close to call in floats fails the test that asks for it: other seeds are to be taken.
+"""
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from roost.exec.draw import uniform
+from roost.messages import Submit
+from roost.sampling import Sampling
+from tests.parity.tiny import tiny
+
+Reals = NDArray[np.float64]
+
+MARGIN = 1e-5  # closer than this to a border, rounding decides
+
+
+@cache
+def slow_logits(kind: str, tokens: tuple[int, ...]) -> Reals:
+    """Scores after every token: [num_tokens, vocab]."""
+    with torch.no_grad():
+        return tiny(kind).reference(torch.tensor([tokens])).logits[0].to(torch.float64).numpy()
+
+
+def slow_logprobs(kind: str, tokens: tuple[int, ...]) -> Reals:
+    """Log-probabilities of whatever may follow each token: [num_tokens, vocab]."""
+    return torch.from_numpy(slow_logits(kind, tokens)).log_softmax(-1).numpy()
+
+
+@cache
+def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
+    """What a request must return, and why it ends."""
+    assert submit.max_new_tokens is not None
+    output: tuple[int, ...] = ()
+    while len(output) < submit.max_new_tokens:
+        scores = _changed(slow_logits(kind, submit.tokens + output)[-1], submit, output)
+        output += (_choice(scores, submit.sampling, len(submit.tokens) + len(output)),)
+        if len(output) > submit.min_new_tokens and output[-1] in submit.stop_token_ids:
+            return output, "stop"
+    return output, "length"
+
+
+def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:
+    """Scores after bias, penalties and what may not stop yet."""
+    sampling, scores = submit.sampling, logits.copy()
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    for token in {*submit.tokens, *output}:
+        penalty = sampling.repetition_penalty
+        scores[token] *= 1 / penalty if scores[token] > 0 else penalty
+    for token, count in Counter(output).items():
+        scores[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    if len(output) < submit.min_new_tokens:
+        scores[list(submit.stop_token_ids)] = -np.inf
+    return scores
+
+
+def _choice(scores: Reals, sampling: Sampling, position: int) -> int:
+    """The best token, or the one on which the position's random number falls."""
+    order = np.argsort(-scores, kind="stable")
+    best, second = scores[order[:2]]
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        assert best - second > MARGIN, f"too close to call: {best} and {second}"
+        return int(order[0])
+    kept = _kept(order, scores, sampling)
+    weights = np.exp((scores[kept] - best) / sampling.temperature)
+    sums = np.cumsum(weights) / weights.sum()
+    number = float(uniform(torch.tensor([sampling.seed]), torch.tensor([position])))
+    assert np.abs(sums[:-1] - number).min(initial=1) > MARGIN, f"too close to call: {number} and {sums}"
+    return int(kept[np.searchsorted(sums, number, side="right")])
+
+
+def _kept(order: NDArray[np.int64], scores: Reals, sampling: Sampling) -> NDArray[np.int64]:
+    """The tokens that top-k, then top-p of those, then min-p leave, in the order of their ids."""
+    if 0 < sampling.top_k < len(order):
+        inside, outside = scores[order[sampling.top_k - 1 : sampling.top_k + 1]]
+        assert inside - outside > MARGIN, "too close to call: top_k"
+        order = order[: sampling.top_k]
+    weights = np.exp((scores[order] - scores[order[0]]) / sampling.temperature)
+    before = (np.cumsum(weights) - weights) / weights.sum()
+    assert sampling.top_p == 1 or np.abs(before - sampling.top_p).min() > MARGIN, "too close to call: top_p"
+    assert sampling.min_p == 0 or np.abs(weights - sampling.min_p).min() > MARGIN, "too close to call: min_p"
+    in_top_p = (before < sampling.top_p) | (sampling.top_p == 1)
+    return np.sort(order[in_top_p & (weights >= sampling.min_p)])

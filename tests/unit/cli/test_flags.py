@@ -1,0 +1,116 @@
+"""Flags come from the configuration: every field has one, and a bad value ends the command with the flag's name."""
+
+from argparse import ArgumentParser
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from roost.cli import bench, chat, generate, serve
+from roost.cli.flags import engine_of, group_of
+from roost.cli.main import main
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, ServerConfig
+from tests.unit.chain import save_chain
+
+ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig)
+
+
+def parser(command: object) -> ArgumentParser:
+    made = ArgumentParser()
+    command.add_flags(made)  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("command", "groups"),
+    [
+        (serve, (*ENGINE_GROUPS, ServerConfig)),
+        (chat, ENGINE_GROUPS),
+        (generate, ENGINE_GROUPS),
+        (bench, ENGINE_GROUPS),
+    ],
+    ids=["serve", "chat", "generate", "bench"],
+)
+def test_every_field_of_the_configuration_has_a_flag_with_its_help(command: object, groups: tuple[type, ...]) -> None:
+    actions = {option: action for action in parser(command)._actions for option in action.option_strings}
+    for group in groups:
+        for field in fields(group):
+            flag = "--" + field.name.replace("_", "-")
+            assert flag in actions, flag
+            assert field.metadata["help"] in (actions[flag].help or ""), flag
+
+
+def test_without_flags_the_configuration_is_the_default() -> None:
+    args = parser(serve).parse_args([])
+    assert engine_of(args) == EngineConfig()
+    assert group_of(args, ServerConfig) == ServerConfig()
+
+
+def test_flags_used_by_everybody_reach_their_fields() -> None:
+    given = (
+        "--model m --weights fp32 --device cpu --threads 3 --page-size 8 --pool-tokens 4096 --window-pool-tokens 512"
+    )
+    given += " --strict-memory 2 --context 99 --max-running 5 --max-queued 6 --chunk 7 --host ::1 --port 1 --drain-s 2"
+    args = parser(serve).parse_args([*given.split(), "--api-key", "one", "--api-key", "two"])
+    assert engine_of(args) == EngineConfig(
+        model=ModelConfig(model="m", weights="fp32", device="cpu", threads=3),
+        memory=MemoryConfig(page_size=8, pool_tokens=4096, window_pool_tokens=512, strict_memory=2),
+        sched=SchedConfig(context=99, max_running=5, max_queued=6, chunk=7),
+    )
+    assert group_of(args, ServerConfig) == ServerConfig(host="::1", port=1, drain_s=2, api_key=("one", "two"))
+
+
+@pytest.mark.parametrize("name", ["mixed", "overlap"])
+def test_what_is_on_can_be_switched_off_and_on_again(name: str) -> None:
+    assert engine_of(parser(serve).parse_args([f"--no-{name}"])).sched == replace(SchedConfig(), **{name: False})
+    assert engine_of(parser(serve).parse_args([f"--no-{name}", f"--{name}"])).sched == SchedConfig()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--page-size x", "--threads 1.5", "--chunk", "--port 80a", "--strict-memory full", "--mixed=yes", "--unknown 1"],
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_its_flag(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *flags.split()])
+    assert ended.value.code == 2
+    assert flags.split(maxsplit=1)[0].partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--page-size 0",
+        "--pool-tokens 1",
+        "--strict-memory 7",
+        "--context 1",
+        "--context 100000",
+        "--max-running 0",
+        "--max-queued 0",
+        "--chunk 0",
+        "--threads 0",
+        "--weights int4",
+        "--device tpu",
+        "--temperature -1",
+        "--top-p 0",
+        "--top-k 0",
+        "--min-p 2",
+        "--repetition-penalty 0",
+        "--seed -1",
+        "--max-new-tokens -1",
+        "--stop=",
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_with_its_flag(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_chain(tmp_path, "a", "b")
+    assert main(["generate", "a", "--model", str(folder), *flags.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("roost: ") and flags.split(maxsplit=1)[0].rstrip("=") in said and said.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_refused_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("generate", "chat", "bench", "serve"):
+        assert main([command, "--model", "nowhere.gguf"] + (["a"] if command == "generate" else [])) == 2
+        assert "--model: there is no file or folder nowhere.gguf" in capsys.readouterr().err
