@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Lifespan
@@ -56,9 +56,11 @@ def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
         CapacityError: _refuse,
         HTTPException: _http_error,
         ClientGone: _nobody,
+        ClientDisconnect: _nobody,
         Exception: _broken,
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False  # a redirect would send callers wherever their Host header says
     app.state.desk = desk
     return app
 
@@ -67,8 +69,9 @@ def check_key(keys: tuple[str, ...], authorization: str) -> None:
     """Refuse a caller without one of the keys; all are compared, each in constant time."""
     if not keys:
         return
-    given = authorization.removeprefix("Bearer ").encode()
-    if not any([hmac.compare_digest(given, key.encode()) for key in keys]):
+    scheme, _, given = authorization.partition(" ")
+    is_known = any([hmac.compare_digest(given.encode(), key.encode()) for key in keys])
+    if scheme.lower() != "bearer" or not is_known:
         raise RequestError(401, "authorization", "must be 'Bearer' and an API key of this server")
 
 

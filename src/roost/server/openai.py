@@ -62,7 +62,7 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    tokens = desk.language.chat_tokens(_messages(body))
+    tokens = await desk.conversation(_messages(body), "messages")
     prompt = Prompt(request_id=f"chatcmpl-{uuid4().hex}", tokens=tokens, options=options, names=names)
     return await _answer(request, body, _Chat(desk, [prompt]))
 
@@ -84,7 +84,7 @@ async def completions(request: Request) -> Response:
     name, names = f"cmpl-{uuid4().hex}", {**_NAMES, "tokens": "prompt"}
     prompts = [
         Prompt(request_id=name if number == 0 else f"{name}-{number}", tokens=tokens, options=options, names=names)
-        for number, tokens in enumerate(desk.prompts(body.prompt, "prompt"))
+        for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
     ]
     return await _answer(request, body, _Text(desk, prompts, echo=body.echo))
 
@@ -249,7 +249,7 @@ class _Text:
         answer, prompt = output.answer, output.prompt.tokens
         before: list[tuple[int, Score | None]] = []
         if self._echo:
-            before = list(zip(prompt, [None, *answer.prompt_scores], strict=False))
+            before = list(zip(prompt, [None, *self._prompt_scores(output)], strict=False))
         return self._columns([*before, *zip(answer.tokens, answer.scores, strict=True)])
 
     def _piece_logprobs(self, output: Output, piece: Piece, *, with_prompt: bool) -> dict[str, Any] | None:
@@ -257,8 +257,13 @@ class _Text:
             return None
         before: list[tuple[int, Score | None]] = []
         if self._echo and with_prompt:
-            before = list(zip(output.prompt.tokens, [None, *output.answer.prompt_scores], strict=False))
+            before = list(zip(output.prompt.tokens, [None, *self._prompt_scores(output)], strict=False))
         return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)])
+
+    def _prompt_scores(self, output: Output) -> list[Score]:
+        """The scores of an output's prompt, which the first output of that prompt got for all."""
+        first = next(each for each in self.generation.outputs if each.prompt is output.prompt)
+        return first.answer.prompt_scores
 
     def _columns(self, scored: list[tuple[int, Score | None]]) -> dict[str, Any]:
         texts = [self._text(token) for token, _ in scored]
