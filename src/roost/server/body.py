@@ -80,22 +80,28 @@ def _whole_number(digits: str) -> int | float:
 
 def _fault(value: Any, depth: int) -> tuple[str, str] | None:
     """Path and fault of the first value that no option can mean; paths are made only for faults."""
-    if isinstance(value, str):
-        return None if _is_unicode(value) else ("", "must be valid Unicode")
-    if isinstance(value, float) and not math.isfinite(value):
-        return "", "must be a finite number, less than 2**63 in size"
-    if isinstance(value, int | float) and abs(value) >= _NUMBER_END:
-        return "", "must be less than 2**63 in size"
-    if isinstance(value, dict | list) and depth >= DEPTH_MAX:
+    if not isinstance(value, dict | list):
+        reason = _plain_fault(value)
+        return None if reason is None else ("", reason)
+    if depth >= DEPTH_MAX:
         return "", f"must be nested at most {DEPTH_MAX} deep"
     if isinstance(value, list):
         faults = (_fault(each, depth + 1) for each in value if type(each) is not int or abs(each) >= _NUMBER_END)
         return next((fault for fault in faults if fault is not None), None)
-    if isinstance(value, dict):
-        for key, each in value.items():
-            fault = _fault(each, depth + 1) if _is_unicode(key) else ("", "is not a name in valid Unicode")
-            if fault is not None:
-                return _shown(f"{_shown(key)}.{fault[0]}" if fault[0] else _shown(key)), fault[1]
+    for key, each in value.items():
+        fault = _fault(each, depth + 1) if _is_unicode(key) else ("", "is not a name in valid Unicode")
+        if fault is not None:
+            return _shown(f"{_shown(key)}.{fault[0]}" if fault[0] else _shown(key)), fault[1]
+    return None
+
+
+def _plain_fault(value: Any) -> str | None:
+    if isinstance(value, str):
+        return None if _is_unicode(value) else "must be valid Unicode"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number, less than 2**63 in size"
+    if isinstance(value, int | float) and abs(value) >= _NUMBER_END:
+        return "must be less than 2**63 in size"
     return None
 
 

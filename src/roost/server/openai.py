@@ -225,14 +225,15 @@ class _Text:
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
         """The pieces of a stream."""
         outputs = self.generation.outputs
-        has_begun: set[int] = set()
+        scored_lens: dict[int, int] = {}  # characters of scored tokens, by output that has begun
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
-                first = index not in has_begun
-                has_begun.add(index)
+                first = index not in scored_lens
+                offset = scored_lens.setdefault(index, 0)
                 text = (self._prompt_text(outputs[index]) if first else "") + piece.text
                 if text or piece.scores or piece.finished is not None:
-                    logprobs = self._piece_logprobs(outputs[index], piece, with_prompt=first)
+                    logprobs = self._piece_logprobs(outputs[index], piece, offset, with_prompt=first)
+                    scored_lens[index] += sum(map(len, logprobs["tokens"])) if logprobs is not None else 0
                     reason = _reason(piece.finished) if piece.finished is not None else None
                     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
                     yield {**self._base, "choices": [choice], **({"usage": None} if include_usage else {})}
@@ -252,26 +253,26 @@ class _Text:
             before = list(zip(prompt, [None, *self._prompt_scores(output)], strict=False))
         return self._columns([*before, *zip(answer.tokens, answer.scores, strict=True)])
 
-    def _piece_logprobs(self, output: Output, piece: Piece, *, with_prompt: bool) -> dict[str, Any] | None:
+    def _piece_logprobs(self, output: Output, piece: Piece, offset: int, *, with_prompt: bool) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         before: list[tuple[int, Score | None]] = []
         if self._echo and with_prompt:
             before = list(zip(output.prompt.tokens, [None, *self._prompt_scores(output)], strict=False))
-        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)])
+        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)], offset)
 
     def _prompt_scores(self, output: Output) -> list[Score]:
         """The scores of an output's prompt, which the first output of that prompt got for all."""
         first = next(each for each in self.generation.outputs if each.prompt is output.prompt)
         return first.answer.prompt_scores
 
-    def _columns(self, scored: list[tuple[int, Score | None]]) -> dict[str, Any]:
+    def _columns(self, scored: list[tuple[int, Score | None]], offset: int = 0) -> dict[str, Any]:
         texts = [self._text(token) for token, _ in scored]
         return {
             "tokens": texts,
             "token_logprobs": [None if score is None else _finite(score.logprob) for _, score in scored],
             "top_logprobs": [None if score is None else self._top(score) for _, score in scored],
-            "text_offset": [0, *accumulate(map(len, texts))][:-1],
+            "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         }
 
     def _top(self, score: Score) -> dict[str, float]:

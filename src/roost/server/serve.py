@@ -77,7 +77,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at a signal, and that is all: raised once more, as usual, it would end us before the engine is closed."""
+        """Stop at a signal, and only that: raised once more, as usual, it would end us before the engine is closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
