@@ -19,10 +19,12 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/chat/completions": (
         ChatBody,
         {
-            "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            ],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": 1,
         },
     ),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),

@@ -108,7 +108,9 @@ def test_stops_by_text_and_by_id_and_what_is_shown_of_them(server: Server) -> No
     assert by_id["meta_info"]["finish_reason"] == {"type": "stop", "matched": token}
     first = free["output_ids"].index(token)
     assert by_id["output_ids"] == free["output_ids"][: first + 1]
-    kept = server.generate({"text": COUNT, "sampling_params": {**params, "stop_token_ids": [token], "no_stop_trim": True}})
+    kept = server.generate(
+        {"text": COUNT, "sampling_params": {**params, "stop_token_ids": [token], "no_stop_trim": True}}
+    )
     assert kept["text"].startswith(by_id["text"]) and len(kept["text"]) > len(by_id["text"])
 
 

@@ -50,7 +50,7 @@ def convert(data: bytes, kind: type[Body]) -> Body:
         raise RequestError(400, "body", "must be a JSON object")
     fault = _fault(values, 0)
     if fault is not None:
-        raise RequestError(400, fault[0] or "body", fault[1])
+        raise RequestError(400, fault[0].removeprefix(".") or "body", fault[1])
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -86,12 +86,16 @@ def _fault(value: Any, depth: int) -> tuple[str, str] | None:
     if depth >= DEPTH_MAX:
         return "", f"must be nested at most {DEPTH_MAX} deep"
     if isinstance(value, list):
-        faults = (_fault(each, depth + 1) for each in value if type(each) is not int or abs(each) >= _NUMBER_END)
-        return next((fault for fault in faults if fault is not None), None)
+        for number, each in enumerate(value):
+            if type(each) is int and abs(each) < _NUMBER_END:
+                continue  # there may be many, as token ids
+            if (fault := _fault(each, depth + 1)) is not None:
+                return _shown(f"[{number}]{fault[0]}"), fault[1]
+        return None
     for key, each in value.items():
         fault = _fault(each, depth + 1) if _is_unicode(key) else ("", "is not a name in valid Unicode")
         if fault is not None:
-            return _shown(f"{_shown(key)}.{fault[0]}" if fault[0] else _shown(key)), fault[1]
+            return _shown(f".{_shown(key)}{fault[0]}"), fault[1]
     return None
 
 

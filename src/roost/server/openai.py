@@ -108,10 +108,10 @@ def _messages(body: ChatBody) -> list[dict[str, Any]]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if isinstance(content, list):
-            for part in content:
-                refuse_unsupported(part, f"{path}content.")
+            for index, part in enumerate(content):
+                refuse_unsupported(part, f"{path}content[{index}].")
                 if part.type != "text" or part.text is None:
-                    raise RequestError(400, f"{path}content.type", "must be text, with a text")
+                    raise RequestError(400, f"{path}content[{index}].type", "must be text, with a text")
             content = "".join(part.text or "" for part in content)
         if content is None:
             raise RequestError(400, f"{path}content", "is required")
