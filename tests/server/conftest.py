@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the default model; at the end it must be as it was at the beginning, and go when told to."""
-    flags = ("--pool-tokens", "8192", "--context", "2048", "--max-queued", "64", "--max-running", "8")
+    sizes = {"pool-tokens": 8192, "context": 2048, "chunk": 128, "max-running": 8, "max-queued": 64}
+    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
     started = Server(tmp_path_factory.mktemp("server"), *flags)
     try:
         yield started

@@ -43,15 +43,15 @@ def begin(server: Server, **more: Any) -> Stream:
 def test_sigterm_lets_what_runs_end_and_takes_nothing_new(start_tiny: StartTiny) -> None:
     server = start_tiny()
     body = {"text": "hello", "stream": True, "return_logprob": True, "top_logprobs_num": 2}
-    stream = Stream(server, "/generate", {**body, "sampling_params": {**ENDLESS, "max_new_tokens": 700}})
+    stream = Stream(server, "/generate", {**body, "sampling_params": {**ENDLESS, "max_new_tokens": 300}})
     stream.next()
     keep_alive = httpx.Client(base_url=server.url)
     assert keep_alive.get("/ready").status_code == 200
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: _refuses(server.url))
     last = stream.rest()[-1]
-    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 700}
-    assert len(last["meta_info"]["output_token_logprobs"]) == 700
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 300}
+    assert len(last["meta_info"]["output_token_logprobs"]) == 300
     assert server.process.wait() == 0
     assert has_ended(server.engine_pid)
     assert "rror" not in server.log

@@ -15,16 +15,16 @@ LONG = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
 
 
 def test_failure_mode_31_a_prompt_in_chunks_gives_only_what_follows_its_end(rested: Server) -> None:
-    prompt = "".join(f"{number}, " for number in range(1, 330))
+    prompt = "".join(f"{number}, " for number in range(1, 100))
     assert rested.post("/flush_cache").status_code == 200
     first = rested.generate({"text": prompt, "sampling_params": GREEDY})
-    assert first["meta_info"]["prompt_tokens"] > 2 * 512  # the size of a chunk
+    assert first["meta_info"]["prompt_tokens"] > 2 * 128  # the size of a chunk
     assert first["meta_info"]["cached_tokens"] == 0
     assert len(first["output_ids"]) == 8
     again = rested.generate({"text": prompt, "sampling_params": GREEDY})
-    assert again["meta_info"]["cached_tokens"] > 512
+    assert again["meta_info"]["cached_tokens"] > 128
     assert again["output_ids"] == first["output_ids"]
-    assert "330" in first["text"]
+    assert "100" in first["text"]
 
 
 def test_failure_mode_32_characters_of_several_bytes_are_streamed_whole(rested: Server) -> None:

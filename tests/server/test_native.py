@@ -1,6 +1,7 @@
 """SGLang's native API, in every form that is documented, against a real server with the real default model."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_stream_repeats_the_text_so_far(server: Server) -> None:
     whole = server.generate({"text": COUNT, "sampling_params": GREEDY})
     events = Stream(server, "/generate", {"text": COUNT, "sampling_params": GREEDY, "stream": True}).rest()
     assert len(events) > 2
-    for before, after in zip(events, events[1:], strict=False):
+    for before, after in pairwise(events):
         assert after["text"].startswith(before["text"])
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
         assert before["meta_info"]["finish_reason"] is None
