@@ -8,6 +8,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,6 +35,8 @@ def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
         async def guarded(request: Request) -> Response:
             if path not in _OPEN:
                 check_key(desk.config.api_key, request.headers.get("authorization", ""))
+            if method == "POST":
+                check_origin(request)
             return await endpoint(request)
 
         return Route(path, guarded, methods=[method])
@@ -73,6 +76,13 @@ def check_key(keys: tuple[str, ...], authorization: str) -> None:
     is_known = any([hmac.compare_digest(given.encode(), key.encode()) for key in keys])
     if scheme.lower() != "bearer" or not is_known:
         raise RequestError(401, "authorization", "must be 'Bearer' and an API key of this server")
+
+
+def check_origin(request: Request) -> None:
+    """Refuse what a page of another site sends through its visitor's browser, which asks us only about the answer."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise RequestError(403, "origin", "pages of other origins are not let in")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -25,6 +25,8 @@ _LONG = 64 * 1024  # bytes or characters that take longer than others should wai
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `(.*?)`")
 
+_ENDLESS = re.compile(rb"[0-9]{21}")  # digits of a number that may be too long to be read
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 Value = TypeVar("Value")
 
@@ -41,7 +43,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
 def convert(data: bytes, kind: type[Body]) -> Body:
     """Some JSON as a record; every value in it finite and of the right type."""
     try:
-        values = json.loads(data.decode(), parse_int=_whole_number)
+        values = json.loads(data.decode(), parse_int=_whole_number if _ENDLESS.search(data) else None)
     except RecursionError as error:
         raise RequestError(400, "body", f"must be nested at most {DEPTH_MAX} deep") from error
     except ValueError as error:
@@ -87,7 +89,7 @@ def _fault(value: Any, depth: int) -> tuple[str, str] | None:
         return "", f"must be nested at most {DEPTH_MAX} deep"
     if isinstance(value, list):
         for number, each in enumerate(value):
-            if type(each) is int and abs(each) < _NUMBER_END:
+            if type(each) in (int, float) and -_NUMBER_END < each < _NUMBER_END:
                 continue  # there may be many, as token ids
             if (fault := _fault(each, depth + 1)) is not None:
                 return _shown(f"[{number}]{fault[0]}"), fault[1]

@@ -39,6 +39,7 @@ class Settings:
 
 def main() -> int:
     """Run the engine until the server goes away."""
+    threading.excepthook = _die_with_thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the server decides
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     threading.Thread(target=_die_with_server, daemon=True).start()
@@ -66,6 +67,12 @@ def _started(running: Running) -> Started:
         settings=running.settings,
         load_s=running.load_s,
     )
+
+
+def _die_with_thread(args: threading.ExceptHookArgs) -> None:
+    """End at once, so that the server tells those who wait: without one of its threads nobody would ever answer."""
+    sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    os._exit(1)
 
 
 def _die_with_server() -> None:
