@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
         started.check_rest()
         assert started.stop() == 0
+        assert started.litter() == []
     finally:
         started.kill()
 

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,8 @@ class Server:
 
     def __init__(self, folder: Path, *flags: str, wait: bool = True) -> None:
         self._log = folder / "server.log"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        self._temporary = Path(tempfile.mkdtemp(prefix="r"))  # a short name: the path of a socket cannot be long
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(self._temporary)}
         command = [sys.executable, "-m", "roost", "serve", "--port", "0", "--strict-memory", "2", *flags]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -71,6 +74,10 @@ class Server:
         assert "rror" not in self.log, self.log
         assert "Traceback" not in self.log, self.log
 
+    def litter(self) -> list[Path]:
+        """What it has left among the temporary files."""
+        return list(self._temporary.glob("roost-*"))
+
     def cpu_s(self) -> float:
         """Processor time that both processes have used."""
         return sum(_cpu_s(pid) for pid in (self.process.pid, self.engine_pid))
@@ -90,6 +97,7 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _wait_until_ready(self) -> str:
         def ready() -> str:

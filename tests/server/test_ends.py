@@ -85,6 +85,7 @@ def test_an_engine_that_dies_ends_every_request_with_an_error_and_then_the_serve
     assert stream.rest()[-1]["error"]["code"] == 500
     assert whole().status_code == 500
     assert server.process.wait() != 0
+    assert server.litter() == []
 
 
 def test_an_engine_ends_with_its_server(start_tiny: StartTiny) -> None:
@@ -93,6 +94,7 @@ def test_an_engine_ends_with_its_server(start_tiny: StartTiny) -> None:
     server.process.kill()
     server.process.wait()
     wait_until(lambda: has_ended(server.engine_pid))
+    assert server.litter() == []
 
 
 def test_failure_mode_33_health_is_bad_while_the_engine_is_wedged(start_tiny: StartTiny) -> None:

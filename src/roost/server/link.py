@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from roost.config import EngineConfig
-from roost.errors import CapacityError, RequestError
+from roost.errors import CapacityError, ConfigError, RequestError
 from roost.messages import Abort, Command, Event, Finished, Refused, Submit
 from roost.server.wire import Started, pack, unpack
 
@@ -48,7 +48,10 @@ class Link:
     def _socket(self, kind: int, name: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set_hwm(0)  # nothing is ever dropped; what is in flight is bounded by --max-queued
-        socket.bind(f"ipc://{self._folder / name}")
+        try:
+            socket.bind(f"ipc://{self._folder / name}")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"no socket can be made in {self._folder}: {error}; set TMPDIR to another") from error
         return socket
 
     async def start(self) -> None:

@@ -5,6 +5,7 @@ come together. When standard input ends, the server is gone, and so is this proc
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -42,7 +43,7 @@ def main() -> int:
     threading.excepthook = _die_with_thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the server decides
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
-    threading.Thread(target=_die_with_server, daemon=True).start()
+    threading.Thread(target=_die_with_server, args=(Path(settings.folder),), daemon=True).start()
     try:
         with loading_bar() as progress:
             running = start(settings.config, progress)
@@ -75,10 +76,11 @@ def _die_with_thread(args: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _die_with_server() -> None:
-    """Wait for the end of standard input, then end at once: nobody is left to hear anything."""
+def _die_with_server(folder: Path) -> None:
+    """Wait for the end of standard input, then end at once: nobody is left to hear anything, or to tidy up."""
     while sys.stdin.buffer.read(4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
