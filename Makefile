@@ -20,7 +20,7 @@ serve: $(VENV)/.ready
 # Everything that must hold before a change lands.
 test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
-	$(BIN)/pytest tests -n 2
+	$(BIN)/pytest tests -n 2 --dist loadgroup
 
 # Format, lint, types and house rules.
 check: $(VENV)/.ready

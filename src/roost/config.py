@@ -68,18 +68,43 @@ class ServerConfig:
     """Where the server listens, and to whom."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
-    port: int = field(default=8000, metadata={"help": "port to listen at"})
+    port: int = field(default=8000, metadata={"help": "port to listen at; 0: one that is free"})
     api_key: tuple[str, ...] = field(
         default=(), metadata={"help": "a key that callers must show; may be given several times; also $ROOST_API_KEY"}
     )
     drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
+    stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
+    health_answer_s: int = field(
+        default=10,
+        metadata={"help": "seconds without an answer of the engine that are not healthy; it may be in a step"},
+    )
+    health_step_s: int = field(
+        default=60, metadata={"help": "seconds without a completed step, while there is work, that are not healthy"}
+    )
     log_level: str = field(default="warning", metadata={"help": "critical, error, warning, info or debug"})
+
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
     """The keys of a server: those given, or the one in $ROOST_API_KEY."""
     own = os.environ.get("ROOST_API_KEY")
     return given or ((own,) if own else ())
+
+
+def check_server(config: ServerConfig) -> None:
+    """Raise ConfigError for the first option of a server that cannot work."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
+    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in config.api_key):
+        raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
+    _at_least("--drain-s", config.drain_s, 0)
+    _at_least("--stall-s", config.stall_s, 1)
+    _at_least("--health-answer-s", config.health_answer_s, 1)
+    _at_least("--health-step-s", config.health_step_s, 1)
+    if config.log_level not in LOG_LEVELS:
+        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {config.log_level}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from roost.cli.flags import add_engine, add_group, engine_of, group_of
-from roost.config import ServerConfig, api_keys
+from roost.config import ServerConfig, api_keys, check_server
 from roost.errors import ConfigError
 from roost.startup import find_model
 from roost.terminal import loading_bar
@@ -27,6 +27,8 @@ def run(args: Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs the package {error.name}: pip install 'roost[server]'") from error
     config = group_of(args, ServerConfig)
+    config = replace(config, api_key=api_keys(config.api_key))
+    check_server(config)
     with loading_bar("fetching") as progress:
         find_model(args.model, progress)
-    return serve(engine_of(args), replace(config, api_key=api_keys(config.api_key)))
+    return serve(engine_of(args), config)

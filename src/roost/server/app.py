@@ -8,10 +8,11 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Lifespan
@@ -34,6 +35,8 @@ def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
         async def guarded(request: Request) -> Response:
             if path not in _OPEN:
                 check_key(desk.config.api_key, request.headers.get("authorization", ""))
+            if method == "POST":
+                check_origin(request)
             return await endpoint(request)
 
         return Route(path, guarded, methods=[method])
@@ -56,9 +59,11 @@ def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
         CapacityError: _refuse,
         HTTPException: _http_error,
         ClientGone: _nobody,
+        ClientDisconnect: _nobody,
         Exception: _broken,
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False  # a redirect would send callers wherever their Host header says
     app.state.desk = desk
     return app
 
@@ -67,9 +72,17 @@ def check_key(keys: tuple[str, ...], authorization: str) -> None:
     """Refuse a caller without one of the keys; all are compared, each in constant time."""
     if not keys:
         return
-    given = authorization.removeprefix("Bearer ").encode()
-    if not any([hmac.compare_digest(given, key.encode()) for key in keys]):
+    scheme, _, given = authorization.partition(" ")
+    is_known = any([hmac.compare_digest(given.encode(), key.encode()) for key in keys])
+    if scheme.lower() != "bearer" or not is_known:
         raise RequestError(401, "authorization", "must be 'Bearer' and an API key of this server")
+
+
+def check_origin(request: Request) -> None:
+    """Refuse what a page of another site sends through its visitor's browser, which asks us only about the answer."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise RequestError(403, "origin", "pages of other origins are not let in")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -1,12 +1,15 @@
 """Bodies: from the bytes of a request to a checked record, or to an error that names the parameter.
 
-Owns the limits of size and depth. A number that is not finite, an unknown field or a wrong type is refused here, by
-name, before anything else sees it. Called by the endpoints.
+Owns the limits of size and depth. A number that is not finite, a text that is not Unicode, an unknown field or a wrong
+type is refused here, by name, before anything else sees it. Long ones are read beside the event loop, which goes on.
+Called by the endpoints.
 """
 
+import asyncio
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,11 +18,17 @@ from starlette.requests import Request
 from roost.errors import RequestError
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
-_NUMBER_MAX = 2.0**63
+DEPTH_MAX = 32
+_NUMBER_END = 2**63
+_NAME_LEN_MAX = 100  # of what a client wrote, in a message
+_LONG = 64 * 1024  # bytes or characters that take longer than others should wait
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `(.*?)`")
 
+_ENDLESS = re.compile(rb"[0-9]{21}")  # digits of a number that may be too long to be read
+
 Body = TypeVar("Body", bound=msgspec.Struct)
+Value = TypeVar("Value")
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
@@ -27,25 +36,30 @@ async def read(request: Request, kind: type[Body]) -> Body:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise RequestError(415, "content-type", "must be application/json")
-    return convert(await _bytes(request), kind)
+    data = await whole(request)
+    return await aside(len(data), lambda: convert(data, kind))
 
 
 def convert(data: bytes, kind: type[Body]) -> Body:
     """Some JSON as a record; every value in it finite and of the right type."""
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(400, "body", f"is not JSON: {_short(error)}") from error
+        values = json.loads(data.decode(), parse_int=_whole_number if _ENDLESS.search(data) else None)
+    except RecursionError as error:
+        raise RequestError(400, "body", f"must be nested at most {DEPTH_MAX} deep") from error
+    except ValueError as error:
+        raise RequestError(400, "body", f"is not JSON: {str(error)[:_NAME_LEN_MAX]}") from error
     if not isinstance(values, dict):
         raise RequestError(400, "body", "must be a JSON object")
-    _check_numbers(values, "")
+    fault = _fault(values, 0)
+    if fault is not None:
+        raise RequestError(400, fault[0].removeprefix(".") or "body", fault[1])
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _named(str(error)) from error
 
 
-async def _bytes(request: Request) -> bytes:
+async def whole(request: Request) -> bytes:
     """The whole body, as long as it is not too long."""
     parts, length = [], 0
     async for part in request.stream():
@@ -56,18 +70,61 @@ async def _bytes(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _check_numbers(value: Any, path: str) -> None:
-    """Refuse NaN, infinities and numbers that no option can mean, wherever they are."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            _check_numbers(each, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for each in value:
-            _check_numbers(each, path)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise RequestError(400, path, "must be a finite number")
-    elif isinstance(value, int | float) and abs(value) >= _NUMBER_MAX:
-        raise RequestError(400, path, "must be less than 2**63 in size")
+async def aside(length: int, work: Callable[[], Value]) -> Value:
+    """The result of some work on `length` bytes or characters; if they are many, the event loop goes on meanwhile."""
+    return await asyncio.to_thread(work) if length > _LONG else work()
+
+
+def _whole_number(digits: str) -> int | float:
+    """A whole number of JSON; one that is too long to be read is refused later, by name."""
+    return int(digits) if len(digits) <= 20 else math.inf
+
+
+def _fault(value: Any, depth: int) -> tuple[str, str] | None:
+    """Path and fault of the first value that no option can mean; paths are made only for faults."""
+    if not isinstance(value, dict | list):
+        reason = _plain_fault(value)
+        return None if reason is None else ("", reason)
+    if depth >= DEPTH_MAX:
+        return "", f"must be nested at most {DEPTH_MAX} deep"
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            if type(each) in (int, float) and -_NUMBER_END < each < _NUMBER_END:
+                continue  # there may be many, as token ids
+            if (fault := _fault(each, depth + 1)) is not None:
+                return _shown(f"[{number}]{fault[0]}"), fault[1]
+        return None
+    for key, each in value.items():
+        fault = _fault(each, depth + 1) if _is_unicode(key) else ("", "is not a name in valid Unicode")
+        if fault is not None:
+            return _shown(f".{_shown(key)}{fault[0]}"), fault[1]
+    return None
+
+
+def _plain_fault(value: Any) -> str | None:
+    if isinstance(value, str):
+        return None if _is_unicode(value) else "must be valid Unicode"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number, less than 2**63 in size"
+    if isinstance(value, int | float) and abs(value) >= _NUMBER_END:
+        return "must be less than 2**63 in size"
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no other side could read."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    """What a client wrote, for a message: short, and readable by everybody."""
+    return text[:_NAME_LEN_MAX].encode("utf-8", "replace").decode()
 
 
 def _named(message: str) -> RequestError:
@@ -78,8 +135,4 @@ def _named(message: str) -> RequestError:
     if field:
         path = f"{path}.{field.group(1)}" if path else field.group(1)
         said = "is required" if "required" in message else "is not a parameter of this endpoint"
-    return RequestError(400, path or "body", said[:1].lower() + said[1:])
-
-
-def _short(error: Exception) -> str:
-    return str(error)[:100] or type(error).__name__
+    return RequestError(400, _shown(path) or "body", said[:1].lower() + said[1:])

@@ -3,16 +3,21 @@
 Owns the link to the engine, the model's language and the measurements. Called by the endpoints.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from roost.config import ServerConfig
 from roost.errors import CapacityError, RequestError
+from roost.messages import Command, Event
+from roost.server.body import aside
 from roost.server.generation import while_connected
 from roost.server.link import Link
 from roost.server.metrics import Metrics
@@ -52,8 +57,7 @@ class Desk:
 
     @property
     def language(self) -> Language:
-        """The model's tokenizer and chat template."""
-        self.check_ready()
+        """The model's tokenizer and chat template; also for those who began before the server was told to stop."""
         assert self._language is not None
         return self._language
 
@@ -63,25 +67,53 @@ class Desk:
         assert self.link.started is not None
         return self.link.started.model_name
 
-    def prompts(self, given: Any, param: str) -> list[tuple[int, ...]]:
+    async def ask(self, command: Command) -> Event:
+        """The engine's answer to a command that has one; 503 if it does not come."""
+        limit_s = self.config.health_answer_s
+        try:
+            return await asyncio.wait_for(self.link.ask(command), limit_s)
+        except TimeoutError as error:
+            raise CapacityError(503, f"the engine has not answered for {limit_s} s") from error
+
+    async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""
+        texts = [given] if isinstance(given, str) else [each for each in given if isinstance(each, str)]
+        prompts = await aside(sum(map(len, texts)), lambda: self._prompts(given, param))
+        for tokens in prompts:
+            self.check_len(tokens, param)
+        return prompts
+
+    async def conversation(self, messages: list[dict[str, Any]], param: str) -> tuple[int, ...]:
+        """The tokens of a conversation."""
+        length = sum(len(message["content"]) for message in messages)
+        tokens = await aside(length, lambda: self.language.chat_tokens(messages))
+        self.check_len(tokens, param)
+        return tokens
+
+    def check_len(self, tokens: tuple[int, ...], param: str) -> None:
+        """Refuse what the engine could only refuse, before it has to read it."""
+        assert self.link.started is not None
+        context = self.link.started.context
+        if len(tokens) > context:
+            message = f"prompt of {len(tokens)} tokens exceeds the maximum allowed length: --context {context}"
+            raise RequestError(413, param, message)
+
+    def _prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         if isinstance(given, str):
-            return [self.tokens(given, param)]
-        if given and all(isinstance(each, int) and not isinstance(each, bool) for each in given):
+            return [self._tokens(given, param)]
+        if given and all(type(each) is int for each in given):
             return [tuple(given)]
         if not 1 <= len(given) <= PROMPTS_MAX:
             raise RequestError(400, param, f"must hold 1 to {PROMPTS_MAX} prompts, got {len(given)}")
-        return [self.tokens(each, param) for each in given]
+        return [self._tokens(each, param) for each in given]
 
-    def tokens(self, given: Any, param: str) -> tuple[int, ...]:
-        """The tokens of one prompt, given as text or as ids."""
+    def _tokens(self, given: Any, param: str) -> tuple[int, ...]:
         if isinstance(given, str):
             try:
                 return self.language.prompt_tokens(given)
             except RequestError as error:
                 raise RequestError(error.status, param, error.reason) from error
-        is_ids = isinstance(given, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-        if not is_ids:
+        if not isinstance(given, list) or not all(type(each) is int for each in given):
             raise RequestError(400, param, "must be a text, a list of token ids, or a list of either")
         return tuple(given)
 
@@ -104,21 +136,44 @@ def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
 
 async def events(request: Request, chunks: AsyncGenerator[Any, None]) -> Response:
     """Server-sent events; the first is awaited, so that a refusal is an answer of its own and not part of a stream."""
+    desk: Desk = request.app.state.desk
     first = await while_connected(request, anext(chunks))
+    return _EventStream(first, chunks, desk.config.stall_s)
 
-    async def stream() -> AsyncGenerator[bytes, None]:
+
+class _EventStream(StreamingResponse):
+    """A stream that ends with its reader: what is behind it is closed, however it ends."""
+
+    def __init__(self, first: Any, chunks: AsyncGenerator[Any, None], stall_s: int) -> None:
+        self._chunks = chunks
+        self._stall_s = stall_s
+        self._lines = _lines(first, chunks)
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(self._lines, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all; a reader that takes nothing for too long is given up."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._stall_s):
+                await send(message)
+
         try:
-            yield _event(first)
-            async for chunk in chunks:
-                yield _event(chunk)
-        except (RequestError, CapacityError) as error:
-            yield _event(error_of(error))
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
         finally:
-            await chunks.aclose()
-        yield b"data: [DONE]\n\n"
+            await self._lines.aclose()
+            await self._chunks.aclose()
 
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+async def _lines(first: Any, chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield _event(first)
+        async for chunk in chunks:
+            yield _event(chunk)
+    except (RequestError, CapacityError) as error:
+        yield _event(error_of(error))
+    yield b"data: [DONE]\n\n"
 
 
 def _event(chunk: Any) -> bytes:

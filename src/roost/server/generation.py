@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -20,7 +21,9 @@ from roost.server.link import Link
 from roost.server.metrics import Metrics, Stopwatch
 from roost.text.language import Language
 
+OUTPUTS_MAX = 256  # of one request, all prompts together
 Value = TypeVar("Value")
+Merged = asyncio.Queue[tuple[int, Piece | BaseException]]
 
 
 class ClientGone(Exception):
@@ -41,6 +44,7 @@ class Prompt:
 class Output:
     """One output on its way."""
 
+    name: str  # the client's; the engine has its own, so that nobody can speak for another's request
     prompt: Prompt
     submit: Submit
     answer: Answer
@@ -52,21 +56,26 @@ class Generation:
     def __init__(self, link: Link, language: Language, metrics: Metrics, prompts: list[Prompt]) -> None:
         self._link = link
         self._metrics = metrics
-        self.outputs = [
-            Output(prompt=prompt, submit=submit, answer=Answer(language.tokenizer, prompt.options))
-            for prompt in prompts
-            for submit in submits(prompt.request_id, prompt.tokens, prompt.options, language.tokenizer)
-        ]
+        self.outputs: list[Output] = []
+        for prompt in prompts:
+            try:
+                self.outputs += _outputs(prompt, link.new_id(), language)
+                if len(self.outputs) > OUTPUTS_MAX:
+                    raise RequestError(400, "n", f"all prompts together may have {OUTPUTS_MAX} outputs")
+            except RequestError as error:
+                raise renamed(error, prompt.names) from error
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(output, piece) as they come; a refusal of one ends all, as an error."""
-        merged: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+        merged: Merged = asyncio.Queue()
         tasks = [asyncio.create_task(self._follow(number, merged)) for number in range(len(self.outputs))]
+        for number, task in enumerate(tasks):
+            task.add_done_callback(partial(_pass_on_failure, merged, number))
         open_outputs = len(tasks)
         try:
             while open_outputs:
                 number, piece = await merged.get()
-                if isinstance(piece, Exception):
+                if isinstance(piece, BaseException):
                     raise piece
                 if piece.ends:
                     open_outputs -= 1
@@ -83,29 +92,52 @@ class Generation:
                 pass
         return self.outputs
 
-    async def _follow(self, number: int, merged: "asyncio.Queue[tuple[int, Piece | Exception]]") -> None:
+    async def _follow(self, number: int, merged: Merged) -> None:
         output, watch = self.outputs[number], Stopwatch(self._metrics)
         try:
-            async with aclosing(self._link.converse(output.submit)) as events:
+            async with aclosing(self._link.converse(output.submit, output.name)) as events:
                 async for event in events:
                     piece = output.answer.feed(event)
                     watch.saw(event)
                     if isinstance(event, Refused):
-                        raise refusal(event, output.prompt.names)
+                        raise refusal(event)
                     if isinstance(event, Finished):
                         check_ending(event)
                     if piece is not None:
                         merged.put_nowait((number, piece))
-        except (RequestError, CapacityError) as error:
-            merged.put_nowait((number, error))
+        except RequestError as error:
+            raise renamed(error, output.prompt.names) from error
 
 
-def refusal(event: Refused, names: dict[str, str]) -> RequestError | CapacityError:
-    """An engine's refusal as an error, in the client's words."""
+def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]:
+    return [
+        Output(
+            name=prompt.request_id + submit.request_id.removeprefix(engine_id),
+            prompt=prompt,
+            submit=submit,
+            answer=Answer(language.tokenizer, prompt.options),
+        )
+        for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer)
+    ]
+
+
+def _pass_on_failure(merged: Merged, number: int, task: "asyncio.Task[None]") -> None:
+    """Whatever ended a task, who waits for its output hears of it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        merged.put_nowait((number, error))
+
+
+def refusal(event: Refused) -> RequestError | CapacityError:
+    """An engine's refusal as an error."""
     if not event.param:
         return CapacityError(event.status, event.message)
-    reason = event.message.removeprefix(f"{event.param}: ")
-    return RequestError(event.status, names.get(event.param, event.param), reason)
+    return RequestError(event.status, event.param, event.message.removeprefix(f"{event.param}: "))
+
+
+def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
+    """An error in the client's words."""
+    return RequestError(error.status, names.get(error.param, error.param), error.reason)
 
 
 def check_ending(event: Finished) -> None:

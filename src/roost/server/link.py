@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from roost.config import EngineConfig
-from roost.errors import CapacityError
+from roost.errors import CapacityError, ConfigError, RequestError
 from roost.messages import Abort, Command, Event, Finished, Refused, Submit
 from roost.server.wire import Started, pack, unpack
 
@@ -37,8 +38,9 @@ class Link:
         self._events = self._socket(zmq.PULL, "events")
         self._process: asyncio.subprocess.Process | None = None
         self._inboxes: dict[int, Inbox] = {}
-        self._requests: dict[int, str] = {}  # names of those that have not ended, by conversation
-        self._last_number = 0
+        self._names: dict[str, str] = {}  # of those that have not ended: the client's name, and the engine's
+        self._numbers = count(1)  # of conversations; 0 is for what nobody answers or asked for
+        self._ids = count()
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
         self.is_gone = asyncio.Event()
@@ -46,7 +48,10 @@ class Link:
     def _socket(self, kind: int, name: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set_hwm(0)  # nothing is ever dropped; what is in flight is bounded by --max-queued
-        socket.bind(f"ipc://{self._folder / name}")
+        try:
+            socket.bind(f"ipc://{self._folder / name}")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"no socket can be made in {self._folder}: {error}; set TMPDIR to another") from error
         return socket
 
     async def start(self) -> None:
@@ -77,12 +82,18 @@ class Link:
         finally:
             self._inboxes.pop(number, None)
 
-    async def converse(self, submit: Submit) -> AsyncGenerator[Event, None]:
+    def new_id(self) -> str:
+        """A name for a request that no other has or had."""
+        return f"r{next(self._ids)}"
+
+    async def converse(self, submit: Submit, name: str) -> AsyncGenerator[Event, None]:
         """Submit a request and give its events, the terminal one last; a reader that leaves ends the request."""
+        if name in self._names:
+            raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
         number, inbox = self._open()
         ended = False
+        self._names[name] = submit.request_id
         try:
-            self._requests[number] = submit.request_id
             await self._send(number, submit)
             while not ended:
                 event = await inbox.get()
@@ -90,13 +101,13 @@ class Link:
                 yield event
         finally:
             self._inboxes.pop(number, None)
-            self._requests.pop(number, None)
+            del self._names[name]
             if not ended:
                 self.abort(submit.request_id)
 
     def abort_where(self, is_meant: Callable[[str], bool]) -> None:
-        """End the requests with such names."""
-        for request_id in [name for name in self._requests.values() if is_meant(name)]:
+        """End the requests to which clients gave such names."""
+        for request_id in [request_id for name, request_id in self._names.items() if is_meant(name)]:
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
@@ -123,10 +134,9 @@ class Link:
     def _open(self) -> tuple[int, Inbox]:
         if self.is_gone.is_set() or self.started is None:
             raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
-        self._last_number += 1
-        inbox: Inbox = asyncio.Queue()
-        self._inboxes[self._last_number] = inbox
-        return self._last_number, inbox
+        number, inbox = next(self._numbers), Inbox()
+        self._inboxes[number] = inbox
+        return number, inbox
 
     async def _send(self, number: int, command: Command) -> None:
         await self._commands.send(pack([(number, command)]))

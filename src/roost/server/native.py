@@ -16,9 +16,9 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, Score
-from roost.server.body import read
+from roost.server.body import convert, read, whole
 from roost.server.desk import Desk, events, json_response
-from roost.server.generation import Generation, Output, Prompt, refusal, while_connected
+from roost.server.generation import Generation, Output, Prompt, refusal, renamed, while_connected
 from roost.server.schema import (
     AbortBody,
     EmptyBody,
@@ -38,12 +38,12 @@ async def generate(request: Request) -> Response:
     body = await read(request, GenerateBody)
     refuse_unsupported(body)
     desk.check_ready()
-    inputs, is_list = _inputs(desk, body)
+    inputs, is_list = await _inputs(desk, body)
     options = _options(body, len(inputs))
     rids = _rids(body, len(inputs))
     prompts = [
-        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body))
-        for rid, tokens, each in zip(rids, inputs, options, strict=True)
+        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body, number))
+        for number, (rid, tokens, each) in enumerate(zip(rids, inputs, options, strict=True))
     ]
     answers = _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
     if not body.stream:
@@ -56,7 +56,7 @@ async def abort_request(request: Request) -> Response:
     """POST /abort_request."""
     desk: Desk = request.app.state.desk
     body = await read(request, AbortBody)
-    desk.check_ready()
+    desk.check_alive()
     if body.abort_all == (body.rid is not None):
         raise RequestError(400, "rid", "must be given, or abort_all: true, and not both")
     desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid)
@@ -66,27 +66,28 @@ async def abort_request(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """POST /flush_cache."""
     desk: Desk = request.app.state.desk
-    if await request.body():
-        await read(request, EmptyBody)
+    data = await whole(request)
+    if data:
+        convert(data, EmptyBody)
     desk.check_ready()
-    answer = await desk.link.ask(FlushCache())
+    answer = await desk.ask(FlushCache())
     if isinstance(answer, Refused):
-        raise refusal(answer, {})
+        raise refusal(answer)
     assert isinstance(answer, Flushed)
     return json_response({"success": True, "num_pages": answer.num_pages})
 
 
-def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
+async def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
     """Token ids of every prompt, and whether a list was given."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError(400, "text", "give either text or input_ids")
     if body.text is not None:
-        return desk.prompts(body.text, "text"), isinstance(body.text, list)
+        return await desk.prompts(body.text, "text"), isinstance(body.text, list)
     assert body.input_ids is not None
     if any(isinstance(each, str) for each in body.input_ids):
         raise RequestError(400, "input_ids", "must be a list of token ids, or a list of such lists")
     is_list = bool(body.input_ids) and isinstance(body.input_ids[0], list)
-    return desk.prompts(body.input_ids, "input_ids"), is_list
+    return await desk.prompts(body.input_ids, "input_ids"), is_list
 
 
 def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
@@ -102,9 +103,13 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
         raise RequestError(400, "logprob_start_len", f"must be at least -1, got {body.logprob_start_len}")
     start = None if body.logprob_start_len in (None, -1) else body.logprob_start_len
     options = []
-    for params in each:
-        refuse_unsupported(params, "sampling_params.")
-        asked = replace(native_options(params), priority=body.priority or 0, salt=body.cache_salt or "")
+    for number, params in enumerate(each):
+        refuse_unsupported(params, _params_path(body, number))
+        try:
+            usual = native_options(params)
+        except RequestError as error:
+            raise renamed(error, _names(body, number)) from error
+        asked = replace(usual, priority=body.priority or 0, salt=body.cache_salt or "")
         if body.return_logprob:
             asked = replace(asked, logprobs=body.top_logprobs_num, prompt_logprobs_from=start)
         options.append(asked)
@@ -123,13 +128,19 @@ def _rids(body: GenerateBody, num_prompts: int) -> list[str]:
     return rids
 
 
-def _names(body: GenerateBody) -> dict[str, str]:
+def _params_path(body: GenerateBody, number: int) -> str:
+    """Where the client put the options of a prompt."""
+    return f"sampling_params[{number}]." if isinstance(body.sampling_params, list) else "sampling_params."
+
+
+def _names(body: GenerateBody, number: int) -> dict[str, str]:
     """The client's names of the engine's parameters."""
     inside = (
         *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
         *("presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "n", "timeout"),
     )
-    names = {name: f"sampling_params.{name}" for name in inside}
+    path = _params_path(body, number)
+    names = {name: path + name for name in inside}
     source = "text" if body.text is not None else "input_ids"
     return {**names, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
 
@@ -161,7 +172,7 @@ class _Answers:
     def _one(self, output: Output, finished: Finished | None) -> dict[str, Any]:
         answer = output.answer
         meta: dict[str, Any] = {
-            "id": output.submit.request_id,
+            "id": output.name,
             "finish_reason": None if finished is None else _reason(finished),
             "prompt_tokens": len(output.prompt.tokens),
             "completion_tokens": len(answer.tokens),

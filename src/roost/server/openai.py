@@ -62,7 +62,7 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    tokens = desk.language.chat_tokens(_messages(body))
+    tokens = await desk.conversation(_messages(body), "messages")
     prompt = Prompt(request_id=f"chatcmpl-{uuid4().hex}", tokens=tokens, options=options, names=names)
     return await _answer(request, body, _Chat(desk, [prompt]))
 
@@ -84,7 +84,7 @@ async def completions(request: Request) -> Response:
     name, names = f"cmpl-{uuid4().hex}", {**_NAMES, "tokens": "prompt"}
     prompts = [
         Prompt(request_id=name if number == 0 else f"{name}-{number}", tokens=tokens, options=options, names=names)
-        for number, tokens in enumerate(desk.prompts(body.prompt, "prompt"))
+        for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
     ]
     return await _answer(request, body, _Text(desk, prompts, echo=body.echo))
 
@@ -108,10 +108,10 @@ def _messages(body: ChatBody) -> list[dict[str, Any]]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if isinstance(content, list):
-            for part in content:
-                refuse_unsupported(part, f"{path}content.")
+            for index, part in enumerate(content):
+                refuse_unsupported(part, f"{path}content[{index}].")
                 if part.type != "text" or part.text is None:
-                    raise RequestError(400, f"{path}content.type", "must be text, with a text")
+                    raise RequestError(400, f"{path}content[{index}].type", "must be text, with a text")
             content = "".join(part.text or "" for part in content)
         if content is None:
             raise RequestError(400, f"{path}content", "is required")
@@ -225,14 +225,15 @@ class _Text:
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[dict[str, Any], None]:
         """The pieces of a stream."""
         outputs = self.generation.outputs
-        has_begun: set[int] = set()
+        scored_lens: dict[int, int] = {}  # characters of scored tokens, by output that has begun
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
-                first = index not in has_begun
-                has_begun.add(index)
+                first = index not in scored_lens
+                offset = scored_lens.setdefault(index, 0)
                 text = (self._prompt_text(outputs[index]) if first else "") + piece.text
                 if text or piece.scores or piece.finished is not None:
-                    logprobs = self._piece_logprobs(outputs[index], piece, with_prompt=first)
+                    logprobs = self._piece_logprobs(outputs[index], piece, offset, with_prompt=first)
+                    scored_lens[index] += sum(map(len, logprobs["tokens"])) if logprobs is not None else 0
                     reason = _reason(piece.finished) if piece.finished is not None else None
                     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
                     yield {**self._base, "choices": [choice], **({"usage": None} if include_usage else {})}
@@ -249,24 +250,29 @@ class _Text:
         answer, prompt = output.answer, output.prompt.tokens
         before: list[tuple[int, Score | None]] = []
         if self._echo:
-            before = list(zip(prompt, [None, *answer.prompt_scores], strict=False))
+            before = list(zip(prompt, [None, *self._prompt_scores(output)], strict=False))
         return self._columns([*before, *zip(answer.tokens, answer.scores, strict=True)])
 
-    def _piece_logprobs(self, output: Output, piece: Piece, *, with_prompt: bool) -> dict[str, Any] | None:
+    def _piece_logprobs(self, output: Output, piece: Piece, offset: int, *, with_prompt: bool) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         before: list[tuple[int, Score | None]] = []
         if self._echo and with_prompt:
-            before = list(zip(output.prompt.tokens, [None, *output.answer.prompt_scores], strict=False))
-        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)])
+            before = list(zip(output.prompt.tokens, [None, *self._prompt_scores(output)], strict=False))
+        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)], offset)
 
-    def _columns(self, scored: list[tuple[int, Score | None]]) -> dict[str, Any]:
+    def _prompt_scores(self, output: Output) -> list[Score]:
+        """The scores of an output's prompt, which the first output of that prompt got for all."""
+        first = next(each for each in self.generation.outputs if each.prompt is output.prompt)
+        return first.answer.prompt_scores
+
+    def _columns(self, scored: list[tuple[int, Score | None]], offset: int = 0) -> dict[str, Any]:
         texts = [self._text(token) for token, _ in scored]
         return {
             "tokens": texts,
             "token_logprobs": [None if score is None else _finite(score.logprob) for _, score in scored],
             "top_logprobs": [None if score is None else self._top(score) for _, score in scored],
-            "text_offset": [0, *accumulate(map(len, texts))][:-1],
+            "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         }
 
     def _top(self, score: Score) -> dict[str, float]:

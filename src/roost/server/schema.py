@@ -4,15 +4,24 @@ Fields that other servers know and this one does not support are listed too, so 
 unless they say what would happen anyway. Called by the endpoints; the fuzz test reads them.
 """
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from roost.errors import RequestError
 from roost.front.options import Options
-from roost.sampling import SEED_END
+from roost.sampling import LOGIT_BIAS_ENTRIES_MAX, SEED_END
+from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
 
 Number = TypeVar("Number", int, float)
+
+# Every output of a request carries these to the engine, so their size is bounded here already.
+StopText = Annotated[str, Meta(min_length=1, max_length=STOP_LEN_MAX)]
+StopTexts = Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
+StopIds = Annotated[list[int], Meta(max_length=STOP_IDS_MAX)]
+Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
+Label = Annotated[str, Meta(max_length=256)]
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -40,6 +49,7 @@ class Message(_Strict):
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
+    annotations: Any = None
 
 
 class StreamOptions(_Strict):
@@ -56,11 +66,11 @@ class OpenAiBody(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: StopText | StopTexts | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # a label, of no effect
@@ -69,12 +79,12 @@ class OpenAiBody(_Strict):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     priority: int | None = None
     timeout: float | None = None
-    cache_salt: str | None = None
+    cache_salt: Label | None = None
 
 
 class ChatBody(OpenAiBody, kw_only=True):
@@ -124,14 +134,14 @@ class SamplingParams(_Strict):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     n: int = 1
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     sampling_seed: int | None = None
     seed: int | None = None
     timeout: float | None = None
@@ -156,7 +166,7 @@ class GenerateBody(_Strict):
     top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: Label | None = None
     image_data: Any = None
     audio_data: Any = None
     input_embeds: Any = None
@@ -190,6 +200,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
     "tool_calls": ([],),
+    "annotations": ([],),
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
 }
@@ -200,7 +211,7 @@ _UNSUPPORTED = {
         *("service_tier", "store", "metadata"),
     ),
     CompletionBody: ("suffix", "response_format"),
-    Message: ("tool_calls", "tool_call_id", "function_call", "refusal", "audio"),
+    Message: ("tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations"),
     Part: ("image_url", "input_audio", "file"),
     SamplingParams: (
         *("regex", "json_schema", "ebnf", "structural_tag", "stop_regex", "custom_params"),
@@ -236,7 +247,7 @@ def openai_options(body: OpenAiBody) -> Options:
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=bias(body.logit_bias),
-        seed=_seed(body.seed, "seed"),
+        seed=_seed(body.seed),
         stop=stops(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
@@ -251,7 +262,7 @@ def openai_options(body: OpenAiBody) -> Options:
 def native_options(params: SamplingParams) -> Options:
     """The options of SGLang's sampling_params."""
     if params.seed is not None and params.sampling_seed is not None:
-        raise RequestError(400, "sampling_params.seed", "is the same as sampling_seed: give one of them")
+        raise RequestError(400, "seed", "is the same as sampling_seed: give one of them")
     seed = params.seed if params.seed is not None else params.sampling_seed
     return Options(
         max_new_tokens=params.max_new_tokens,
@@ -264,7 +275,7 @@ def native_options(params: SamplingParams) -> Options:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         logit_bias=bias(params.logit_bias),
-        seed=_seed(seed, "sampling_params.seed"),
+        seed=_seed(seed),
         stop=stops(params.stop),
         stop_token_ids=tuple(params.stop_token_ids or ()),
         ignore_eos=params.ignore_eos,
@@ -288,10 +299,10 @@ def bias(biases: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
         raise RequestError(400, "logit_bias", "keys must be token ids") from error
 
 
-def _seed(seed: int | None, param: str) -> int | None:
+def _seed(seed: int | None) -> int | None:
     """A seed as OpenAI allows it, negative ones too."""
     if seed is not None and abs(seed) >= SEED_END:
-        raise RequestError(400, param, "must be less than 2**63 in size")
+        raise RequestError(400, "seed", "must be less than 2**63 in size")
     return None if seed is None else seed % SEED_END
 
 

@@ -5,9 +5,10 @@ to end. If the engine ends unexpectedly, so does the server. Called by the comma
 """
 
 import asyncio
+import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,6 +18,9 @@ from roost.errors import CapacityError
 from roost.server.app import make_app
 from roost.server.desk import Desk
 from roost.server.link import Link
+
+HEADER_BYTES_MAX = 32 * 1024
+_LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
 
 
 def serve(engine: EngineConfig, config: ServerConfig) -> int:
@@ -32,9 +36,13 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
             host=config.host,
             port=config.port,
             log_level=config.log_level,
+            http="h11",
+            ws="none",
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=config.drain_s,
+            proxy_headers=False,
+            timeout_graceful_shutdown=config.drain_s + _LAST_WORDS_S,
         ),
         desk,
     )
@@ -58,9 +66,26 @@ class _Server(uvicorn.Server):
         self._desk = desk
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Say that nothing new is taken, then let what runs end."""
-        self._desk.is_draining = True
-        await super().shutdown(sockets)  # type: ignore[arg-type]
+        """Say that nothing new is taken, let what runs end, and end it when its time is up."""
+        desk = self._desk
+        desk.is_draining = True
+        limit = asyncio.get_running_loop().call_later(desk.config.drain_s, desk.link.abort_where, lambda name: True)
+        try:
+            await super().shutdown(sockets)  # type: ignore[arg-type]
+        finally:
+            limit.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at a signal, and only that: raised once more, as usual, it would end us before the engine is closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
 
 async def _watch(desk: Desk, server: uvicorn.Server) -> None:
@@ -72,10 +97,16 @@ async def _watch(desk: Desk, server: uvicorn.Server) -> None:
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
-        place = f"http://{desk.config.host}:{desk.config.port}"
+        place = f"http://{desk.config.host}:{_port(server) or desk.config.port}"
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
     await desk.link.is_gone.wait()
     server.should_exit = True
+
+
+def _port(server: uvicorn.Server) -> int | None:
+    """The port that is listened at: with --port 0 the system chose it."""
+    ports: list[int] = [socket.getsockname()[1] for each in server.servers for socket in each.sockets]
+    return ports[0] if ports else None
 
 
 @asynccontextmanager

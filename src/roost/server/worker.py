@@ -5,6 +5,7 @@ come together. When standard input ends, the server is gone, and so is this proc
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -39,9 +40,10 @@ class Settings:
 
 def main() -> int:
     """Run the engine until the server goes away."""
+    threading.excepthook = _die_with_thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the server decides
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
-    threading.Thread(target=_die_with_server, daemon=True).start()
+    threading.Thread(target=_die_with_server, args=(Path(settings.folder),), daemon=True).start()
     try:
         with loading_bar() as progress:
             running = start(settings.config, progress)
@@ -68,10 +70,17 @@ def _started(running: Running) -> Started:
     )
 
 
-def _die_with_server() -> None:
-    """Wait for the end of standard input, then end at once: nobody is left to hear anything."""
+def _die_with_thread(args: threading.ExceptHookArgs) -> None:
+    """End at once, so that the server tells those who wait: without one of its threads nobody would ever answer."""
+    sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    os._exit(1)
+
+
+def _die_with_server(folder: Path) -> None:
+    """Wait for the end of standard input, then end at once: nobody is left to hear anything, or to tidy up."""
     while sys.stdin.buffer.read(4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

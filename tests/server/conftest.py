@@ -1,0 +1,70 @@
+"""The servers of these tests. One worker runs the whole folder, so that there is one server with the real model."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.process import Server
+from tests.server.tiny import write_model
+
+HERE = Path(__file__).parent
+
+StartTiny = Callable[..., Server]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, one of them has all of these."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("server"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the default model; at the end it must be as it was at the beginning, and go when told to."""
+    sizes = {"pool-tokens": 8192, "context": 2048, "chunk": 128, "max-running": 8, "max-queued": 64}
+    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    started = Server(tmp_path_factory.mktemp("server"), *flags)
+    try:
+        yield started
+        started.check_rest()
+        assert started.stop() == 0
+        assert started.litter() == []
+    finally:
+        started.kill()
+
+
+@pytest.fixture
+def rested(server: Server) -> Iterator[Server]:
+    """The same, for a test that must leave nothing behind."""
+    yield server
+    server.check_rest()
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    """OpenAI's own client."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model."""
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def start_tiny(tmp_path: Path, tiny_model: Path) -> Iterator[StartTiny]:
+    """Start a server that the test may do anything to."""
+    started: list[Server] = []
+
+    def start(*flags: str, model: Path = tiny_model) -> Server:
+        flags = ("--model", str(model), "--threads", "1", "--pool-tokens", "16384", *flags)
+        started.append(Server(tmp_path, *flags))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()

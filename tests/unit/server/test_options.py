@@ -1,0 +1,32 @@
+"""Options of a server that cannot work are said at once."""
+
+from typing import Any
+
+import pytest
+
+from roost.config import ServerConfig, check_server
+from roost.errors import ConfigError
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"port": -1}, "--port"),
+    ({"port": 65536}, "--port"),
+    ({"api_key": ("",)}, "--api-key"),
+    ({"api_key": ("good", "b d")}, "--api-key"),
+    ({"api_key": ("schlüssel",)}, "--api-key"),
+    ({"drain_s": -1}, "--drain-s"),
+    ({"stall_s": 0}, "--stall-s"),
+    ({"health_answer_s": 0}, "--health-answer-s"),
+    ({"health_step_s": 0}, "--health-step-s"),
+    ({"log_level": "loud"}, "--log-level"),
+)
+
+
+@pytest.mark.parametrize(("options", "flag"), WRONG)
+def test_an_option_that_cannot_work_is_named(options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        check_server(ServerConfig(**options))
+
+
+def test_the_usual_options_work() -> None:
+    check_server(ServerConfig())
+    check_server(ServerConfig(port=0, api_key=("sk-1", "sk-2"), drain_s=0))
