@@ -17,7 +17,7 @@ def admit(state: State) -> str:
         reason = _no_place(state) or _refused_before(state, request)
         if reason:
             return reason
-        lease = state.sessions.find_lease(request.turn, request.score_from)
+        lease = state.sessions.find_lease(request.turn, request.unscored_from)
         reason = _no_pages(state, request, lease)
         if reason:
             state.sessions.refuse_lease(request.turn, lease, state.now)

@@ -170,7 +170,7 @@ def _close(state: State, close: CloseSession, reply: Reply) -> None:
     session.closing = True
     state.closers[session.id] = reply
     for turn in session.waiting:
-        drop(state, state.turns[turn], 410, f"session_id: session {session.id!r} is closing")
+        drop(state, state.turns[turn], RequestError(410, "session_id", f"session {session.id!r} is closing"))
     session.waiting.clear()
     if session.turn is not None:
         state.mark(state.turns[session.turn], Mark.ABORT)
