@@ -12,7 +12,7 @@ from roost.clock import VirtualClock
 from roost.errors import StepFailure
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
-from roost.kv.pages import PageId
+from roost.kv.pages import PageId, floor_to
 from roost.messages import (
     Abort,
     CloseSession,
@@ -195,14 +195,14 @@ class World:
             raise Broken(f"client: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
-            self._published[subject] = (numbers[0], self._num_evictions)
+            self._publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
         elif kind == "reclaim":
             self.checker.lost_residence(subject)
             if numbers[1] <= 0:
                 raise Broken(f"reclaim: {subject} is reclaimed although nothing is missing")
             lease = self.engine.state.sessions.table[subject].lease
             assert lease is not None
-            self._published[subject] = (lease.proven_len, self._num_evictions)
+            self._publishes(subject, lease, lease.proven_len)
         elif kind == "admit":
             self._check_admitted(subject, numbers[0])
             self.rules.admitted(subject, numbers[0])
@@ -214,6 +214,15 @@ class World:
         elif kind == "retract":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self.rules.retracted(subject, *numbers)
+
+    def _publishes(self, name: str, lease: Lease, length: int) -> None:
+        """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""
+        store = self.engine.state.store
+        if store.window_book is not None:
+            whole_len = floor_to(max(0, length - 1), store.page_size)
+            if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
+                return  # it was cut back after its window had moved on
+        self._published[name] = (length, self._num_evictions)
 
     def _check_admitted(self, request_id: str, settled_len: int) -> None:
         """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
