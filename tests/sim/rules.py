@@ -25,6 +25,10 @@ class Rules:
         self._state, self._checker, self._resolved = state, checker, resolved
         self._begins: set[str] = set()  # requests whose row the device has not been told of
         self._shared_at_start: dict[str, int] = {}
+        self._published: dict[
+            str, tuple[int, int]
+        ] = {}  # who lost its lease: (length kept in the tree, evictions then)
+        self.num_evictions = 0
 
     def _order(self, request: Request) -> tuple[int, int]:
         return self._checker.asks[request.id].order
@@ -40,6 +44,7 @@ class Rules:
         leader = self._checker.asks.get(ask.submit.shares_with or "")
         if leader is not None:
             self._check_follower(ask, leader, settled_len)
+        self._check_found(request_id, settled_len)
         self._checker.admitted(ask, settled_len)
         self._begins.add(request_id)
         self._shared_at_start[request_id] = request.lease.shared_len
@@ -131,6 +136,33 @@ class Rules:
             raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}")
 
     # --- pages -------------------------------------------------------------------------------------------------
+
+    def publishes(self, name: str, lease: Lease, length: int) -> None:
+        """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""
+        store = self._state.store
+        if store.window_book is not None:
+            whole_len = floor_to(max(0, length - 1), store.page_size)
+            if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
+                return  # it was cut back after its window had moved on
+        self._published[name] = (length, self.num_evictions)
+
+    def _check_found(self, request_id: str, settled_len: int) -> None:
+        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
+        ask = self._checker.asks[request_id]
+        submit = ask.submit
+        request = self._state.requests[request_id]
+        space = self._state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
+        if request.lease.node.space != space:
+            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
+        for name in (request_id, submit.session_id):
+            length, evictions = self._published.pop(name or "", (0, -1))
+            if evictions == self.num_evictions:
+                page_size = self._resolved.page_size
+                least = min(length, request.turn.prefill_len - 1) - 1
+                if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
+                    least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
+                if settled_len < least // page_size * page_size:
+                    raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
     def check_named_pages(self, step: int, named: Named, pages_of: list[list[list[PageId]]]) -> None:
         """A page that a launched step may touch is its lease's, the tree's, or retiring for that step."""

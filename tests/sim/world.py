@@ -12,19 +12,15 @@ from roost.clock import VirtualClock
 from roost.errors import StepFailure
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
-from roost.kv.pages import PageId, floor_to
+from roost.kv.pages import PageId
 from roost.messages import (
     Abort,
     CloseSession,
     Event,
     Finished,
-    FlushCache,
-    Flushed,
-    GetStats,
     OpenSession,
     Refused,
     SessionClosed,
-    Stats,
     Submit,
 )
 from roost.obs.trace import Note, Trace
@@ -34,6 +30,7 @@ from roost.step import StepPlan, StepResult, Ticket
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
+from tests.sim.questions import Questions
 from tests.sim.rules import Rules
 from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness
@@ -71,18 +68,14 @@ class World:
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
         self.report = Report(seed=options.seed)
+        self.questions = Questions(self.engine, self.checker, self.rules, self.report.counts)
         self._log = log
         self._named = 0
         self._collecting = -1
         self._aborted: list[Ask] = []
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
-        self._num_evictions = 0
         self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
-        self._num_steps = [0, 0]  # collected, broken
-        self._published: dict[
-            str, tuple[int, int]
-        ] = {}  # who lost its lease: (length kept in the tree, evictions then)
         self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
@@ -107,7 +100,7 @@ class World:
                     raise Broken(f"row: {user.id} has a row that step {step} still uses for {request.id}")
         if self.troubled and self.rng.random() < self.options.faults.step / 4:
             self._count("fault: launch")
-            self._num_steps[1] += 1
+            self.questions.num_broken += 1
             raise StepFailure(f"step {plan.step} is not launched")
         self._launched[plan.step] = named
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
@@ -132,10 +125,10 @@ class World:
         if self.troubled and self.rng.random() < self.options.faults.slow:
             self._count("fault: slow step")
             self.clock.advance(SLOW_NS)
-        self._num_steps[1] += 1
+        self.questions.num_broken += 1
         result = self.witness.collect(ticket)
-        self._num_steps[1] -= 1
-        self._num_steps[0] += 1
+        self.questions.num_broken -= 1
+        self.questions.num_steps += 1
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
                 self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist())
@@ -182,7 +175,7 @@ class World:
             before = [store.tree.num_evictable(number) for number in range(len(store.books))]
             evict(book, count)
             after = [store.tree.num_evictable(number) for number in range(len(store.books))]
-            self._num_evictions += before != after
+            self.rules.num_evictions += before != after
 
         store.reserve = sometimes  # type: ignore[method-assign,assignment]
         store.tree.evict = counted  # type: ignore[method-assign]
@@ -195,16 +188,15 @@ class World:
             raise Broken(f"client: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
-            self._publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
+            self.rules.publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
         elif kind == "reclaim":
             self.checker.lost_residence(subject)
             if numbers[1] <= 0:
                 raise Broken(f"reclaim: {subject} is reclaimed although nothing is missing")
             lease = self.engine.state.sessions.table[subject].lease
             assert lease is not None
-            self._publishes(subject, lease, lease.proven_len)
+            self.rules.publishes(subject, lease, lease.proven_len)
         elif kind == "admit":
-            self._check_admitted(subject, numbers[0])
             self.rules.admitted(subject, numbers[0])
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
@@ -214,33 +206,6 @@ class World:
         elif kind == "retract":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self.rules.retracted(subject, *numbers)
-
-    def _publishes(self, name: str, lease: Lease, length: int) -> None:
-        """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""
-        store = self.engine.state.store
-        if store.window_book is not None:
-            whole_len = floor_to(max(0, length - 1), store.page_size)
-            if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
-                return  # it was cut back after its window had moved on
-        self._published[name] = (length, self._num_evictions)
-
-    def _check_admitted(self, request_id: str, settled_len: int) -> None:
-        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
-        ask = self.checker.asks[request_id]
-        submit = ask.submit
-        request = self.engine.state.requests[request_id]
-        space = self.engine.state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
-        if request.lease.node.space != space:
-            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
-        for name in (request_id, submit.session_id):
-            length, evictions = self._published.pop(name or "", (0, -1))
-            if evictions == self._num_evictions:
-                page_size = self.options.resolved.page_size
-                least = min(length, request.turn.prefill_len - 1) - 1
-                if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
-                    least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
-                if settled_len < least // page_size * page_size:
-                    raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
     # --- clients -----------------------------------------------------------------------------------------------
 
@@ -277,7 +242,9 @@ class World:
                 salt=salt,
             )
         )
-        if self._wishing.random() < self.options.wishes.group:
+        num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
+        has_place = num_waiting + 3 < self.options.resolved.sched.max_queued or self._wishing.random() < 0.1
+        if has_place and self._wishing.random() < self.options.wishes.group:
             self._follow(ask.submit)
         return ask
 
@@ -385,9 +352,9 @@ class World:
                 self._submit(conversation, queue=rng.random() < 0.6)
         self._misbehave(talks)
         if self._wishing.random() < options.wishes.stats:
-            self._ask_stats()
+            self.questions.ask_stats()
         if self._wishing.random() < options.wishes.flush:
-            self._flush()
+            self.questions.flush()
 
     def _misbehave(self, talks: list[Conversation]) -> None:
         rng, faults = self.rng, self.options.faults
@@ -428,52 +395,6 @@ class World:
         ask = self.checker.sent(submit, self.clock.now_ns() + TICK_NS)
         self.engine.post(ask.submit, lambda event: self._deliver(ask, event))
 
-    def _ask_stats(self) -> None:
-        """Ask how things stand, and hold the answer against what everybody was told."""
-
-        def reply(event: Event) -> None:
-            try:
-                assert isinstance(event, Stats), event
-                self.checker.check_stats(event)
-                self._check_activity(event)
-            except AssertionError as broken:
-                self._broken = self._broken or broken
-
-        self._count("stats")
-        self.engine.post(GetStats(), reply)
-
-    def _check_activity(self, stats: Stats) -> None:
-        state = self.engine.state
-        told = (stats.queued + stats.running, stats.running, stats.steps, stats.failed_steps, stats.retractions)
-        suspended = self.report.counts.get("note: suspend", 0)
-        if told != (len(state.requests), len(state.running), *self._num_steps, suspended):
-            raise Broken(f"stats: {stats}, steps {self._num_steps}, {suspended} suspended")
-        for book, pool in enumerate(stats.pools):
-            kinds = [account & 3 for _, account in state.store.ledger.accounts(book)][1:]
-            if [kinds.count(kind) for kind in range(4)] != [pool.free, pool.leased, pool.cached, pool.retiring]:
-                raise Broken(f"stats: {pool}, accounts {[kinds.count(kind) for kind in range(4)]}")
-        if stats.step_age_ms < 0 or (stats.step_age_ms and not (state.requests or state.flights)):
-            raise Broken(f"stats: the last step is {stats.step_age_ms} ms old")
-
-    def _flush(self) -> None:
-        """Ask for an empty cache; it is refused as long as anything runs."""
-
-        def reply(event: Event) -> None:
-            try:
-                busy = any(not ask.ended for ask in self.checker.asks.values()) or bool(self._launched)
-                if busy != isinstance(event, Refused) or (isinstance(event, Refused) and event.status != 409):
-                    raise Broken(f"flush: answered with {event}, {len(self._launched)} steps are out")
-                if isinstance(event, Flushed):
-                    self._count("flushed")
-                    self.rules.check_flushed()
-                    for conversation in self.checker.conversations.values():
-                        conversation.cached = None
-            except AssertionError as broken:
-                self._broken = self._broken or broken
-
-        self._count("flush")
-        self.engine.post(FlushCache(), reply)
-
     # --- time --------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -487,8 +408,9 @@ class World:
         fails = running and self.troubled and self.rng.random() < self.options.faults.allocation
         self._no_pages_for = self.rng.choice(running) if fails else None
         self.engine.tick()  # audits every page: --strict-memory 2
-        if self._broken is not None:
-            raise self._broken
+        broken = self._broken or self.questions.broken
+        if broken is not None:
+            raise broken
         for step, named in self._launched.items():
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
@@ -528,7 +450,7 @@ class World:
 
     def _second_act(self) -> None:
         """An empty cache, then one more turn of every session: it computes its history again."""
-        self._flush()
+        self.questions.flush()
         self._tick()
         for conversation in list(self.checker.conversations.values()):
             if not conversation.closing:
@@ -547,7 +469,7 @@ class World:
         idle = {id(session.lease) for session in state.sessions.table.values() if session.lease}
         if {id(lease) for lease in state.store.leases.values()} != idle:
             raise Broken(f"leases: {list(state.store.leases.values())} are held, but not by idle sessions")
-        self._ask_stats()
+        self.questions.ask_stats()
         for conversation in list(self.checker.conversations.values()):
             self._close(conversation)
         self._tick()
