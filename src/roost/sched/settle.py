@@ -142,7 +142,8 @@ def end_overdue(state: State) -> None:
     """End the requests whose time is up, wherever they are."""
     overdue = [each for each in state.requests.values() if each.deadline is not None and state.now >= each.deadline]
     for request in overdue:
-        abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
+        if request.turn.id in state.turns:  # the end of another may have refused it
+            abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
 
 
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
