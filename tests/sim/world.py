@@ -442,6 +442,8 @@ class World:
     def _calm_down(self) -> None:
         ticks = 0
         while self.engine.has_work:
+            if self.options.wishes.flush and not self.engine.state.requests:
+                self.questions.flush()  # nobody is left, but a step is
             self._tick()
             ticks += 1
             if ticks > CALM_TICKS_MAX:

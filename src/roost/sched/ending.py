@@ -39,7 +39,7 @@ def drop(state: State, request: Request, error: RequestError) -> None:
     _forget(state, request)
     refused = Refused(request_id=request.id, status=error.status, message=str(error), param=error.param)
     state.send(request, refused)
-    start_followers(state, request)
+    start_followers(state, request)  # what they waited for will not come
 
 
 def start_followers(state: State, request: Request) -> None:
