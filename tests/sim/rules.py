@@ -9,10 +9,11 @@ from roost.config import Resolved
 from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased
+from roost.kv.node import Key
 from roost.kv.pages import SINK, PageId, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
-from roost.step import RowSetup, StepPlan
+from roost.step import RowSetup, StepPlan, StepResult
 from tests.sim.checker import Ask, Broken, Checker
 
 Named = list[tuple[Request, Lease, int]]  # who a step's rows belong to: request, lease, epoch
@@ -29,6 +30,9 @@ class Rules:
             str, tuple[int, int]
         ] = {}  # who lost its lease: (length kept in the tree, evictions then)
         self.num_evictions = 0
+        self.out: dict[int, Named] = {}  # steps not collected yet
+        self._proven: dict[int, int] = {}  # by lease: the length that results have shown
+        self._watch_publishing()
 
     def _order(self, request: Request) -> tuple[int, int]:
         return self._checker.asks[request.id].order
@@ -136,6 +140,29 @@ class Rules:
             raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}")
 
     # --- pages -------------------------------------------------------------------------------------------------
+
+    def collected(self, named: Named, result: StepResult) -> None:
+        """A good step is no longer out: what it says was written is, and what an ended epoch was sure of."""
+        out = {lease.id for step in self.out.values() for _, lease, _ in step}
+        for (_, lease, epoch), length in zip(named, result.lengths.tolist(), strict=True):
+            if lease.epoch == epoch:
+                self._proven[lease.id] = length
+            elif lease.id not in out:
+                self._proven[lease.id] = lease.settled_len
+
+    def _watch_publishing(self) -> None:
+        """Nothing goes into the tree that a step which is out has yet to write."""
+        store = self._state.store
+        publish = store.publish
+
+        def watched(lease: Lease, key: Key, now: int) -> None:
+            most = max(lease.shared_len, self._proven.get(lease.id, 0))
+            publish(lease, key, now)
+            is_out = any(lease is each for step in self.out.values() for _, each, _ in step)
+            if is_out and lease.shared_len > most:
+                raise Broken(f"proven: {lease.holder} shares {lease.shared_len} tokens, results have shown {most}")
+
+        store.publish = watched  # type: ignore[method-assign]
 
     def publishes(self, name: str, lease: Lease, length: int) -> None:
         """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""

@@ -76,7 +76,6 @@ class World:
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
         self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
-        self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
@@ -93,7 +92,7 @@ class World:
         by_row = {request.row: request for request in self.engine.state.running}
         named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
         self.rules.launched(plan, named, self.report.ticks)
-        for step, before in self._launched.items():
+        for step, before in self.rules.out.items():
             for request, _, _ in before:
                 user = by_row.get(self._rows[step][request.id])
                 if user is not None and user is not request:
@@ -102,7 +101,7 @@ class World:
             self._count("fault: launch")
             self.questions.num_broken += 1
             raise StepFailure(f"step {plan.step} is not launched")
-        self._launched[plan.step] = named
+        self.rules.out[plan.step] = named
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
         if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
             self.witness.doomed.add(plan.step)
@@ -119,7 +118,7 @@ class World:
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold every live row against the oracle: tokens and accept count."""
-        named = self._launched.pop(ticket.step)
+        named = self.rules.out.pop(ticket.step)
         del self._rows[ticket.step], self._pages[ticket.step]
         self._collecting = ticket.step
         if self.troubled and self.rng.random() < self.options.faults.slow:
@@ -129,6 +128,7 @@ class World:
         result = self.witness.collect(ticket)
         self.questions.num_broken -= 1
         self.questions.num_steps += 1
+        self.rules.collected(named, result)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
                 self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist())
@@ -411,7 +411,7 @@ class World:
         broken = self._broken or self.questions.broken
         if broken is not None:
             raise broken
-        for step, named in self._launched.items():
+        for step, named in self.rules.out.items():
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
