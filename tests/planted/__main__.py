@@ -1,6 +1,7 @@
 """`python -m tests.planted [NAME …]`: find a failing seed for every planted bug, and write the table and the pins.
 
-Each bug gets up to 300 seeds. The table goes to docs/PLANTED.md, the pins to tests/planted/pins.json.
+Each bug gets up to 300 seeds, or the one test it names. The table goes to docs/PLANTED.md, the pins to
+tests/planted/pins.json; a pin that stands for a test has seed -1.
 """
 
 import json
@@ -10,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.planted.apply import ROOT
-from tests.planted.bugs import BUGS, Bug
+from tests.planted.bug import Bug
+from tests.planted.bugs import BUGS
 
 SEEDS_MAX = 300
 PINS = Path(__file__).with_name("pins.json")
@@ -18,7 +20,7 @@ TABLE = ROOT / "docs" / "PLANTED.md"
 
 
 def trial(bug: Bug, first: int, count: int) -> tuple[int, str] | None:
-    """(failing seed, check that found it), or None if the bug survived."""
+    """(failing seed, check that found it), or None if the bug survived; seed -1 for a test that failed."""
     command = [sys.executable, "-m", "tests.planted.trial", bug.name, str(first), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode != 0:
@@ -55,7 +57,8 @@ def table(pins: dict[str, dict[str, int | str]]) -> str:
         "# Planted bugs",
         "",
         "Written by `make planted`; do not edit. Each bug is one source line swapped as it is imported. 'Seeds' is how",
-        "many simulated worlds, from seed 0 on, it took to find it; 'found by' is the check that failed.",
+        "many simulated worlds, from seed 0 on, it took to find it, or says that a test does; 'found by' is the check",
+        "that failed.",
         "",
         "| bug | module | seeds | found by | what goes wrong |",
         "|---|---|---|---|---|",
@@ -63,7 +66,8 @@ def table(pins: dict[str, dict[str, int | str]]) -> str:
     for bug in BUGS:
         if bug.name in pins:
             pin = pins[bug.name]
-            lines.append(f"| {bug.name} | {bug.module} | {int(pin['seed']) + 1} | {pin['check']} | {bug.why} |")
+            seeds = "a test" if bug.test else int(pin["seed"]) + 1
+            lines.append(f"| {bug.name} | {bug.module} | {seeds} | {pin['check']} | {bug.why} |")
     return "\n".join(lines) + "\n"
 
 

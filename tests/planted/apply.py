@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.planted.bugs import Bug
+from tests.planted.bug import Bug
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,19 +3,8 @@
 Numbers in `why` are those of the failure modes the project keeps a test for. An entry whose line is gone fails tidy.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """One line swapped."""
-
-    name: str
-    module: str
-    line: str
-    replacement: str
-    why: str
-
+from tests.planted.bug import Bug
+from tests.planted.wish_bugs import WISH_BUGS
 
 BUGS = (
     Bug(
@@ -382,4 +371,5 @@ BUGS = (
         "        if ledger.num_free(book) < 0:",
         "19: more idle sessions lose their residence than the shortfall asks for",
     ),
+    *WISH_BUGS,
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.planted.__main__ import trial
-from tests.planted.bugs import BUGS, Bug
+from tests.planted.bug import Bug
+from tests.planted.bugs import BUGS
 from tests.sim.world import run_seed
 
 PINS = json.loads(Path(__file__).with_name("pins.json").read_text())
@@ -21,6 +22,6 @@ def test_the_protection_is_missed_when_it_is_taken_away(bug: Bug) -> None:
     assert trial(bug, pin["seed"], 1) == (pin["seed"], pin["check"])
 
 
-@pytest.mark.parametrize("seed", sorted({pin["seed"] for pin in PINS.values()}))
+@pytest.mark.parametrize("seed", sorted({pin["seed"] for pin in PINS.values() if pin["seed"] >= 0}))
 def test_the_pinned_seeds_pass_with_every_protection_in_place(seed: int) -> None:
     assert run_seed(seed).failure == ""

@@ -1,10 +1,13 @@
 """`python -m tests.planted.trial NAME FIRST COUNT`: run seeds with one bug planted, until one fails.
 
-Prints the failing seed and the check that found it, or 'survived'. A process of its own, for the import.
+Prints the failing seed and the check that found it, or 'survived'. A bug that names a test has that run instead. A
+process of its own, for the import.
 """
 
 import re
 import sys
+
+import pytest
 
 from tests.planted.apply import plant
 from tests.planted.bugs import BUGS
@@ -31,7 +34,12 @@ def check_of(failure: str) -> str:
 def main() -> None:
     """Plant, run, print."""
     name, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    plant(next(bug for bug in BUGS if bug.name == name))
+    bug = next(bug for bug in BUGS if bug.name == name)
+    plant(bug)
+    if bug.test:
+        failed = pytest.main(["-q", "-p", "no:cacheprovider", bug.test]) == pytest.ExitCode.TESTS_FAILED
+        print("-1\ttest" if failed else "survived")
+        return
     from tests.sim.world import run_seed  # noqa: PLC0415 (must come after the bug)
 
     for seed in range(first, first + count):

@@ -4,13 +4,27 @@ Keeps its own idea of every request and session, from the commands it sent and t
 the oracle. Never looks at the engine to find out what should have happened, except for which step ended a turn.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from roost.config import Resolved
-from roost.messages import Event, Finished, Refused, SessionClosed, SpecStats, Submit, Tokens
-from tests.sim.model import Model, mix, states_of
+from roost.messages import (
+    Event,
+    Finished,
+    PromptScores,
+    Refused,
+    Score,
+    SessionClosed,
+    SpecStats,
+    Stats,
+    Submit,
+    Tokens,
+    Usage,
+)
+from tests.sim.model import U64, Model, mix, states_of
+from tests.sim.wishes import first_stop
 
 
 class Broken(AssertionError):
@@ -34,7 +48,11 @@ class Ask:
 
     submit: Submit
     conversation: Conversation | None
+    number: int  # how many were sent before it
+    deadline: int | None  # of the clock
     output: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)  # of the output
+    score_next: int | None = None  # prompt position whose next token is to be scored next, once it has started
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
     num_open: int = 0  # requests that had not ended when it was sent
@@ -46,6 +64,18 @@ class Ask:
     sat_out_at: int = -9  # last tick in which it had no pages for its step
     disturbed: bool = False  # suspended, or a step broke under it
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in every line."""
+        return -self.submit.priority, self.number
+
+    @property
+    def prompt(self) -> list[int]:
+        """History and input; final once it has started."""
+        if self.history is not None:
+            return self.history + list(self.submit.tokens)
+        return (self.conversation.tokens if self.conversation else []) + list(self.submit.tokens)
+
 
 class Checker:
     """All requests and sessions of one run."""
@@ -56,16 +86,24 @@ class Checker:
         self._page_size = resolved.page_size
         self._has_step_faults = has_step_faults
         self._num_open = 0
+        self.now = 0  # of the clock, at the start of the tick
+        self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)  # sums of what was told
         self.asks: dict[str, Ask] = {}
         self.conversations: dict[str, Conversation] = {}
         self.spec_sum = SpecStats(histogram=(0,) * resolved.spec.accept_max)
         self.counts: dict[str, int] = {}
         self.num_tokens = 0
 
-    def sent(self, submit: Submit) -> Ask:
-        """A request goes out under a fresh name."""
+    def sent(self, submit: Submit, taken_at: int) -> Ask:
+        """A request goes out under a fresh name; the engine reads it when the clock says `taken_at`."""
         conversation = self.conversations.get(submit.session_id) if submit.session_id else None
-        ask = Ask(submit=submit, conversation=conversation, num_open=self._num_open)
+        ask = Ask(
+            submit=submit,
+            conversation=conversation,
+            number=len(self.asks),
+            deadline=None if submit.timeout_ms is None else taken_at + submit.timeout_ms * 1_000_000,
+            num_open=self._num_open,
+        )
         self._num_open += 1
         if conversation is not None:
             ask.met_busy = conversation.num_open_turns > 0
@@ -80,9 +118,15 @@ class Checker:
             raise Broken(f"terminal: {ask.submit.request_id} had ended when it got {event}")
         match event:
             case Tokens():
-                if ask.history is None:
-                    ask.history = list(ask.conversation.tokens) if ask.conversation else []
+                self._know_history(ask)
+                self._check_all_scored(ask)
+                if len(event.scores) != (0 if ask.submit.logprobs is None else len(event.tokens)):
+                    raise Broken(f"scores: {ask.submit.request_id} got {event}")
                 ask.output.extend(event.tokens)
+                ask.scores.extend(event.scores)
+            case PromptScores():
+                self._know_history(ask)
+                self._prompt_scores(ask, event)
             case Finished():
                 self._finished(ask, event, collecting)
             case Refused():
@@ -90,6 +134,52 @@ class Checker:
                 self._end(ask, f"refused {event.status}")
             case _:
                 raise Broken(f"terminal: unexpected {event} for {ask.submit.request_id}")
+
+    def _know_history(self, ask: Ask) -> None:
+        if ask.history is None:
+            ask.history = list(ask.conversation.tokens) if ask.conversation else []
+
+    # --- scores ------------------------------------------------------------------------------------------------
+
+    def admitted(self, ask: Ask, inherited_len: int) -> None:
+        """A request starts: its prompt is scored from where it asked, or after what its session inherits."""
+        if ask.submit.prompt_logprobs_from is not None and ask.score_next is None:
+            ask.score_next = max(ask.submit.prompt_logprobs_from, inherited_len)
+
+    def _prompt_scores(self, ask: Ask, event: PromptScores) -> None:
+        """Each prompt token is scored once, in order, before the output, and as the oracle says."""
+        prompt, first = ask.prompt, event.start - 1
+        if first != ask.score_next or not event.scores or event.start + len(event.scores) > len(prompt) or ask.output:
+            raise Broken(f"scores: {ask.submit.request_id} got {event}, next is {ask.score_next} of {len(prompt)}")
+        ask.score_next = first + len(event.scores)
+        states = states_of(self._model, np.array(prompt, dtype=np.int64))
+        self._check_scores(ask, event.scores, states[first : ask.score_next], prompt[event.start :])
+
+    def _check_all_scored(self, ask: Ask) -> None:
+        if ask.submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
+            raise Broken(f"scores: {ask.submit.request_id} has output, but its prompt is scored to {ask.score_next}")
+
+    def _check_scores(self, ask: Ask, scores: Sequence[Score], states: U64, tokens: Sequence[int]) -> None:
+        top = ask.submit.logprobs or 0
+        for score, state, token in zip(scores, states.tolist(), tokens, strict=False):
+            expected = Score(logprob=self._model.logprob(state, token), top=tuple(self._model.top(state, top)))
+            if score != expected:
+                raise Broken(f"scores: {ask.submit.request_id} got {score} for token {token}, expected {expected}")
+
+    def check_stats(self, stats: Stats) -> None:
+        """The engine's sums are those of what clients were told; the accounts of a pool make the pool."""
+        endings = {how: count for how, count in self.counts.items() if not how.startswith("refused")}
+        output_len = sum(len(ask.output) for ask in self.asks.values())
+        told = (self.usage.prompt_tokens, self.usage.cached_tokens, output_len, tuple(sorted(endings.items())))
+        counted = (stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens, stats.endings)
+        if told != counted:
+            raise Broken(f"stats: {counted} were counted, {told} were told")
+        for pool, book in zip(stats.pools, self._resolved.books, strict=True):
+            parts = (pool.free, pool.leased, pool.cached, pool.retiring)
+            if sum(parts) != pool.total or pool.total != book.num_pages - 1 or min(parts) < 0:
+                raise Broken(f"stats: {pool} of {book}")
+
+    # --- ends --------------------------------------------------------------------------------------------------
 
     def _check_refused(self, ask: Ask, event: Refused) -> None:
         """A refusal has a cause that the client can see."""
@@ -106,6 +196,9 @@ class Checker:
         }
         if not explained.get(event.status, False):
             raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
+        param = {400: "tokens", 413: "tokens", 429: ""}.get(event.status, "session_id")
+        if event.param != param:
+            raise Broken(f"param: {submit.request_id} got {event}, {param!r} is at fault")
 
     def _most_new(self, prompt_len: int) -> int:
         """Most new tokens that context and pools allow."""
@@ -126,18 +219,23 @@ class Checker:
 
     def _finished(self, ask: Ask, event: Finished, collecting: int) -> None:
         self._end(ask, event.reason)
-        if ask.history is None:
-            ask.history = list(ask.conversation.tokens) if ask.conversation else []
-        prompt = ask.history + list(ask.submit.tokens)
+        self._know_history(ask)
+        prompt = ask.prompt
         self._check_output(ask, event, prompt)
         self._add_spec(event.spec)
         self._check_cause(ask, event)
         if event.usage.completion_tokens != len(ask.output):
             raise Broken(f"usage: {len(ask.output)} tokens came, {event.usage} was told")
+        self.usage = Usage(
+            prompt_tokens=self.usage.prompt_tokens + event.usage.prompt_tokens,
+            cached_tokens=self.usage.cached_tokens + event.usage.cached_tokens,
+            completion_tokens=self.usage.completion_tokens + event.usage.completion_tokens,
+        )
         if event.reason in ("stop", "length"):
+            self._check_all_scored(ask)
             self._check_usage(ask, event, prompt)
             self._commit(ask, event, prompt, collecting)
-        elif event.reason in ("abort", "error") and ask.conversation is not None:
+        elif ask.conversation is not None:
             kept = len(ask.conversation.tokens)
             before = ask.conversation.cached  # its last token may have been about to run again
             ask.conversation.cached = None if before is None or ask.disturbed else (max(0, before[0] - 1), kept)
@@ -149,6 +247,9 @@ class Checker:
             raise Broken(f"cause: {ask.submit.request_id} was aborted, but nobody asked for it")
         if ask.aborted and event.reason != "abort":
             raise Broken(f"abort: {ask.submit.request_id} ended with {event.reason} after its abort was read")
+        late = ask.deadline is not None and self.now >= ask.deadline
+        if (event.reason == "timeout") != late and event.reason != "abort":
+            raise Broken(f"deadline: {ask.submit.request_id} ended with {event.reason} at {self.now}: {ask.deadline}")
         if event.reason == "error" and not (self._has_step_faults or ask.poisoned_at is not None):
             raise Broken(
                 f"cause: {ask.submit.request_id} ended with an error, but no step of its own could break twice"
@@ -170,14 +271,12 @@ class Checker:
             expected = [self._model.next_token(int(state)) for state in states[len(prompt) - 1 : -1]]
             if expected != output:
                 raise Broken(f"tokens: {ask.submit.request_id} got {output}, the oracle says {expected}")
-        stops = ask.submit.stop_token_ids
-        if any(token in stops for token in output[:-1]):
-            raise Broken(f"end: {ask.submit.request_id} went on past a stop token: {output}")
+            self._check_scores(ask, ask.scores, states[len(prompt) - 1 :], output)
         if len(output) > event.max_new_tokens:
             raise Broken(f"end: {len(output)} tokens, {event.max_new_tokens} were allowed")
-        stopped = bool(output) and output[-1] in stops
-        if (event.reason == "stop" and not stopped) or (event.reason == "length" and stopped):
-            raise Broken(f"end: {event.reason} with output {output}, stops {set(stops)}")
+        stopped = (len(output), event.matched) if event.reason == "stop" else None
+        if first_stop(ask.submit, output) != stopped or (event.reason != "stop" and event.matched is not None):
+            raise Broken(f"end: {event} with {output}, the oracle says {first_stop(ask.submit, output)}: {ask.submit}")
         if event.reason == "length" and len(output) != event.max_new_tokens:
             raise Broken(f"end: length with {len(output)} of {event.max_new_tokens} tokens")
 

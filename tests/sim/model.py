@@ -53,6 +53,14 @@ class Model:
         offset = 1 + mix(state, 3 + salt) % (self.vocab - 1)
         return (self.next_token(state) + offset) % self.vocab
 
+    def logprob(self, state: int, token: int) -> float:
+        """The score of a token after this state; a float of 32 bits holds it."""
+        return -(mix(state, 100 + token) % 2**20) / 2**16
+
+    def top(self, state: int, count: int) -> list[tuple[int, float]]:
+        """The alternatives reported after this state, with their scores."""
+        return [(mix(state, 5000 + i) % self.vocab, -(mix(state, 6000 + i) % 2**20) / 2**16) for i in range(count)]
+
 
 def visible(window: int | None, position: int) -> int:
     """First position that a query at `position` sees."""

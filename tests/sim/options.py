@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from tests.sim.model import Model
+from tests.sim.wishes import Wishes, draw_wishes
 
 TICKS = 90  # with faults and new work; then everything must come to its end
 
@@ -37,6 +38,7 @@ class Options:
     submit_rate: float
     num_stops: int
     shared_prompts: int
+    wishes: Wishes
 
 
 def draw(seed: int) -> Options:
@@ -93,6 +95,7 @@ def draw(seed: int) -> Options:
         submit_rate=rng.choice([0.1, 0.3, 0.8]),
         num_stops=rng.choice([0, 0, 1]),
         shared_prompts=rng.choice([1, 3]),
+        wishes=draw_wishes(random.Random(f"wishes {seed}"), calm),
     )
 
 

@@ -1,11 +1,13 @@
 """Witness executor: a device whose output betrays every wrong slot.
 
 Target slots hold layer values, draft slots hold (token, next token, position). Everything is reached through the page
-tables that the plans' deltas built. Touching a position outside what the plan names raises. Steps run as late as
-stream order allows, or at once, as the seed says.
+tables that the plans' deltas built. Touching a position outside what the plan names raises. So does a row that samples
+before it was set up, or whose penalties would count other tokens than its own. Scores depend on the slots read and on
+the token. Steps run as late as stream order allows, or at once, as the seed says.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +15,11 @@ from numpy.typing import NDArray
 from roost.config import Resolved
 from roost.errors import StepFailure
 from roost.spec.shape import DraftKv
-from roost.step import SAMPLED, StepId, StepPlan, StepResult, Ticket
+from roost.step import SAMPLED, Ints, RowSetup, Scores, StepId, StepPlan, StepResult, Ticket
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
+Scored = list[tuple[int, int]]  # (state, token after it)
 
 
 class Touched(AssertionError):
@@ -50,6 +53,14 @@ class Row:
         return int(self.slots(book, position, position + 1)[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one row of a step did."""
+
+    accepted: Scored
+    prompt: Scored  # the prompt's own tokens that were to be scored
+
+
 class Witness:
     """The device. `decide(what)` asks the seed: 'early' to run a step at launch, 'fail' to break it."""
 
@@ -73,6 +84,8 @@ class Witness:
         self._draft = np.full((sizes[0], 3), -1, dtype=np.int64)  # (token, next token, position), in the full book
         self._length = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: device length
         self._root = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: last sampled token
+        self._setups: list[RowSetup | None] = [None] * resolved.num_rows
+        self._counted: list[list[int]] = [[] for _ in range(resolved.num_rows)]  # tokens that penalties look at
         self._pending: list[StepPlan] = []
         self._results: dict[StepId, StepResult] = {}
         self._decide = decide
@@ -103,6 +116,9 @@ class Witness:
             plan = self._pending.pop(0)
             self._broken = self._broken or plan.step in self.doomed or self._decide("fail")
             self._apply_deltas(plan)
+            for setup in plan.setups:
+                self._setups[setup.row] = None if self._broken else setup
+                self._counted[setup.row] = setup.tokens.tolist()
             if self._broken:
                 self._scribble(plan)
             else:
@@ -114,11 +130,17 @@ class Witness:
         count = len(plan.rows)
         accept_lens = np.zeros(count, dtype=np.int32)
         tokens = np.full((count, plan.shape.accept_max), -1, dtype=np.int32)
+        outcomes = []
         for i in range(count):
             row = Row(self, plan, i)
-            accepted = self._prefill(plan, i, row) if plan.is_prefill[i] else self._round(plan, row)
+            outcome = self._prefill(plan, i, row) if plan.is_prefill[i] else self._round(plan, row)
+            accepted = [token for _, token in outcome.accepted]
             accept_lens[i] = len(accepted)
             tokens[i, : len(accepted)] = accepted
+            self._counted[row.row].extend(accepted)
+            outcomes.append(outcome)
+        sampling = accept_lens > 0
+        wants_scores = bool((plan.tops[sampling] >= 0).any())
         return StepResult(
             step=plan.step,
             rows=plan.rows,
@@ -126,7 +148,34 @@ class Witness:
             accept_lens=accept_lens,
             tokens=tokens,
             lengths=self._length[plan.rows].astype(np.int32),
+            # as on a real device: if one row wants scores, every row that samples has some
+            scores=self._scores([each.accepted for each in outcomes], plan.tops[sampling]) if wants_scores else None,
+            prompt_scores=self._scores([each.prompt for each in outcomes], plan.tops.clip(min=0))
+            if (plan.score_froms >= 0).any()
+            else None,
         )
+
+    def _scores(self, rows: list[Scored], tops: Ints) -> Scores:
+        top, flat = int(tops.max()), [entry for row in rows for entry in row]
+        columns = [self._model.top(state, top) for state, _ in flat]
+        return Scores(
+            offsets=np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32),
+            logprobs=np.array([self._model.logprob(state, token) for state, token in flat], dtype=np.float32),
+            top_ids=np.array([[token for token, _ in column] for column in columns], np.int32).reshape(len(flat), top),
+            top_logprobs=np.array([[value for _, value in column] for column in columns], np.float32).reshape(
+                len(flat), top
+            ),
+        )
+
+    def _check_setup(self, plan: StepPlan, row: int, state: int) -> None:
+        """A row that samples was told how, and has counted the tokens before this one, if it counts."""
+        setup = self._setups[row]
+        if setup is None:
+            raise Touched(f"step {plan.step} row {row} samples, but was not set up")
+        if setup.sampling.penalises:
+            counted = np.array(self._counted[row], dtype=np.int64)
+            if len(counted) == 0 or int(states_of(self._model, counted)[-1]) != state:
+                raise Touched(f"step {plan.step} row {row} penalises tokens that are not its own: {counted}")
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for table, delta in zip(self.tables, plan.deltas, strict=True):
@@ -160,21 +209,29 @@ class Witness:
         for layer, value in enumerate((one, two)):
             self._values[layer][row.slot(self._books[layer], position)] = value
 
-    def _prefill(self, plan: StepPlan, i: int, row: Row) -> list[int]:
+    def _prefill(self, plan: StepPlan, i: int, row: Row) -> Outcome:
         start, tokens = int(plan.starts[i]), plan.tokens[plan.token_offsets[i] : plan.token_offsets[i + 1]].tolist()
         sequence = self._sequence(row, start)
-        state = 0
+        state, states = 0, []
         for offset, token in enumerate(tokens):
             one, two, state = sequence.push(token)
+            states.append(state)
             self._write(row, start + offset, one, two)
         self._length[row.row] = start + len(tokens)
         sampled = self._model.next_token(state)
         after = sampled if plan.next_tokens[i] == SAMPLED else int(plan.next_tokens[i])
         self._draft_extend(plan, row, start, [*tokens, after])
+        prompt: Scored = []
+        if plan.score_froms[i] >= 0:
+            scored = range(int(plan.score_froms[i]) - start, int(plan.score_ends[i]) - start)
+            if not 0 <= scored.start < scored.stop <= len(tokens):
+                raise Touched(f"step {plan.step} row {row.row}: {scored} of a chunk of {len(tokens)} is to be scored")
+            prompt = [(states[at], [*tokens, int(plan.next_tokens[i])][at + 1]) for at in scored]
         if not plan.is_final[i]:
-            return []
+            return Outcome([], prompt)
+        self._check_setup(plan, row.row, state)
         self._root[row.row] = sampled
-        return [sampled]
+        return Outcome([(state, sampled)], prompt)
 
     def _draft_extend(self, plan: StepPlan, row: Row, start: int, tokens: list[int]) -> None:
         """Draft slots for tokens[:-1] at [start, …): each stands for the token after it."""
@@ -185,11 +242,12 @@ class Witness:
 
     # --- a round -----------------------------------------------------------------------------------------------
 
-    def _round(self, plan: StepPlan, row: Row) -> list[int]:
-        """Draft, verify, accept, draft-extend for one row; returns the accepted tokens, bonus last."""
+    def _round(self, plan: StepPlan, row: Row) -> Outcome:
+        """Draft, verify, accept, draft-extend for one row; the bonus is the last accepted token."""
         length, root = int(self._length[row.row]), int(self._root[row.row])
         sequence = self._sequence(row, length)
         values = [sequence.push(root)]
+        self._check_setup(plan, row.row, values[0][2])
         path = self._draft_path(plan, row, sequence, root, values)
         nodes = self._node_order(plan, values[0][2], len(path))
         self._verify(plan, row, length, nodes, values)
@@ -203,7 +261,7 @@ class Witness:
         self._draft_extend(plan, row, length, [root, *accepted, bonus])
         self._length[row.row] = length + len(accepted) + 1
         self._root[row.row] = bonus
-        return [*accepted, bonus]
+        return Outcome([(value[2], token) for value, token in zip(values, [*accepted, bonus], strict=False)], [])
 
     def _draft_path(
         self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[tuple[int, int, int]]

@@ -6,14 +6,23 @@ the audits watching every tick. First trouble, then calm: everything accepted mu
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from roost.clock import VirtualClock
-from roost.kv.holdings import num_freed
+from roost.errors import StepFailure
 from roost.kv.lease import Lease
-from roost.kv.ledger import OutOfPages, describe, leased
-from roost.kv.pages import SINK, PageId
-from roost.messages import Abort, CloseSession, Event, Finished, OpenSession, Refused, SessionClosed, Submit
+from roost.kv.ledger import OutOfPages
+from roost.kv.pages import PageId
+from roost.messages import (
+    Abort,
+    CloseSession,
+    Event,
+    Finished,
+    OpenSession,
+    Refused,
+    SessionClosed,
+    Submit,
+)
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
@@ -21,9 +30,14 @@ from roost.step import StepPlan, StepResult, Ticket
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
+from tests.sim.questions import Questions
+from tests.sim.rules import Rules
+from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness
 
 CALM_TICKS_MAX = 6000
+TICK_NS = 1_000_000
+SLOW_NS = 25 * TICK_NS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,21 +64,18 @@ class World:
         self.clock = VirtualClock()
         resolved = options.resolved
         self.witness = Witness(resolved, options.model, options.layer_books, self._decide)
-        self.engine = Engine(resolved, self, self.clock, Trace(self._note))
+        self.engine = Engine(resolved, self, self.clock, Trace(self._note), Finder)
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
+        self.rules = Rules(self.engine.state, self.checker, resolved)
         self.report = Report(seed=options.seed)
+        self.questions = Questions(self.engine, self.checker, self.rules, self.report.counts)
         self._log = log
         self._named = 0
         self._collecting = -1
         self._aborted: list[Ask] = []
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
-        self._num_evictions = 0
-        self._shared_at_start: dict[str, int] = {}
-        self._published: dict[
-            str, tuple[int, int]
-        ] = {}  # who lost its lease: (length kept in the tree, evictions then)
-        self._launched: dict[int, list[tuple[Request, Lease, int]]] = {}  # steps not collected yet
+        self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
         self._rows: dict[int, dict[str, int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
@@ -80,12 +91,17 @@ class World:
             raise Broken(f"plan: a row has two roles in step {plan.step}: {rows}")
         by_row = {request.row: request for request in self.engine.state.running}
         named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
-        for step, before in self._launched.items():
+        self.rules.launched(plan, named, self.report.ticks)
+        for step, before in self.rules.out.items():
             for request, _, _ in before:
                 user = by_row.get(self._rows[step][request.id])
                 if user is not None and user is not request:
                     raise Broken(f"row: {user.id} has a row that step {step} still uses for {request.id}")
-        self._launched[plan.step] = named
+        if self.troubled and self.rng.random() < self.options.faults.step / 4:
+            self._count("fault: launch")
+            self.questions.num_broken += 1
+            raise StepFailure(f"step {plan.step} is not launched")
+        self.rules.out[plan.step] = named
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
         if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
             self.witness.doomed.add(plan.step)
@@ -102,38 +118,21 @@ class World:
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold every live row against the oracle: tokens and accept count."""
-        named = self._launched.pop(ticket.step)
+        named = self.rules.out.pop(ticket.step)
         del self._rows[ticket.step], self._pages[ticket.step]
         self._collecting = ticket.step
         if self.troubled and self.rng.random() < self.options.faults.slow:
             self._count("fault: slow step")
-            self.clock.advance(10**9)
+            self.clock.advance(SLOW_NS)
+        self.questions.num_broken += 1
         result = self.witness.collect(ticket)
+        self.questions.num_broken -= 1
+        self.questions.num_steps += 1
+        self.rules.collected(named, result)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
                 self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist())
         return result
-
-    def _check_named_pages(self) -> None:
-        """A page that a launched step may touch is its lease's, the tree's, or retiring for that step."""
-        for step, named in self._launched.items():
-            for (request, lease, _), by_book in zip(named, self._pages[step], strict=True):
-                for book, pages in enumerate(by_book):
-                    accounts = self.engine.state.store.ledger.accounts_of(book, pages)
-                    for page, account in zip(pages, accounts, strict=True):
-                        kind, owner = account & 3, account >> 2
-                        fine = kind == 2 or account == leased(lease.id) or (kind == 3 and owner >= step)
-                        if page != SINK and not fine:
-                            raise Broken(
-                                f"named pages: step {step} may touch page {page} of book {book} for {request.id}, "
-                                f"but it is '{describe(account)}'"
-                            )
-
-    def _check_unpublished(self) -> None:
-        """A session's running turn shares no more than it started with."""
-        for request in self.engine.state.running:
-            if request.turn.session is not None and request.lease.shared_len > self._shared_at_start[request.id]:
-                raise Broken(f"publish: {request.id} shared pages before its turn was committed")
 
     def _check_row(self, request: Request, tokens: list[int]) -> None:
         record = request.turn.record
@@ -149,9 +148,8 @@ class World:
         if tokens != expected:
             raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
         ask = self.checker.asks[request.id]
-        room = request.max_new_tokens - request.output_len
-        stop_at = next((i for i, token in enumerate(tokens) if token in ask.submit.stop_token_ids), len(tokens))
-        ask.overshot = min(room, stop_at + 1) < len(tokens)
+        end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
+        ask.overshot = min(request.max_new_tokens, end) - len(ask.output) < len(tokens)
 
     def _decide(self, what: str) -> bool:
         if what == "early":
@@ -177,7 +175,7 @@ class World:
             before = [store.tree.num_evictable(number) for number in range(len(store.books))]
             evict(book, count)
             after = [store.tree.num_evictable(number) for number in range(len(store.books))]
-            self._num_evictions += before != after
+            self.rules.num_evictions += before != after
 
         store.reserve = sometimes  # type: ignore[method-assign,assignment]
         store.tree.evict = counted  # type: ignore[method-assign]
@@ -190,17 +188,16 @@ class World:
             raise Broken(f"client: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
-            self._published[subject] = (numbers[0], self._num_evictions)
+            self.rules.publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
         elif kind == "reclaim":
             self.checker.lost_residence(subject)
             if numbers[1] <= 0:
                 raise Broken(f"reclaim: {subject} is reclaimed although nothing is missing")
             lease = self.engine.state.sessions.table[subject].lease
             assert lease is not None
-            self._published[subject] = (lease.proven_len, self._num_evictions)
+            self.rules.publishes(subject, lease, lease.proven_len)
         elif kind == "admit":
-            self._check_admitted(subject, numbers[0])
-            self._shared_at_start[subject] = self.engine.state.requests[subject].lease.shared_len
+            self.rules.admitted(subject, numbers[0])
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
@@ -208,33 +205,7 @@ class World:
             self.checker.asks[subject].sat_out_at = self.report.ticks
         elif kind == "retract":
             self.checker.asks[subject].sat_out_at = self.report.ticks
-            self._check_retract(subject, *numbers)
-
-    def _check_admitted(self, request_id: str, settled_len: int) -> None:
-        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
-        submit = self.checker.asks[request_id].submit
-        request = self.engine.state.requests[request_id]
-        space = self.engine.state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
-        if request.lease.node.space != space:
-            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
-        for name in (request_id, submit.session_id):
-            length, evictions = self._published.pop(name or "", (0, -1))
-            if evictions == self._num_evictions:
-                page_size = self.options.resolved.page_size
-                least = min(length, request.turn.prefill_len - 1) - 1
-                if settled_len < least // page_size * page_size:
-                    raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
-
-    def _check_retract(self, victim: str, book: int, need: int) -> None:
-        """A retract is needed: what is free and on its way does not do."""
-        state = self.engine.state
-        leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
-        coming = num_freed(state.store, leaving, book)
-        ledger = state.store.ledger
-        if ledger.num_free(book) + ledger.num_retiring(book) + coming >= need:
-            raise Broken(f"retract: {victim} is retracted, but {need} pages of book {book} are free or coming")
-        if state.running[0].id == victim:
-            raise Broken(f"retract: {victim} is the oldest running request")
+            self.rules.retracted(subject, *numbers)
 
     # --- clients -----------------------------------------------------------------------------------------------
 
@@ -258,23 +229,52 @@ class World:
         max_new = rng.choice([None, 0, 1, 2, 3, 4, 8, 20, max(0, context - length), context])
         if rng.random() < 0.9 and max_new is not None:
             max_new = max(0, min(max_new, context - length))
-        submit = Submit(
-            request_id=self._fresh("r"),
-            tokens=tuple(tokens),
-            max_new_tokens=max_new,
-            stop_token_ids=frozenset(self._token() for _ in range(self.options.num_stops)),
-            session_id=conversation.id if conversation else None,
-            queue=queue,
-            salt="" if conversation else rng.choice(["", "", "salt"]),
+        stop_ids = frozenset(self._token() for _ in range(self.options.num_stops))
+        salt = "" if conversation else rng.choice(["", "", "salt"])
+        ask = self._send(
+            Submit(
+                request_id=self._fresh("r"),
+                tokens=tuple(tokens),
+                max_new_tokens=max_new,
+                stop_token_ids=stop_ids,
+                session_id=conversation.id if conversation else None,
+                queue=queue,
+                salt=salt,
+            )
         )
+        num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
+        has_place = num_waiting + 3 < self.options.resolved.sched.max_queued or self._wishing.random() < 0.1
+        if has_place and self._wishing.random() < self.options.wishes.group:
+            self._follow(ask.submit)
+        return ask
+
+    def _follow(self, leader: Submit) -> None:
+        """More requests with one's prompt, or another's: they share its pages, if there are any to share."""
+        rng = self._wishing
+        open_names = [name for name, ask in self.checker.asks.items() if not ask.ended]
+        for _ in range(rng.randint(1, 3)):
+            strange = rng.random() < 0.2
+            submit = Submit(
+                request_id=self._fresh("r"),
+                tokens=leader.tokens[rng.randint(0, 1) :] or (0,),
+                max_new_tokens=rng.choice([leader.max_new_tokens, 0, 1, 2]),
+                stop_token_ids=leader.stop_token_ids,
+                shares_with=rng.choice(["nobody", *open_names]) if strange else leader.request_id,
+                salt=rng.choice([leader.salt, leader.salt, ""]),
+            )
+            self._send(submit)
+
+    def _send(self, submit: Submit) -> Ask:
+        extras = draw_extras(
+            self._wishing, self.options.wishes, self.options.model.vocab, len(submit.tokens), submit.max_new_tokens
+        )
+        submit = replace(submit, **{each.name: getattr(extras, each.name) for each in fields(extras)})
         self.report.requests += 1
-        ask = self.checker.sent(submit)
-        if rng.random() < self.options.faults.poison:
+        ask = self.checker.sent(submit, self.clock.now_ns() + TICK_NS)
+        if self.rng.random() < self.options.faults.poison:
             self._count("fault: poison")
-            ask.poisoned_at = rng.randint(0, context)
-        self._say(
-            f"submit {submit.request_id} {submit.session_id or ''} {len(tokens)}+{max_new}{' queue' if queue else ''}"
-        )
+            ask.poisoned_at = self.rng.randint(0, self.options.resolved.context)
+        self._say(f"submit {submit}")
         self.engine.post(submit, lambda event: self._deliver(ask, event))
         return ask
 
@@ -351,6 +351,10 @@ class World:
             elif rng.random() < 0.04:
                 self._submit(conversation, queue=rng.random() < 0.6)
         self._misbehave(talks)
+        if self._wishing.random() < options.wishes.stats:
+            self.questions.ask_stats()
+        if self._wishing.random() < options.wishes.flush:
+            self.questions.flush()
 
     def _misbehave(self, talks: list[Conversation]) -> None:
         rng, faults = self.rng, self.options.faults
@@ -388,13 +392,14 @@ class World:
     def _unknown_session(self) -> None:
         self._count("fault: unknown session")
         submit = Submit(request_id=self._fresh("r"), tokens=(0,), session_id="nobody")
-        ask = self.checker.sent(submit)
+        ask = self.checker.sent(submit, self.clock.now_ns() + TICK_NS)
         self.engine.post(ask.submit, lambda event: self._deliver(ask, event))
 
     # --- time --------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self.clock.advance(1)
+        self.clock.advance(TICK_NS)
+        self.checker.now = self.clock.now_ns()
         self.report.ticks += 1
         self._collecting = -1
         self._say(f"tick {self.report.ticks}")
@@ -403,10 +408,13 @@ class World:
         fails = running and self.troubled and self.rng.random() < self.options.faults.allocation
         self._no_pages_for = self.rng.choice(running) if fails else None
         self.engine.tick()  # audits every page: --strict-memory 2
-        if self._broken is not None:
-            raise self._broken
-        self._check_named_pages()
-        self._check_unpublished()
+        broken = self._broken or self.questions.broken
+        if broken is not None:
+            raise broken
+        for step, named in self.rules.out.items():
+            self.rules.check_named_pages(step, named, self._pages[step])
+        self.rules.check_unpublished()
+        self.rules.after_tick()
         self.report.audits += 1
         for ask in aborted:
             if not ask.ended:
@@ -420,6 +428,8 @@ class World:
                 self._tick()
             self.troubled = False
             self._calm_down()
+            if self.options.wishes.flush:
+                self._second_act()
             self._final_count()
         except Exception as error:  # noqa: BLE001 (a crash is a verdict too)
             self.report.failure = f"{type(error).__name__}: {error}"
@@ -432,11 +442,22 @@ class World:
     def _calm_down(self) -> None:
         ticks = 0
         while self.engine.has_work:
+            if self.options.wishes.flush and not self.engine.state.requests:
+                self.questions.flush()  # nobody is left, but a step is
             self._tick()
             ticks += 1
             if ticks > CALM_TICKS_MAX:
                 waiting = [request.id for request in self.engine.state.requests.values()]
                 raise Broken(f"liveness: {waiting} do not end; the queue waits for: {self.engine.waiting_for}")
+
+    def _second_act(self) -> None:
+        """An empty cache, then one more turn of every session: it computes its history again."""
+        self.questions.flush()
+        self._tick()
+        for conversation in list(self.checker.conversations.values()):
+            if not conversation.closing:
+                self._submit(conversation)
+        self._calm_down()
 
     def _final_count(self) -> None:
         state = self.engine.state
@@ -450,6 +471,7 @@ class World:
         idle = {id(session.lease) for session in state.sessions.table.values() if session.lease}
         if {id(lease) for lease in state.store.leases.values()} != idle:
             raise Broken(f"leases: {list(state.store.leases.values())} are held, but not by idle sessions")
+        self.questions.ask_stats()
         for conversation in list(self.checker.conversations.values()):
             self._close(conversation)
         self._tick()

@@ -9,7 +9,8 @@ import pytest
 
 import roost
 from tests.planted.apply import swapped_source
-from tests.planted.bugs import BUGS, Bug
+from tests.planted.bug import Bug
+from tests.planted.bugs import BUGS
 from tests.tidy.source import ROOT, Module, everything, product
 
 EMPTY_WORDS = ("utils", "util", "common", "misc", "manager", "helper", "helpers", "info")

@@ -17,11 +17,12 @@ def admit(state: State) -> str:
         reason = _no_place(state) or _refused_before(state, request)
         if reason:
             return reason
-        lease = state.sessions.find_lease(request.turn, request.score_from)
+        lease = state.sessions.find_lease(request.turn, request.unscored_from)
         reason = _no_pages(state, request, lease)
         if reason:
             state.sessions.refuse_lease(request.turn, lease, state.now)
-            state.refusal = Refusal(turn=request.turn.id, margins=_margins(state), reason=reason)
+            margins, num_kept = _margins(state), state.sessions.num_kept
+            state.refusal = Refusal(turn=request.turn.id, margins=margins, num_kept=num_kept, reason=reason)
             return reason
         state.sessions.begin(request.turn, lease)
         if request.cached_len < 0:
@@ -39,7 +40,9 @@ def _refused_before(state: State, request: Request) -> str:
     refusal = state.refusal
     if refusal is None or refusal.turn != request.turn.id or not state.running:
         return ""
-    better = any(now > then for now, then in zip(_margins(state), refusal.margins, strict=True))
+    better = state.sessions.num_kept > refusal.num_kept or any(
+        now > then for now, then in zip(_margins(state), refusal.margins, strict=True)
+    )
     return "" if better else refusal.reason
 
 

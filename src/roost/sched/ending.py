@@ -34,10 +34,12 @@ def suspend(state: State, request: Request) -> None:
     state.enqueue(request)
 
 
-def drop(state: State, request: Request, status: int, message: str) -> None:
+def drop(state: State, request: Request, error: RequestError) -> None:
     """Refuse a request that was accepted to wait but never ran."""
     _forget(state, request)
-    state.send(request, Refused(request_id=request.id, status=status, message=message))
+    refused = Refused(request_id=request.id, status=error.status, message=str(error), param=error.param)
+    state.send(request, refused)
+    start_followers(state, request)  # what they waited for will not come
 
 
 def start_followers(state: State, request: Request) -> None:
@@ -119,4 +121,4 @@ def _start_waiting(state: State, session: Session) -> None:
         try:
             enter_queue(state, request)
         except RequestError as error:
-            drop(state, request, error.status, str(error))
+            drop(state, request, error)

@@ -121,11 +121,11 @@ def _wait_for(state: State, session: Session, request: Request) -> None:
 
 
 def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> None:
-    if submit.max_new_tokens is not None and submit.max_new_tokens < 0:
-        raise RequestError(400, "max_new_tokens", f"must be at least 0, got {submit.max_new_tokens}")
-    if submit.min_new_tokens < 0 or submit.min_new_tokens > (submit.max_new_tokens or submit.min_new_tokens):
-        most = "max_new_tokens" if submit.max_new_tokens is None else submit.max_new_tokens
-        raise RequestError(400, "min_new_tokens", f"must be in [0, {most}], got {submit.min_new_tokens}")
+    for param, value in (("max_new_tokens", submit.max_new_tokens), ("min_new_tokens", submit.min_new_tokens)):
+        if value is not None and value < 0:
+            raise RequestError(400, param, f"must be at least 0, got {value}")
+    if submit.max_new_tokens is not None:
+        _check_range("min_new_tokens", submit.min_new_tokens, 0, submit.max_new_tokens)
     submit.sampling.check(vocab_size)
     _check_range("logprobs", submit.logprobs, 0, LOGPROBS_MAX)
     _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, len(submit.tokens))
@@ -170,7 +170,7 @@ def _close(state: State, close: CloseSession, reply: Reply) -> None:
     session.closing = True
     state.closers[session.id] = reply
     for turn in session.waiting:
-        drop(state, state.turns[turn], 410, f"session_id: session {session.id!r} is closing")
+        drop(state, state.turns[turn], RequestError(410, "session_id", f"session {session.id!r} is closing"))
     session.waiting.clear()
     if session.turn is not None:
         state.mark(state.turns[session.turn], Mark.ABORT)

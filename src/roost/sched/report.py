@@ -47,7 +47,8 @@ def _pool(state: State, book: int) -> PoolStats:
 def flush(state: State) -> Flushed:
     """Empty the cache: idle sessions lose their KV and keep their tokens."""
     if state.requests or state.flights:
-        raise RequestError(409, "flush_cache", f"{len(state.requests)} requests have not ended")
+        out = f"{len(state.requests)} requests have not ended, {len(state.flights)} steps are out"
+        raise RequestError(409, "flush_cache", out)
     ledger, tree = state.store.ledger, state.store.tree
     before = _num_free(state)
     for session in state.sessions.idle():

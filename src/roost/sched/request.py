@@ -83,6 +83,12 @@ class Request:
         return self.turn.full_prompt_len + self.max_new_tokens
 
     @property
+    def unscored_from(self) -> int | None:
+        """First prompt position that has to run for its score; None if none has."""
+        has_any = self.score_from is not None and self.score_from < self.turn.full_prompt_len - 1
+        return self.score_from if has_any else None
+
+    @property
     def in_prefill(self) -> bool:
         """Whether part of its prompt has not been launched."""
         return self.lease.claimed_len < self.turn.prefill_len

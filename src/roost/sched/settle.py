@@ -40,7 +40,8 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
         if finals[i] or not flight.chunks[i]:
-            scores = _row_scores(result.scores, i, request) if request.submit.logprobs is not None else ()
+            wants_scores = request.submit.logprobs is not None  # the device scores every row if one row wants it
+            scores = _row_scores(result.scores if wants_scores else None, i, request)
             round_width = 0 if flight.chunks[i] else widths[i]
             _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, round_width)
         if request.row is not None:
@@ -119,6 +120,7 @@ def _after_settling(state: State, request: Request, prefill_ended: bool) -> None
         request.num_failures = 0
     if prefill_ended and turn.session is None:
         state.store.publish(request.lease, turn.record.key(len(turn.record), state.resolved.spec.pair), state.now)
+    if prefill_ended:
         start_followers(state, request)
     state.store.slide(request.lease)
 
@@ -140,7 +142,8 @@ def end_overdue(state: State) -> None:
     """End the requests whose time is up, wherever they are."""
     overdue = [each for each in state.requests.values() if each.deadline is not None and state.now >= each.deadline]
     for request in overdue:
-        abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
+        if request.turn.id in state.turns:  # the end of another may have refused it
+            abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
 
 
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:

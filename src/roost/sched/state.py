@@ -28,10 +28,11 @@ def _order(request: Request) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A turn that did not get in, and the pages that were not promised to anyone then."""
+    """A turn that did not get in, and how things stood then."""
 
     turn: TurnId
-    margins: list[int]  # per book
+    margins: list[int]  # per book: pages that were not promised to anyone
+    num_kept: int  # leases that sessions had been left: one more may be reclaimed
     reason: str
 
 

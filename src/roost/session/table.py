@@ -74,6 +74,7 @@ class Sessions:
         self._pair = pair
         self._table: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # resident and without a running turn, by last use
+        self.num_kept = 0  # how often a turn has left its session a lease
 
     @property
     def table(self) -> dict[str, Session]:
@@ -197,6 +198,7 @@ class Sessions:
         self._store.hand(lease, session.id)
         session.lease = lease
         self._idle[session.id] = session
+        self.num_kept += 1
 
     def _clear(self, session: Session, turn: Turn, outcome: Outcome, now: int) -> None:
         """The session is free for its next turn; only the turn that has it can say so."""

@@ -2,7 +2,19 @@
 
 import pytest
 
-from roost.messages import Abort, CloseSession, Command, Event, Finished, OpenSession, Refused, SessionClosed, Submit
+from roost.messages import (
+    Abort,
+    CloseSession,
+    Command,
+    Event,
+    Finished,
+    FlushCache,
+    OpenSession,
+    Refused,
+    SessionClosed,
+    Submit,
+)
+from roost.sampling import Sampling
 from roost.sched.intake import take
 from roost.sched.state import State
 from tests.unit.sched.desk import VOCAB, Desk, desk
@@ -27,6 +39,24 @@ BAD = [
     (_submit(tokens=(-1,)), 400, ["tokens", f"[0, {VOCAB - 1}]"]),
     (_submit(stop_token_ids=frozenset([VOCAB])), 400, ["stop_token_ids", f"[0, {VOCAB - 1}]"]),
     (_submit(stop_token_ids=frozenset([-1])), 400, ["stop_token_ids", f"[0, {VOCAB - 1}]"]),
+    (_submit(min_new_tokens=-1), 400, ["min_new_tokens", "at least 0", "-1"]),
+    (_submit(min_new_tokens=5), 400, ["min_new_tokens", "[0, 4]", "5"]),
+    (_submit(min_new_tokens=1, max_new_tokens=0), 400, ["min_new_tokens", "[0, 0]", "1"]),
+    (_submit(min_new_tokens=-1, max_new_tokens=None), 400, ["min_new_tokens", "at least 0"]),
+    (_submit(logprobs=-1), 400, ["logprobs", "[0, 100]", "-1"]),
+    (_submit(logprobs=101), 400, ["logprobs", "[0, 100]", "101"]),
+    (_submit(prompt_logprobs_from=-1), 400, ["logprob_start_len", "[0, 3]"]),
+    (_submit(prompt_logprobs_from=4), 400, ["logprob_start_len", "[0, 3]", "4"]),
+    (_submit(priority=2**31), 400, ["priority"]),
+    (_submit(priority=-(2**31)), 400, ["priority"]),
+    (_submit(timeout_ms=0), 400, ["timeout", "0"]),
+    (_submit(timeout_ms=2**41), 400, ["timeout"]),
+    (_submit(stop=("",)), 400, ["stop", "1 to 1024"]),
+    (_submit(stop=("x" * 1025,)), 400, ["stop", "1 to 1024"]),
+    (_submit(stop=("x",) * 65), 400, ["stop", "at most 64"]),
+    (_submit(sampling=Sampling(temperature=-1.0)), 400, ["temperature", "[0, 100]"]),
+    (_submit(session_id="s", queue=True, shares_with="first"), 400, ["n", "session"]),
+    (FlushCache(), 409, ["flush_cache", "1 requests"]),
     (_submit(queue=True), 400, ["queue", "session"]),
     (_submit(session_id="nobody"), 404, ["session_id", "'nobody'"]),
     (_submit("first"), 409, ["request_id", "'first'"]),
@@ -90,7 +120,9 @@ def test_a_refused_command_changes_nothing_in_the_engine(command: Command, statu
     refused = _refusal(_busy(), command)
     assert refused.status == status
     assert refused.message.startswith(words[0] + ": ")
-    assert refused.request_id == (command.request_id if isinstance(command, Submit | Abort) else command.session_id)
+    assert refused.param == words[0]
+    name = getattr(command, "request_id", "") or getattr(command, "session_id", "")
+    assert refused.request_id == name
 
 
 def test_a_full_queue_refuses_instead_of_waiting() -> None:
@@ -127,7 +159,7 @@ def test_closing_refuses_the_turns_that_wait_once_each() -> None:
     for name, answer in zip(("second", "third"), answers, strict=True):
         (refused,) = answer
         assert isinstance(refused, Refused)
-        assert (refused.request_id, refused.status) == (name, 410)
+        assert (refused.request_id, refused.status, refused.param) == (name, 410, "session_id")
 
 
 def test_turns_that_wait_have_their_session_in_the_order_they_came() -> None:
@@ -156,6 +188,7 @@ def test_a_turn_that_waited_in_vain_for_a_first_token_is_refused_once() -> None:
     (refused,) = answer
     assert isinstance(refused, Refused) and refused.status == 400
     assert refused.message.startswith("tokens: ") and "at least 1 token" in refused.message
+    assert refused.param == "tokens"
 
 
 def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:

@@ -1,0 +1,68 @@
+"""Questions: what operators ask of a simulated engine, and what the answers must say.
+
+How things stand, held against what everybody was told; an empty cache, refused as long as anything runs.
+"""
+
+from roost.messages import Event, FlushCache, Flushed, GetStats, Refused, Stats
+from roost.sched.engine import Engine
+from tests.sim.checker import Broken, Checker
+from tests.sim.rules import Rules
+
+
+class Questions:
+    """Asks one engine."""
+
+    def __init__(self, engine: Engine, checker: Checker, rules: Rules, counts: dict[str, int]) -> None:
+        self._engine, self._checker, self._rules, self._counts = engine, checker, rules, counts
+        self.num_steps = 0  # collected
+        self.num_broken = 0
+        self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
+
+    def ask_stats(self) -> None:
+        """Ask how things stand, and hold the answer against what everybody was told."""
+
+        def reply(event: Event) -> None:
+            try:
+                assert isinstance(event, Stats), event
+                self._checker.check_stats(event)
+                self._check_activity(event)
+            except AssertionError as broken:
+                self.broken = self.broken or broken
+
+        self._count("stats")
+        self._engine.post(GetStats(), reply)
+
+    def _check_activity(self, stats: Stats) -> None:
+        state = self._engine.state
+        told = (stats.queued + stats.running, stats.running, stats.steps, stats.failed_steps, stats.retractions)
+        suspended = self._counts.get("note: suspend", 0)
+        if told != (len(state.requests), len(state.running), self.num_steps, self.num_broken, suspended):
+            raise Broken(f"stats: {stats}, steps {self.num_steps} and {self.num_broken} broken, {suspended} suspended")
+        for book, pool in enumerate(stats.pools):
+            kinds = [account & 3 for _, account in state.store.ledger.accounts(book)][1:]
+            if [kinds.count(kind) for kind in range(4)] != [pool.free, pool.leased, pool.cached, pool.retiring]:
+                raise Broken(f"stats: {pool}, accounts {[kinds.count(kind) for kind in range(4)]}")
+        if stats.step_age_ms < 0 or (stats.step_age_ms and not (state.requests or state.flights)):
+            raise Broken(f"stats: the last step is {stats.step_age_ms} ms old")
+
+    def flush(self) -> None:
+        """Ask for an empty cache; it is refused as long as anything runs."""
+
+        def reply(event: Event) -> None:
+            try:
+                busy = any(not ask.ended for ask in self._checker.asks.values()) or bool(self._engine.state.flights)
+                if busy != isinstance(event, Refused) or (isinstance(event, Refused) and event.status != 409):
+                    raise Broken(f"flush: answered with {event}, {len(self._engine.state.flights)} steps are out")
+                if isinstance(event, Flushed):
+                    self._count("flushed")
+                    self._rules.check_flushed()
+                    for conversation in self._checker.conversations.values():
+                        conversation.cached = None
+            except AssertionError as broken:
+                self.broken = self.broken or broken
+
+        self._count("flush")
+        self._engine.post(FlushCache(), reply)
+
+    def _count(self, what: str) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1

@@ -1,0 +1,219 @@
+"""Rules: what must hold of lines, followers, rows and pages, whatever the clients do.
+
+Order is by priority, then by when a request was sent, with the checker's own numbers: nobody starts while one before it
+is in the queue, a step's rows are in order, the first is never retracted. A follower starts once its leader has its
+first token or has ended, and then finds the leader's pages. Looks into the engine; never changes it.
+"""
+
+from roost.config import Resolved
+from roost.kv.holdings import num_freed
+from roost.kv.lease import Lease
+from roost.kv.ledger import describe, leased
+from roost.kv.node import Key
+from roost.kv.pages import SINK, PageId, floor_to
+from roost.sched.request import Mark, Request
+from roost.sched.state import State
+from roost.step import RowSetup, StepPlan, StepResult
+from tests.sim.checker import Ask, Broken, Checker
+
+Named = list[tuple[Request, Lease, int]]  # who a step's rows belong to: request, lease, epoch
+
+
+class Rules:
+    """Watches one engine."""
+
+    def __init__(self, state: State, checker: Checker, resolved: Resolved) -> None:
+        self._state, self._checker, self._resolved = state, checker, resolved
+        self._begins: set[str] = set()  # requests whose row the device has not been told of
+        self._shared_at_start: dict[str, int] = {}
+        self._published: dict[
+            str, tuple[int, int]
+        ] = {}  # who lost its lease: (length kept in the tree, evictions then)
+        self.num_evictions = 0
+        self.out: dict[int, Named] = {}  # steps not collected yet
+        self._proven: dict[int, int] = {}  # by lease: the length that results have shown
+        self._watch_publishing()
+
+    def _order(self, request: Request) -> tuple[int, int]:
+        return self._checker.asks[request.id].order
+
+    # --- lines -------------------------------------------------------------------------------------------------
+
+    def admitted(self, request_id: str, settled_len: int) -> None:
+        """A request leaves the queue: nobody who waits there comes before it, and its leader has what it shares."""
+        ask, request = self._checker.asks[request_id], self._state.requests[request_id]
+        before = [each.id for each in self._state.queued if self._order(each) < ask.order]
+        if before:
+            raise Broken(f"order: {request_id} starts before {before}")
+        leader = self._checker.asks.get(ask.submit.shares_with or "")
+        if leader is not None:
+            self._check_follower(ask, leader, settled_len)
+        self._check_found(request_id, settled_len)
+        self._checker.admitted(ask, settled_len)
+        self._begins.add(request_id)
+        self._shared_at_start[request_id] = request.lease.shared_len
+
+    def _check_follower(self, ask: Ask, leader: Ask, settled_len: int) -> None:
+        name, leader_name = ask.submit.request_id, leader.submit.request_id
+        if leader.ended:
+            return
+        if not leader.output:
+            raise Broken(f"follower: {name} starts before {leader_name} has shared its prompt")
+        running = self._state.requests[leader_name].row is not None
+        unlimited = ask.submit.prompt_logprobs_from is None and all(
+            book.window is None for book in self._resolved.books
+        )
+        same = (
+            leader.conversation is None
+            and ask.submit.tokens == leader.submit.tokens
+            and ask.submit.salt == leader.submit.salt
+        )
+        if running and unlimited and same and not leader.disturbed:
+            least = floor_to(len(ask.submit.tokens) - 1, self._resolved.page_size)
+            if settled_len < least:
+                raise Broken(f"sharing: {name} finds {settled_len} tokens, {leader_name} runs on {least} of them")
+
+    def retracted(self, victim: str, book: int, need: int) -> None:
+        """A retract is needed: what is free and on its way does not do; and never that of the first in line."""
+        state = self._state
+        leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
+        coming = num_freed(state.store, leaving, book)
+        ledger = state.store.ledger
+        if ledger.num_free(book) + ledger.num_retiring(book) + coming >= need:
+            raise Broken(f"retract: {victim} is retracted, but {need} pages of book {book} are free or coming")
+        if min(state.running, key=self._order).id == victim:
+            raise Broken(f"retract: {victim} is the first running request")
+
+    def after_tick(self) -> None:
+        """Every request that has not ended is in one place, the lines are in order, nobody's time is up."""
+        state, checker = self._state, self._checker
+        open_asks = {name: ask for name, ask in checker.asks.items() if not ask.ended}
+        if set(open_asks) != set(state.requests):
+            raise Broken(f"places: {set(open_asks) ^ set(state.requests)} are known to one side only")
+        for name, ask in open_asks.items():
+            if ask.deadline is not None and checker.now >= ask.deadline:
+                raise Broken(f"deadline: {name} goes on after its time is up")
+        for line in (state.queued, state.running):
+            if line != sorted(line, key=self._order):
+                raise Broken(f"order: {[each.id for each in line]} is not in order")
+        for request in state.requests.values():
+            self._check_place(request)
+
+    def _check_place(self, request: Request) -> None:
+        state, session, leader = self._state, request.turn.session, request.leader
+        places = [each for each in (state.running, state.queued, leader.followers if leader else []) if request in each]
+        waits = session is not None and request.turn.id in session.waiting
+        if len(places) + waits != 1 or (request.row is not None) != (request in state.running):
+            raise Broken(f"places: {request.id} is in {len(places) + waits} places, row {request.row}")
+        if leader is not None:
+            ask = self._checker.asks[leader.id]
+            if ask.ended or ask.output:
+                raise Broken(f"follower: {request.id} waits for {leader.id}, which has shared its prompt or ended")
+
+    # --- plans -------------------------------------------------------------------------------------------------
+
+    def launched(self, plan: StepPlan, named: Named, tick: int) -> None:
+        """Rows are in order, those before them had their chance, and each row that begins is set up as asked."""
+        requests = [request for request, _, _ in named]
+        if requests != sorted(requests, key=self._order):
+            raise Broken(f"order: step {plan.step} has rows for {[each.id for each in requests]}")
+        chunks = [request for i, request in enumerate(requests) if plan.is_prefill[i]]
+        for request in self._state.running if chunks and not requests[0].num_failures else []:
+            passed = request not in requests and request.mark is Mark.NONE and request.in_prefill
+            sat_out = self._checker.asks[request.id].sat_out_at == tick or request.num_failures
+            if passed and not sat_out and self._order(request) < self._order(chunks[-1]):
+                raise Broken(f"order: step {plan.step} has a chunk for {chunks[-1].id}, none for {request.id}")
+        rows = {request.row: request for request in requests}
+        begin = {request.row for request in requests if request.id in self._begins}
+        if sorted(setup.row for setup in plan.setups) != sorted(row for row in begin if row is not None):
+            raise Broken(f"setup: step {plan.step} sets up {[each.row for each in plan.setups]}, {begin} begin")
+        for setup in plan.setups:
+            self._check_setup(self._checker.asks[rows[setup.row].id], setup)
+        self._begins -= {request.id for request in requests}
+
+    def _check_setup(self, ask: Ask, setup: RowSetup) -> None:
+        submit, prompt = ask.submit, ask.prompt
+        tokens = prompt + ask.output if submit.sampling.penalises else []
+        told = (setup.sampling, setup.prompt_len, setup.min_len, set(setup.stop_ids), setup.tokens.tolist())
+        least = len(prompt) + submit.min_new_tokens
+        if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens):
+            raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}")
+
+    # --- pages -------------------------------------------------------------------------------------------------
+
+    def collected(self, named: Named, result: StepResult) -> None:
+        """A good step is no longer out: what it says was written is, and what an ended epoch was sure of."""
+        out = {lease.id for step in self.out.values() for _, lease, _ in step}
+        for (_, lease, epoch), length in zip(named, result.lengths.tolist(), strict=True):
+            if lease.epoch == epoch:
+                self._proven[lease.id] = length
+            elif lease.id not in out:
+                self._proven[lease.id] = lease.settled_len
+
+    def _watch_publishing(self) -> None:
+        """Nothing goes into the tree that a step which is out has yet to write."""
+        store = self._state.store
+        publish = store.publish
+
+        def watched(lease: Lease, key: Key, now: int) -> None:
+            most = max(lease.shared_len, self._proven.get(lease.id, 0))
+            publish(lease, key, now)
+            is_out = any(lease is each for step in self.out.values() for _, each, _ in step)
+            if is_out and lease.shared_len > most:
+                raise Broken(f"proven: {lease.holder} shares {lease.shared_len} tokens, results have shown {most}")
+
+        store.publish = watched  # type: ignore[method-assign]
+
+    def publishes(self, name: str, lease: Lease, length: int) -> None:
+        """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""
+        store = self._state.store
+        if store.window_book is not None:
+            whole_len = floor_to(max(0, length - 1), store.page_size)
+            if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
+                return  # it was cut back after its window had moved on
+        self._published[name] = (length, self.num_evictions)
+
+    def _check_found(self, request_id: str, settled_len: int) -> None:
+        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
+        ask = self._checker.asks[request_id]
+        submit = ask.submit
+        request = self._state.requests[request_id]
+        space = self._state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
+        if request.lease.node.space != space:
+            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
+        for name in (request_id, submit.session_id):
+            length, evictions = self._published.pop(name or "", (0, -1))
+            if evictions == self.num_evictions:
+                page_size = self._resolved.page_size
+                least = min(length, request.turn.prefill_len - 1) - 1
+                if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
+                    least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
+                if settled_len < least // page_size * page_size:
+                    raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
+
+    def check_named_pages(self, step: int, named: Named, pages_of: list[list[list[PageId]]]) -> None:
+        """A page that a launched step may touch is its lease's, the tree's, or retiring for that step."""
+        for (request, lease, _), by_book in zip(named, pages_of, strict=True):
+            for book, pages in enumerate(by_book):
+                accounts = self._state.store.ledger.accounts_of(book, pages)
+                for page, account in zip(pages, accounts, strict=True):
+                    kind, owner = account & 3, account >> 2
+                    fine = kind == 2 or account == leased(lease.id) or (kind == 3 and owner >= step)
+                    if page != SINK and not fine:
+                        raise Broken(
+                            f"named pages: step {step} may touch page {page} of book {book} for {request.id}, "
+                            f"but it is '{describe(account)}'"
+                        )
+
+    def check_unpublished(self) -> None:
+        """A session's running turn shares no more than it started with."""
+        for request in self._state.running:
+            if request.turn.session is not None and request.lease.shared_len > self._shared_at_start[request.id]:
+                raise Broken(f"publish: {request.id} shared pages before its turn was committed")
+
+    def check_flushed(self) -> None:
+        """After a flush every page is free, and no session keeps any."""
+        state = self._state
+        free = [state.store.ledger.num_free(book) for book in range(len(self._resolved.books))]
+        if free != [book.num_pages - 1 for book in self._resolved.books] or state.sessions.idle():
+            raise Broken(f"flush: {free} pages are free after it")
