@@ -97,6 +97,9 @@ class Finder:
     last: str = ""  # text of the last token that has one
     done: bool = field(default=False)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Tokens in which no stop counts; their texts are whole, so nothing is left of them."""
+
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
         """Index of the token that completes a stop text, and which one."""
         assert not self.done, "a finder is fed after it has found"

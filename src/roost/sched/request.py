@@ -18,6 +18,10 @@ from roost.step import RowId, StepPlan, Ticket
 class Finder(Protocol):
     """Looks for stop texts in one output."""
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take tokens that cannot stop the output."""
+        ...
+
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
         """Index of the token that completes a stop text, and which one, if any of these does."""
         ...

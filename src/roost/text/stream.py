@@ -38,6 +38,10 @@ class StopFinder:
         self._tail_len = self._stops.tail_len
         self._tail = ""
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take tokens in which no stop string counts; a character that they leave unfinished counts."""
+        self._stream.feed(tokens)
+
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
         """Take tokens; give the index of the one that completes a stop string, and which. Not fed after that."""
         if not self._stops.texts:

@@ -161,3 +161,15 @@ def test_no_more_is_held_back_than_the_beginning_of_a_stop(deltas: list[str], st
         seen += cutter.feed(delta)
         held = text[len(seen) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_a_character_that_ends_after_the_skipped_tokens_counts_as_text_and_those_before_it_do_not() -> None:
+    tokens = BYTE_LEVEL.encode("o日o日", special=False)
+    for num_skipped in range(1, len(tokens)):
+        finder = StopFinder(BYTE_LEVEL, ("日",), skip_special=True)
+        finder.skip(tokens[:num_skipped])
+        rest = tokens[num_skipped:]
+        found = finder.feed(rest)
+        is_whole = BYTE_LEVEL.decode(tokens[:num_skipped], skip_special=True).startswith("o日")
+        ends = [i for i in range(len(tokens)) if BYTE_LEVEL.decode(tokens[: i + 1], skip_special=True).endswith("日")]
+        assert found == (ends[1 if is_whole else 0] - num_skipped, "日"), num_skipped
