@@ -102,7 +102,7 @@ class StepResult(_Columns):
     accept_lens: Ints  # [num_rows] tokens added to the output: 0 after a chunk that is not final
     tokens: Ints  # [num_rows, accept_max] the accepted tokens, then padding
     lengths: Ints  # [num_rows] device length after the step
-    scores: Scores | None = None  # of the accepted tokens, for rows that want them
+    scores: Scores | None = None  # of the accepted tokens of all rows, if one wants them
     prompt_scores: Scores | None = None  # of the tokens after positions score_froms … score_ends - 1
 
 
