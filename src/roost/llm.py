@@ -32,8 +32,8 @@ from roost.messages import (
     Tokens,
     Usage,
 )
+from roost.progress import Progress, silent
 from roost.startup import start
-from roost.weights.source import Progress, silent
 
 Prompt = str | Sequence[int]  # text, or token ids
 Messages = Sequence[dict[str, Any]]  # role and content

@@ -6,7 +6,6 @@ that cannot work is a ConfigError here, before anybody is served. Called by the 
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,12 +14,12 @@ from roost.config import EngineConfig, ModelConfig, Resolved, resolve
 from roost.errors import ConfigError
 from roost.exec.executor import TorchExecutor
 from roost.models.model import Model
+from roost.progress import Progress, silent
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder
 from roost.weights.load import load_model, open_source
-from roost.weights.pull import NAME, default_model
-from roost.weights.source import Progress, silent
+from roost.weights.pull import find_model
 
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -37,16 +36,6 @@ class Running:
     resolved: Resolved
     settings: dict[str, object]  # resolved choices, for people
     load_s: float
-
-
-def find_model(model: str, progress: Progress = silent) -> tuple[str, Path]:
-    """The name a model is served by, and its file or folder."""
-    if model == "default":
-        return NAME, default_model(progress)
-    path = Path(model).expanduser()
-    if not path.exists():
-        raise ConfigError(f"--model: there is no file or folder {model}; 'default' is the model that comes with Roost")
-    return path.name.removesuffix(".gguf"), path
 
 
 def start(config: EngineConfig, progress: Progress = silent) -> Running:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from roost.weights.source import Progress as Told
+from roost.progress import Progress as Told
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from tests.tidy.source import Module, product
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("roost", "roost.errors", "roost.clock"),
+    ("roost", "roost.errors", "roost.clock", "roost.progress"),
     ("roost.sampling", "roost.spec.shape", "roost.spec", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.obs"),

@@ -6,27 +6,35 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import roost
-from roost.cli import bench, chat, generate, pull, serve
 from roost.errors import ConfigError, RequestError, RoostError
 
 Command = Callable[[Namespace], int]
+
+COMMANDS = {
+    "serve": "Serve a model over HTTP: OpenAI's API and SGLang's.",
+    "chat": "Talk with a model in the terminal.",
+    "generate": "Print what follows a prompt.",
+    "pull": "Fetch the default model and say where it is.",
+    "bench": "Measure a running server, or an engine in this process.",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     parser = ArgumentParser(prog="roost", description="An LLM serving engine for conversations.")
     parser.add_argument("--version", action="version", version=f"roost {roost.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    for module in (serve, chat, generate, pull, bench):
-        name = module.__name__.rpartition(".")[2]
-        text = (module.__doc__ or "").splitlines()[0]
+    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if word in COMMANDS), None)
+    for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        module.add_flags(command)
-        command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
-    run: Command = args.run
+        if name == chosen:  # a server has no use for the parts that run a model, and needs no time to load them
+            import_module(f"roost.cli.{name}").add_flags(command)
+    args = parser.parse_args(words)
+    run: Command = import_module(f"roost.cli.{args.command}").run
     try:
         return run(args)
     except ConfigError as error:

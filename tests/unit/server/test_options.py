@@ -1,5 +1,7 @@
 """Options of a server that cannot work are said at once."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -30,3 +32,8 @@ def test_an_option_that_cannot_work_is_named(options: dict[str, Any], flag: str)
 def test_the_usual_options_work() -> None:
     check_server(ServerConfig())
     check_server(ServerConfig(port=0, api_key=("sk-1", "sk-2"), drain_s=0))
+
+
+def test_the_servers_own_process_does_not_load_what_runs_models() -> None:
+    code = "import sys, roost.cli.serve, roost.server.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
