@@ -5,7 +5,9 @@ that cannot work is a ConfigError here, before anybody is served. Called by the 
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,7 @@ from roost.clock import SystemClock
 from roost.config import EngineConfig, ModelConfig, Resolved, resolve
 from roost.errors import ConfigError
 from roost.exec.executor import TorchExecutor
+from roost.models.decoder import Decoder
 from roost.models.model import Model
 from roost.progress import Progress, silent
 from roost.sched.engine import Engine
@@ -48,9 +51,10 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
         torch.set_num_threads(config.model.threads)
-    source = open_source(path, progress)
-    language = source.language()
-    model = load_model(source, weights=weights, device=device)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
+        # On a thread that ends: one that has computed keeps a team of OpenMP threads, and beside the team of the thread
+        # that runs the steps these make every parallel operation wait (measured: half the rate).
+        language, model = loader.submit(_load, path, weights, device, progress).result()
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
@@ -72,6 +76,11 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         settings=_settings(config, resolved, model, weights, device),
         load_s=time.monotonic() - began,
     )
+
+
+def _load(path: Path, weights: str, device: torch.device, progress: Progress) -> tuple[Language, Decoder]:
+    source = open_source(path, progress)
+    return source.language(), load_model(source, weights=weights, device=device)
 
 
 def _device(config: ModelConfig) -> torch.device:

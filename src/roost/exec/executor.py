@@ -24,8 +24,8 @@ class TorchExecutor:
         windows = {book.window for book in resolved.books}
         if not windows >= set(model.kv.windows):
             raise InvariantError(f"books of windows {windows} do not serve layers of windows {set(model.kv.windows)}")
-        self.runner = Runner(model, resolved, device)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
+        self.runner = self._worker.submit(Runner, model, resolved, device).result()  # whatever computes, does so there
         self._out: dict[StepId, Future[StepResult]] = {}  # launched and not collected, in launch order
 
     def launch(self, plan: StepPlan) -> Ticket:

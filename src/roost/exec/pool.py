@@ -21,8 +21,8 @@ class Pool:
         self.window = resolved.books[book].window
         num_slots = resolved.books[book].num_pages * self.page_size
         shape = (kv.windows.count(self.window), num_slots, kv.num_kv_heads, kv.head_dim)
-        self.keys = torch.zeros(shape, dtype=kv.dtype, device=device)
-        self.values = torch.zeros(shape, dtype=kv.dtype, device=device)
+        self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
+        self.values = torch.empty(shape, dtype=kv.dtype, device=device)
         pages_per_row = resolved.row_width // self.page_size
         self.table = torch.zeros((resolved.num_rows, pages_per_row), dtype=torch.int32, device=device)
 
