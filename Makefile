@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test check sim replay planted bench bench-serving format clean
+.PHONY: serve test test-full check sim replay planted bench bench-serving format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,12 @@ serve: $(VENV)/.ready
 # Everything that must hold before a change lands.
 test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
+	$(BIN)/pytest tests -n 2 --dist loadgroup
+
+# The same with a thousand seeds and a search for every planted bug: before an issue is closed.
+test-full: check
+	$(BIN)/python -m tests.sim --seeds 1000
+	$(BIN)/python -m tests.planted
 	$(BIN)/pytest tests -n 2 --dist loadgroup
 
 # Format, lint, types and house rules.
