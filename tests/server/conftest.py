@@ -14,8 +14,9 @@ HERE = Path(__file__).parent
 StartTiny = Callable[..., Server]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, one of them has all of these."""
+    """With several workers, one of them has all of these; said before the groups are read."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("server"))
@@ -25,7 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the default model; at the end it must be as it was at the beginning, and go when told to."""
     sizes = {"pool-tokens": 8192, "context": 2048, "chunk": 128, "max-running": 8, "max-queued": 64}
-    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    patience = {"threads": 1, "health-answer-s": 120}  # other tests run beside this one
+    flags = [text for name, value in (sizes | patience).items() for text in (f"--{name}", str(value))]
     started = Server(tmp_path_factory.mktemp("server"), *flags)
     try:
         yield started

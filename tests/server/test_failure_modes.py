@@ -33,7 +33,8 @@ def test_failure_mode_32_characters_of_several_bytes_are_streamed_whole(rested: 
     assert "🦉" in whole["text"] and "日" in whole["text"]
     events = Stream(rested, "/generate", {"text": prompt, "sampling_params": params, "stream": True}).rest()
     assert events[-1]["text"] == whole["text"]
-    assert all("\ufffd" not in event["text"] for event in events[:-1])
+    # nothing was said that a later token changed: a replacement character stands only where it stands in the end
+    assert all(whole["text"].startswith(event["text"]) for event in events)
     shown = {event["text"] for event in events}
     assert len(shown) < len(events[-1]["output_ids"])  # tokens that ended inside of a character showed nothing yet
     asked = {"prompt": prompt, "temperature": 0, "max_tokens": 30, "stream": True}
