@@ -148,7 +148,7 @@ class LLM:
             while num_left:
                 event = _checked(events.get())
                 piece = answers[event.request_id].feed(event)
-                num_left -= piece is not None and piece.ends
+                num_left -= piece is not None and piece.finished is not None
         return [_output([answers[submit.request_id] for submit in group]) for group in groups]
 
     def _stream(self, tokens: tuple[int, ...], options: Options) -> Iterator[Piece]:

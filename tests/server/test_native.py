@@ -210,6 +210,8 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"text": "a", "top_logprobs_num": 3}, "top_logprobs_num"),
     ({"text": "a", "return_logprob": True, "top_logprobs_num": 101}, "top_logprobs_num"),
     ({"text": "a", "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len"),
+    ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+    ({"text": "a", "return_text_in_logprobs": True}, "return_text_in_logprobs"),
     ({"text": "a", "priority": 2**40}, "priority"),
     ({"text": "a", "lora_path": "x"}, "lora_path"),
 )

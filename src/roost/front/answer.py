@@ -7,7 +7,7 @@ characters, and nothing that may be the beginning of a stop. Called by whoever w
 from dataclasses import dataclass
 
 from roost.front.options import Options
-from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens
+from roost.messages import Event, Finished, PromptScores, Score, Tokens
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 
@@ -19,13 +19,7 @@ class Piece:
     text: str = ""
     tokens: tuple[int, ...] = ()
     scores: tuple[Score, ...] = ()
-    finished: Finished | None = None
-    refused: Refused | None = None
-
-    @property
-    def ends(self) -> bool:
-        """Whether nothing comes after it."""
-        return self.finished is not None or self.refused is not None
+    finished: Finished | None = None  # nothing comes after it
 
 
 class Answer:
@@ -41,12 +35,10 @@ class Answer:
         self.tokens: list[int] = []
         self.scores: list[Score] = []
         self.prompt_scores: list[Score] = []
-        self.prompt_scores_start: int | None = None
         self.finished: Finished | None = None
-        self.refused: Refused | None = None
 
     def feed(self, event: Event) -> Piece | None:
-        """Take an event; give what it adds for the reader, None if nothing."""
+        """Take an event of an accepted request; give what it adds for the reader, None if nothing."""
         match event:
             case Tokens():
                 self.tokens.extend(event.tokens)
@@ -55,8 +47,6 @@ class Answer:
                 self.text += text
                 return Piece(text=text, tokens=event.tokens, scores=event.scores)
             case PromptScores():
-                if self.prompt_scores_start is None:
-                    self.prompt_scores_start = event.start
                 self.prompt_scores.extend(event.scores)
                 return None
             case Finished():
@@ -64,9 +54,6 @@ class Answer:
                 text = self._rest(event)
                 self.text += text
                 return Piece(text=text, finished=event)
-            case Refused():
-                self.refused = event
-                return Piece(refused=event)
             case _:
                 raise AssertionError(event)
 

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Lifespan
 
 from roost.errors import CapacityError, RequestError
 from roost.server import health, native, openai
@@ -28,7 +27,7 @@ _log = logging.getLogger("roost.server")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
+def make_app(desk: Desk) -> Starlette:
     """The server's application."""
 
     def route(path: str, endpoint: Endpoint, method: str) -> Route:
@@ -62,7 +61,7 @@ def make_app(desk: Desk, lifespan: Lifespan[Starlette]) -> Starlette:
         ClientDisconnect: _nobody,
         Exception: _broken,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would send callers wherever their Host header says
     app.state.desk = desk
     return app

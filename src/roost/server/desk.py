@@ -24,6 +24,7 @@ from roost.server.metrics import Metrics
 from roost.text.language import Language
 
 PROMPTS_MAX = 256  # in one request
+LOGPROB_LEAST = -9999.0  # as OpenAI reports it
 
 
 class Desk:
@@ -121,6 +122,11 @@ class Desk:
 def json_response(value: Any, status: int = 200) -> Response:
     """An answer in JSON."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can say; that of a token that cannot be is minus infinity."""
+    return max(logprob, LOGPROB_LEAST)
 
 
 def error_body(status: int, message: str, param: str | None) -> dict[str, Any]:

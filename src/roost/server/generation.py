@@ -77,7 +77,7 @@ class Generation:
                 number, piece = await merged.get()
                 if isinstance(piece, BaseException):
                     raise piece
-                if piece.ends:
+                if piece.finished is not None:
                     open_outputs -= 1
                 yield number, piece
         finally:
@@ -97,10 +97,10 @@ class Generation:
         try:
             async with aclosing(self._link.converse(output.submit, output.name)) as events:
                 async for event in events:
-                    piece = output.answer.feed(event)
-                    watch.saw(event)
                     if isinstance(event, Refused):
                         raise refusal(event)
+                    piece = output.answer.feed(event)
+                    watch.saw(event)
                     if isinstance(event, Finished):
                         check_ending(event)
                     if piece is not None:

@@ -57,11 +57,6 @@ class Stopwatch:
         elif isinstance(event, Finished):
             self._metrics.whole.observe(now - self._began)
 
-    @property
-    def elapsed_s(self) -> float:
-        """Since the request came in."""
-        return time.monotonic() - self._began
-
 
 class _EngineStats(Collector):
     """The engine's statistics as metrics."""

@@ -17,7 +17,7 @@ from roost.errors import RequestError
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, Score
 from roost.server.body import convert, read, whole
-from roost.server.desk import Desk, events, json_response
+from roost.server.desk import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, refusal, renamed, while_connected
 from roost.server.schema import (
     AbortBody,
@@ -28,7 +28,6 @@ from roost.server.schema import (
     refuse_unsupported,
 )
 
-LOGPROB_LEAST = -9999.0
 RID_LEN_MAX = 256
 
 
@@ -96,12 +95,17 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
     each = given if isinstance(given, list) else [given] * num_prompts
     if len(each) != num_prompts:
         raise RequestError(400, "sampling_params", f"a list must have an entry for each of the {num_prompts} prompts")
-    if not body.return_logprob and (body.top_logprobs_num or (body.logprob_start_len or -1) >= 0):
-        name = "top_logprobs_num" if body.top_logprobs_num else "logprob_start_len"
-        raise RequestError(400, name, "needs return_logprob: true")
     if body.logprob_start_len is not None and body.logprob_start_len < -1:
         raise RequestError(400, "logprob_start_len", f"must be at least -1, got {body.logprob_start_len}")
-    start = None if body.logprob_start_len in (None, -1) else body.logprob_start_len
+    start = None if body.logprob_start_len == -1 else body.logprob_start_len
+    asked_for = {
+        "top_logprobs_num": body.top_logprobs_num != 0,
+        "logprob_start_len": start is not None,
+        "return_text_in_logprobs": body.return_text_in_logprobs,
+    }
+    for name, is_asked_for in asked_for.items():
+        if is_asked_for and not body.return_logprob:
+            raise RequestError(400, name, "needs return_logprob: true")
     options = []
     for number, params in enumerate(each):
         refuse_unsupported(params, _params_path(body, number))
@@ -207,7 +211,7 @@ class _Answers:
         text = None
         if self._body.return_text_in_logprobs:
             text = self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
-        return [None if logprob is None else max(logprob, LOGPROB_LEAST), token, text]
+        return [None if logprob is None else finite(logprob), token, text]
 
 
 def _reason(finished: Finished) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from roost.errors import RequestError
 from roost.front.answer import Piece
 from roost.messages import Finished, Score
 from roost.server.body import read
-from roost.server.desk import Desk, events, json_response
+from roost.server.desk import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
-LOGPROB_LEAST = -9999.0  # what OpenAI reports for a token that cannot be
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
 _TOP_LOGPROBS_MAX = 20
 
@@ -190,7 +189,7 @@ class _Chat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self._desk.language.tokenizer.piece(token)
-        return {"token": piece.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(piece)}
+        return {"token": piece.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(piece)}
 
 
 class _Text:
@@ -270,20 +269,16 @@ class _Text:
         texts = [self._text(token) for token, _ in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [None if score is None else _finite(score.logprob) for _, score in scored],
+            "token_logprobs": [None if score is None else finite(score.logprob) for _, score in scored],
             "top_logprobs": [None if score is None else self._top(score) for _, score in scored],
             "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         }
 
     def _top(self, score: Score) -> dict[str, float]:
-        return {self._text(token): _finite(logprob) for token, logprob in reversed(score.top)}
+        return {self._text(token): finite(logprob) for token, logprob in reversed(score.top)}
 
     def _text(self, token: int) -> str:
         return self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOGPROB_LEAST)
 
 
 def _reason(finished: Finished | None) -> str:

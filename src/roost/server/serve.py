@@ -7,11 +7,10 @@ to end. If the engine ends unexpectedly, so does the server. Called by the comma
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import uvicorn
-from starlette.applications import Starlette
 
 from roost.config import EngineConfig, ServerConfig
 from roost.errors import CapacityError
@@ -32,7 +31,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     desk = Desk(config, Link(engine))
     server = _Server(
         uvicorn.Config(
-            make_app(desk, _nothing),
+            make_app(desk),
             host=config.host,
             port=config.port,
             log_level=config.log_level,
@@ -107,8 +106,3 @@ def _port(server: uvicorn.Server) -> int | None:
     """The port that is listened at: with --port 0 the system chose it."""
     ports: list[int] = [socket.getsockname()[1] for each in server.servers for socket in each.sockets]
     return ports[0] if ports else None
-
-
-@asynccontextmanager
-async def _nothing(app: Starlette) -> AsyncIterator[None]:
-    yield
