@@ -15,21 +15,18 @@ from typing import Any
 
 from roost.config import EngineConfig
 from roost.errors import CapacityError, RequestError
-from roost.front.answer import Answer, Piece
+from roost.front.answer import Answer, Piece, checked, refusal
 from roost.front.options import Options, submits
 from roost.messages import (
     Abort,
     Command,
     Event,
-    Finished,
     FlushCache,
     GetStats,
-    PromptScores,
     Refused,
     Score,
     Stats,
     Submit,
-    Tokens,
     Usage,
 )
 from roost.progress import Progress, silent
@@ -73,10 +70,12 @@ class LLM:
     """A model in this process."""
 
     def __init__(
-        self, model: str = "default", config: EngineConfig | None = None, *, progress: Progress = silent
+        self, model: str | None = None, config: EngineConfig | None = None, *, progress: Progress = silent
     ) -> None:
         config = config or EngineConfig()
-        self._running = start(replace(config, model=replace(config.model, model=model)), progress)
+        if model is not None:  # else the configuration's
+            config = replace(config, model=replace(config.model, model=model))
+        self._running = start(config, progress)
         self.name = self._running.name
         self.settings = self._running.settings
         self.language = self._running.language
@@ -146,7 +145,7 @@ class LLM:
         with self._asked(asked) as events:
             num_left = len(asked)
             while num_left:
-                event = _checked(events.get())
+                event = checked(events.get())
                 piece = answers[event.request_id].feed(event)
                 num_left -= piece is not None and piece.finished is not None
         return [_output([answers[submit.request_id] for submit in group]) for group in groups]
@@ -157,7 +156,7 @@ class LLM:
         answer = Answer(self.language.tokenizer, options)
         with self._asked(self._submits(tokens, options)) as events:
             while answer.finished is None:
-                piece = answer.feed(_checked(events.get()))
+                piece = answer.feed(checked(events.get()))
                 if piece is not None:
                     yield piece
 
@@ -186,7 +185,7 @@ class LLM:
         finally:
             self._forget(inbox)
         if isinstance(answer, Refused):
-            raise _refusal(answer)
+            raise refusal(answer)
         return answer
 
     def _send(self, command: Command, inbox: "_Inbox") -> None:
@@ -231,24 +230,6 @@ def _ended(failure: BaseException | None) -> str:
 
 def _nobody(event: Event) -> None:
     """Nobody waits for this answer."""
-
-
-def _refusal(refused: Refused) -> RequestError | CapacityError:
-    if refused.param:
-        return RequestError(refused.status, refused.param, refused.message.removeprefix(f"{refused.param}: "))
-    return CapacityError(refused.status, refused.message)
-
-
-def _checked(event: Event) -> Tokens | PromptScores | Finished:
-    """An event of a request that is not a refusal or a failure; those are raised."""
-    if isinstance(event, Refused):
-        raise _refusal(event)
-    if isinstance(event, Finished) and event.reason == "timeout":
-        raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
-    if isinstance(event, Finished) and event.reason == "error":
-        raise CapacityError(500, event.message)
-    assert isinstance(event, Tokens | PromptScores | Finished), event
-    return event
 
 
 def _output(answers: list[Answer]) -> Output:

@@ -339,3 +339,10 @@ def test_importing_the_package_alone_imports_no_torch() -> None:
 
 def test_the_library_needs_none_of_the_servers_packages(folder: Path) -> None:
     assert python("-c", WITHOUT_SERVER, str(folder)) == "bhello"
+
+
+def test_the_model_of_the_configuration_counts_where_none_is_named(folder: Path) -> None:
+    with LLM(config=replace(CONFIG, model=replace(CONFIG.model, model=str(folder)))) as llm:
+        text = llm.generate("a", GREEDY).text
+        assert text and AFTER_A.startswith(text)
+        assert llm.name == folder.name

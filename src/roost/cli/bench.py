@@ -162,7 +162,7 @@ def run(args: Namespace) -> int:
         return _report([measure(server, prompts, args, n) for n in levels], args)
     options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
     with loading_bar() as progress:
-        llm = LLM(args.model, engine_of(args), progress=progress)
+        llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         return _report([measure(InProcess(llm, options), prompts, args, n) for n in levels], args)
 

@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
     """Read, answer, repeat."""
     console = Console(stderr=True)
     with loading_bar() as progress:
-        llm = LLM(args.model, engine_of(args), progress=progress)
+        llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         console.print(f"{llm.name} is ready. An empty line or Ctrl-D ends the conversation.", style="dim")
         messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []

@@ -45,9 +45,7 @@ def group_of(args: Namespace, group: type[Group]) -> Group:
 
 def engine_of(args: Namespace) -> EngineConfig:
     """The engine's configuration from parsed flags."""
-    return EngineConfig(
-        model=group_of(args, ModelConfig), memory=group_of(args, MemoryConfig), sched=group_of(args, SchedConfig)
-    )
+    return EngineConfig(**{name: group_of(args, group) for name, group in _ENGINE_GROUPS.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ def run(args: Namespace) -> int:
     """Generate once, token by token."""
     prompt = args.prompt if args.prompt is not None else sys.stdin.read()
     with loading_bar() as progress:
-        llm = LLM(args.model, engine_of(args), progress=progress)
+        llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         options = sample.options_of(args)
         message = [{"role": "user", "content": prompt}]

@@ -6,8 +6,9 @@ characters, and nothing that may be the beginning of a stop. Called by whoever w
 
 from dataclasses import dataclass
 
+from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
-from roost.messages import Event, Finished, PromptScores, Score, Tokens
+from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 
@@ -20,6 +21,25 @@ class Piece:
     tokens: tuple[int, ...] = ()
     scores: tuple[Score, ...] = ()
     finished: Finished | None = None  # nothing comes after it
+
+
+def refusal(refused: Refused) -> RequestError | CapacityError:
+    """An engine's refusal as an error."""
+    if refused.param:
+        return RequestError(refused.status, refused.param, refused.message.removeprefix(f"{refused.param}: "))
+    return CapacityError(refused.status, refused.message)
+
+
+def checked(event: Event) -> Tokens | PromptScores | Finished:
+    """An event of an accepted request; a refusal, and an ending that is no answer, are raised."""
+    if isinstance(event, Refused):
+        raise refusal(event)
+    if isinstance(event, Finished) and event.reason == "timeout":
+        raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
+    if isinstance(event, Finished) and event.reason == "error":
+        raise CapacityError(500, event.message or "the engine failed on this request")
+    assert isinstance(event, Tokens | PromptScores | Finished), event
+    return event
 
 
 class Answer:
@@ -37,8 +57,8 @@ class Answer:
         self.prompt_scores: list[Score] = []
         self.finished: Finished | None = None
 
-    def feed(self, event: Event) -> Piece | None:
-        """Take an event of an accepted request; give what it adds for the reader, None if nothing."""
+    def feed(self, event: Tokens | PromptScores | Finished) -> Piece | None:
+        """Take an event; give what it adds for the reader, None if nothing."""
         match event:
             case Tokens():
                 self.tokens.extend(event.tokens)
@@ -54,8 +74,6 @@ class Answer:
                 text = self._rest(event)
                 self.text += text
                 return Piece(text=text, finished=event)
-            case _:
-                raise AssertionError(event)
 
     def _shown(self, tokens: tuple[int, ...]) -> str:
         """Text that is certain after these tokens."""

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from roost.errors import CapacityError, RequestError
-from roost.front.answer import Answer, Piece
+from roost.errors import RequestError
+from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, submits
-from roost.messages import Finished, Refused, Submit
+from roost.messages import Submit
 from roost.server.link import Link
 from roost.server.metrics import Metrics, Stopwatch
 from roost.text.language import Language
@@ -97,12 +97,8 @@ class Generation:
         try:
             async with aclosing(self._link.converse(output.submit, output.name)) as events:
                 async for event in events:
-                    if isinstance(event, Refused):
-                        raise refusal(event)
-                    piece = output.answer.feed(event)
                     watch.saw(event)
-                    if isinstance(event, Finished):
-                        check_ending(event)
+                    piece = output.answer.feed(checked(event))
                     if piece is not None:
                         merged.put_nowait((number, piece))
         except RequestError as error:
@@ -128,24 +124,9 @@ def _pass_on_failure(merged: Merged, number: int, task: "asyncio.Task[None]") ->
         merged.put_nowait((number, error))
 
 
-def refusal(event: Refused) -> RequestError | CapacityError:
-    """An engine's refusal as an error."""
-    if not event.param:
-        return CapacityError(event.status, event.message)
-    return RequestError(event.status, event.param, event.message.removeprefix(f"{event.param}: "))
-
-
 def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     """An error in the client's words."""
     return RequestError(error.status, names.get(error.param, error.param), error.reason)
-
-
-def check_ending(event: Finished) -> None:
-    """Raise for an ending that is not an answer."""
-    if event.reason == "timeout":
-        raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
-    if event.reason == "error":
-        raise CapacityError(500, event.message or "the engine failed on this request")
 
 
 async def while_connected(request: Request, work: Awaitable[Value]) -> Value:

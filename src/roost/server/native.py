@@ -14,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
+from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, Score
 from roost.server.body import convert, read, whole
 from roost.server.desk import Desk, events, finite, json_response
-from roost.server.generation import Generation, Output, Prompt, refusal, renamed, while_connected
+from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.schema import (
     AbortBody,
     EmptyBody,
