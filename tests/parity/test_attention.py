@@ -48,7 +48,7 @@ def test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree(start:
     sees = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for node, path in enumerate(paths):
         sees[node, path] = True
-    tree = Tree(depths=tuple(len(path) - 1 for path in paths), sees=sees)
+    tree = Tree(depths=torch.tensor([len(path) - 1 for path in paths]), sees=sees)
     generator = torch.Generator().manual_seed(start)
     end = start + len(parents)
     query = torch.randn((len(parents), NUM_HEADS, HEAD_DIM), generator=generator)

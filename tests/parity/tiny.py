@@ -27,10 +27,14 @@ from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
 from roost.exec.executor import TorchExecutor
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.model import Head
 from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
+from roost.spec.eagle import EagleDrafter
+from roost.spec.shape import PLAIN, SpecShape
+from tests.shapes import spec_config
 
 CPU = torch.device("cpu")
 WINDOW = 9
@@ -73,7 +77,7 @@ KINDS = {
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),
 }
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -81,7 +85,7 @@ _SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "rms_norm_eps": 0.01,  # large, so that a wrong one shows
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
     "tie_word_embeddings": False,
@@ -120,7 +124,7 @@ def tiny(kind: str) -> Tiny:
     """A checkpoint of some kind."""
     architecture, config, special = KINDS[kind]
     torch.manual_seed(7)
-    reference = architecture(config(**{**_SHAPE, **special}))
+    reference = architecture(config(**{**SHAPE, **special}))
     for name, weight in reference.named_parameters():
         if "norm" in name:  # they start as ones (Gemma: zeros), and biases as zeros, which would hide a wrong one
             least = -0.5 if kind == "gemma3" else 0.5
@@ -154,25 +158,30 @@ def configure(
     pool_tokens: int = 2048,
     window_pool_tokens: int = 2048,
     max_running: int = 8,
+    context: int = 256,
+    spec: SpecShape = PLAIN,
+    spec_max_batch: int | None = None,
 ) -> EngineConfig:
     """A configuration with the strictest audit."""
     return EngineConfig(
         memory=MemoryConfig(
             page_size=page_size, pool_tokens=pool_tokens, window_pool_tokens=window_pool_tokens, strict_memory=2
         ),
-        sched=SchedConfig(context=256, max_running=max_running, chunk=chunk, mixed=mixed, overlap=depth == 1),
+        sched=SchedConfig(context=context, max_running=max_running, chunk=chunk, mixed=mixed, overlap=depth == 1),
+        spec=spec_config(spec, spec_max_batch),
     )
 
 
 class Served:
     """A model behind an engine, and everything that came back from it."""
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+    def __init__(self, model: Decoder, config: EngineConfig, head: Head | None = None) -> None:
         resolved = resolve(config, model.traits)
         self.notes: list[Note] = []
         self.events: list[Event] = []
-        self.executor = TorchExecutor(model, resolved, CPU)
-        for pool in self.executor.runner.pools:
+        self.executor = TorchExecutor(model, resolved, CPU, head)
+        drafter = self.executor.runner.drafter
+        for pool in self.executor.runner.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
             pool.keys.fill_(torch.nan)
             pool.values.fill_(torch.nan)
         self.engine = Engine(resolved, self.executor, VirtualClock(), Trace(self.notes.append))

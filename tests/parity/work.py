@@ -9,6 +9,7 @@ from torch import Tensor
 from roost.config import EngineConfig
 from roost.layers.attention import Attend, causal_attention
 from roost.models.decoder import Decoder
+from roost.models.model import Head
 from tests.parity.tiny import Served, greedy, prompts, tiny
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -39,7 +40,7 @@ def assert_equals_reference(served: Served, kind: str, work: Work) -> None:
         assert served.finish(f"r{number}").reason == "length"
 
 
-def dense(model: Decoder) -> Attend:
+def dense(model: Decoder | Head) -> Attend:
     """Attention of one sequence from its start, without pages."""
     kv = model.kv
 

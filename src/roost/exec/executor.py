@@ -9,23 +9,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from roost.config import Resolved
-from roost.errors import ConfigError, InvariantError, StepFailure
+from roost.errors import InvariantError, StepFailure
 from roost.exec.runner import Runner
-from roost.models.model import Model
+from roost.models.model import Head, Model
 from roost.step import StepId, StepPlan, StepResult, Ticket
 
 
 class TorchExecutor:
-    """Runs plain steps of a model on a device."""
+    """Runs steps of a model, and of a draft head if there is one, on a device."""
 
-    def __init__(self, model: Model, resolved: Resolved, device: torch.device) -> None:
-        if resolved.spec.speculates:
-            raise ConfigError(f"--spec-steps must be 0: this executor does not speculate, got {resolved.spec.steps}")
+    def __init__(self, model: Model, resolved: Resolved, device: torch.device, head: Head | None = None) -> None:
         windows = {book.window for book in resolved.books}
         if not windows >= set(model.kv.windows):
             raise InvariantError(f"books of windows {windows} do not serve layers of windows {set(model.kv.windows)}")
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
-        self.runner = self._worker.submit(Runner, model, resolved, device).result()  # whatever computes, does so there
+        self.runner = self._worker.submit(
+            Runner, model, resolved, device, head
+        ).result()  # whatever computes, does so there
         self._out: dict[StepId, Future[StepResult]] = {}  # launched and not collected, in launch order
 
     def launch(self, plan: StepPlan) -> Ticket:

@@ -7,6 +7,7 @@ Never seen by the control plane, which has bounds of its own. Called by the runn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from roost.step import Ints, StepPlan
 
@@ -45,21 +46,19 @@ class StepLengths:
 
     @property
     def ends(self) -> Ints:
-        """Lengths once every token of the step is written."""
+        """Lengths if every token of the step is kept."""
         return self.starts + self._plan.widths
 
     @property
     def total(self) -> int:
-        """Live tokens of all rows after the step: what attention reads."""
+        """Tokens that the step's rows hold while it runs: what attention reads."""
         if self._total is None:
             self._total = int(self.ends.sum())
         return self._total
 
-    def advance(self) -> None:
-        """The step's tokens are written: rows are that much longer, on the device and here."""
+    def advance(self, ends: Tensor) -> None:
+        """The step has run, and its rows are `ends` long; the host sees what it knows without asking."""
         plan, lengths = self._plan, self._lengths
-        device = lengths.device.device
-        lengths.device[torch.from_numpy(plan.rows.astype(np.int64)).to(device)] = torch.from_numpy(
-            self.ends.astype(np.int64)
-        ).to(device)
-        lengths.host_seen[plan.rows] = self.ends
+        lengths.device[torch.from_numpy(plan.rows.astype(np.int64)).to(ends.device)] = ends
+        certain = plan.is_prefill | (not plan.shape.speculates)
+        lengths.host_seen[plan.rows[certain]] = self.ends[certain]

@@ -63,3 +63,43 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [num_tokens, vocab_size]."""
         ...
+
+
+class Head(Protocol):
+    """A draft head: passes over pairs (token p + 1, hidden p), each in slot p."""
+
+    @property
+    def kv(self) -> KvShape:
+        """The KV its layers hand to `attend`; none has a window."""
+        ...
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Layers of the target whose inputs it reads; empty: it reads the last hidden states."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the hidden states it takes and gives."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of its own vocabulary."""
+        ...
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """What a pass reads of the target: [num_tokens, hidden_size]."""
+        ...
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states that the next pass reads in place of the target's: [num_tokens, hidden_size]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token in its own vocabulary, from what `forward` gave."""
+        ...
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of its own."""
+        ...

@@ -63,12 +63,21 @@ class SpecShape:
     @property
     def accept_max(self) -> int:
         """Most tokens one round can add to the output, bonus included."""
-        return min(self.steps, self.tokens - 1) + 1  # a small tree may be less deep than its steps
+        return self.accept_max_of(self.tokens)
+
+    def accept_max_of(self, width: int) -> int:
+        """The same for a round of `width` nodes."""
+        return min(self.steps, width - 1) + 1  # a small tree may be less deep than its steps
 
     @property
     def speculates(self) -> bool:
         """Whether rounds carry drafts."""
         return self.steps > 0
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether drafts are looked up among the tokens so far."""
+        return self.speculates and self.draft_kv is DraftKv.NONE
 
     @property
     def pair(self) -> bool:

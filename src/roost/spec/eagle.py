@@ -1,0 +1,142 @@
+"""EAGLE drafter: a head that goes on from the target's hidden states, in chains and dynamic trees.
+
+Owns the head's KV, in slots of the full book, and what passes from step to step on the device: the head's last hidden
+state of each row and its best next tokens. A round's first drafts are those; each further draft step is one pass of K
+branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the runner.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from roost.exec.pool import Pool, Table
+from roost.layers.attention import Attend, Read, paged_attention, plan_branch_reads, plan_reads
+from roost.models.model import Head
+from roost.spec.drafter import Pairs, Rounds
+from roost.spec.shape import SpecShape
+from roost.spec.tree import Candidates, Trees, best_trees
+from roost.step import RowSetup
+
+
+class EagleDrafter:
+    """A head, its KV, and where each row stands."""
+
+    def __init__(self, head: Head, shape: SpecShape, table: Table) -> None:
+        self._head, self._shape, self._table = head, shape, table
+        self.pool = Pool(table, len(head.kv.windows), head.kv)
+        num_rows, device = len(table.pages), table.pages.device
+        self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
+        self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
+        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Layers of the target that the head looks at."""
+        return self._head.captures
+
+    def begin(self, setup: RowSetup) -> None:
+        """Nothing: what a row needs comes with its prefill."""
+
+    def extend(self, pairs: Pairs) -> None:
+        """Run the head over what a step wrote; keep where each row stands."""
+        sources, table = pairs.sources, self._table
+        hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.captured))
+        reads = plan_reads(table.pages, pairs.spans, page_size=table.page_size, window=None)
+        slots = table.slots(pairs.rows, pairs.positions)
+        output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, reads))
+        if len(pairs.head_rows):
+            hidden = output[pairs.heads]
+            tokens, scores = self._best(hidden)
+            self._hidden[pairs.head_rows] = hidden
+            self._tokens[pairs.head_rows] = tokens
+            self._scores[pairs.head_rows] = scores
+
+    def propose(self, rounds: Rounds) -> Trees:
+        """Draft: a beam of K paths, one token longer with each pass; every token they met is a candidate."""
+        topk, rows = self._shape.topk, rounds.rows
+        places = Places(rounds, self._shape, self._table)
+        if topk > 1 and self._table.page_size > 1:
+            self.pool.copy(*places.tail_copies())
+        tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
+        hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
+        beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
+        met = [(tokens, scores, torch.full_like(tokens, -1))]
+        for step in range(self._shape.steps - 1):
+            hidden = self._pass(tokens, hidden, rounds, places, step)
+            next_tokens, next_scores = self._best(hidden)  # [R, K, K]: the best after each path
+            next_scores = next_scores + scores[:, :, None]
+            parents = beam[:, :, None].expand_as(next_tokens)
+            num_met = topk + step * topk**2
+            met.append((next_tokens.flatten(1), next_scores.flatten(1), parents.flatten(1)))
+            scores, picked = (each[:, :topk] for each in next_scores.flatten(1).sort(descending=True, stable=True))
+            tokens, beam = next_tokens.flatten(1).gather(1, picked), num_met + picked
+            if topk > 1 and step < self._shape.steps - 2:  # a path goes on from its parent, wherever that was
+                branch = picked // topk
+                hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
+                self.pool.copy(*places.moves(branch, step + 1))
+        all_tokens, all_scores, all_parents = (torch.cat(column, dim=1) for column in zip(*met, strict=True))
+        candidates = Candidates(tokens=all_tokens, scores=all_scores, parents=all_parents)
+        return best_trees(rounds.roots, candidates, self._shape.tokens)
+
+    def _pass(self, tokens: Tensor, hidden: Tensor, rounds: Rounds, places: "Places", step: int) -> Tensor:
+        """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
+        table, positions = self._table, (rounds.lengths + step)[:, None].expand_as(tokens)
+        reads = plan_branch_reads(table.pages, rounds.rows_host, places.branches, step, page_size=table.page_size)
+        attend = self._attend(places.slots(step).flatten(), reads)
+        output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
+        return output.view_as(hidden)
+
+    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""
+        logits = self._head.logits(hidden.reshape(-1, hidden.shape[-1]))
+        scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
+        shape = (*hidden.shape[:-1], self._shape.topk)
+        return self._head.token_ids(ids).view(shape), scores.view(shape)
+
+    def _attend(self, slots: Tensor, reads: Sequence[Read]) -> Attend:
+        pool, scale = self.pool, self._head.kv.scale
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            pool.write(layer, slots, key, value)
+            return paged_attention(query, pool.keys[layer], pool.values[layer], reads, scale=scale)
+
+        return attend
+
+
+class Places:
+    """Where the branches of some rounds lie: `SpecShape.branches` of every row at once, on the device."""
+
+    def __init__(self, rounds: Rounds, shape: SpecShape, table: Table) -> None:
+        size = table.page_size
+        self.branches = [shape.branches(start, size) for start in rounds.starts]  # for reads that the host plans
+        self._rows, self._table = rounds.rows[:, None], table
+        self._number = torch.arange(shape.topk, device=rounds.rows.device)  # [K]
+        self._last = (rounds.lengths % size)[:, None]  # [R, 1]
+        self._base = rounds.lengths[:, None] - self._last
+        self._stride = (self._last + shape.steps + size - 1) // size * size
+
+    def slots(self, step: int) -> Tensor:
+        """Slots [R, K] that the branches write at a step."""
+        return self._table.slots(self._rows, self._base + self._number * self._stride + self._last + step)
+
+    def tail_copies(self) -> tuple[Tensor, Tensor]:
+        """(from, to) slots that give each branch after the first the prefix's partial page.
+
+        A whole page for every branch, whatever the length: what is not in the prefix goes from the sink to the sink.
+        """
+        offset = torch.arange(self._table.page_size, device=self._rows.device)  # [page_size]
+        is_prefix = offset < self._last  # [R, page_size]
+        sources = self._table.slots(self._rows, self._base + offset)
+        starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]
+        dests = self._table.slots(self._rows[:, :, None], starts + offset)
+        sources = torch.where(is_prefix, sources, 0)[:, None].expand_as(dests)
+        return sources.flatten(), torch.where(is_prefix[:, None], dests, 0).flatten()
+
+    def moves(self, branch: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        """(from, to) slots by which branch k goes on from what branch `branch[k]` wrote in its first steps."""
+        offset = self._last[:, :, None] + torch.arange(num_steps, device=self._rows.device)  # [R, 1, num_steps]
+        rows, base, stride = (each[:, :, None] for each in (self._rows, self._base, self._stride))
+        sources = self._table.slots(rows, base + branch[:, :, None] * stride + offset)
+        dests = self._table.slots(rows, base + self._number[:, None] * stride + offset)
+        return sources.flatten(), dests.flatten()

@@ -1,0 +1,95 @@
+"""Trees of drafted tokens, several rounds at once: node 0 is the root, and every parent comes before its children.
+
+Nodes are in order of their path's probability, so that the first w nodes of a tree are a tree as well: a narrower round
+is a prefix. Fixed shapes, no host sync. Made by drafters, read by the runner and by `accept`.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+NOTHING = -1  # in `tokens`: no such node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trees:
+    """The trees of R rounds, of T nodes each."""
+
+    tokens: Tensor  # [R, T] the target's ids
+    parents: Tensor  # [R, T] node numbers; the root is its own
+    depths: Tensor  # [R, T]
+    sees: Tensor  # [R, T, T] bool: ancestors, and the node itself
+
+    @property
+    def width(self) -> int:
+        """T."""
+        return self.tokens.shape[1]
+
+    @property
+    def path_tokens(self) -> Tensor:
+        """For each node the drafted tokens on its path, itself included: [R, T, T - 1], padded with NOTHING."""
+        drafted = self.tokens[:, None, 1:].expand(-1, self.width, -1)
+        return drafted.masked_fill(~self.sees[:, :, 1:], NOTHING)
+
+    def cut(self, widths: Tensor) -> "Trees":
+        """The trees without the nodes past each round's width [R]."""
+        beyond = torch.arange(self.width, device=widths.device) >= widths[:, None]
+        return replace(self, tokens=self.tokens.masked_fill(beyond, NOTHING))
+
+    def with_rounds(self, index: Tensor, others: "Trees") -> "Trees":
+        """These trees, with those of some rounds [num_others] replaced."""
+        return Trees(
+            tokens=self.tokens.index_copy(0, index, others.tokens),
+            parents=self.parents.index_copy(0, index, others.parents),
+            depths=self.depths.index_copy(0, index, others.depths),
+            sees=self.sees.index_copy(0, index, others.sees),
+        )
+
+
+def chains(tokens: Tensor) -> Trees:
+    """Trees without branches of tokens [R, T], root first."""
+    num_rounds, width = tokens.shape
+    depths = torch.arange(width, device=tokens.device)
+    return Trees(
+        tokens=tokens,
+        parents=(depths - 1).clamp(min=0).expand(num_rounds, -1),
+        depths=depths.expand(num_rounds, -1),
+        sees=(depths <= depths[:, None]).expand(num_rounds, -1, -1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Drafted tokens of R rounds that may become nodes; a parent comes before its children."""
+
+    tokens: Tensor  # [R, C] the target's ids
+    scores: Tensor  # [R, C] log-probability of the path, no better than the parent's
+    parents: Tensor  # [R, C] candidate numbers, -1 for a child of the root
+
+
+def best_trees(roots: Tensor, candidates: Candidates, num_nodes: int) -> Trees:
+    """The trees of roots [R] and the `num_nodes - 1` best candidates of each.
+
+    Equal scores go to the earlier candidate, so no node is chosen without its parent.
+    """
+    order = candidates.scores.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, : num_nodes - 1]  # [R, T - 1] candidates, best first
+    node_of = order.argsort(dim=1) + 1  # [R, C] node number, were all candidates chosen
+    of_root = candidates.parents.gather(1, chosen)
+    parents = node_of.gather(1, of_root.clamp(min=0)).masked_fill(of_root < 0, 0)
+    tokens = torch.cat([roots[:, None], candidates.tokens.gather(1, chosen)], dim=1)
+    parents = torch.cat([torch.zeros_like(roots)[:, None], parents], dim=1)
+    sees = _ancestors(parents)
+    return Trees(tokens=tokens, parents=parents, depths=sees.sum(dim=2) - 1, sees=sees)
+
+
+def _ancestors(parents: Tensor) -> Tensor:
+    """Which nodes are on each node's path: [R, T, T] bool. Each turn doubles how far up a node looks."""
+    num_rounds, width = parents.shape
+    sees = torch.eye(width, dtype=torch.bool, device=parents.device).repeat(num_rounds, 1, 1)
+    above = parents
+    for _ in range((width - 1).bit_length()):
+        sees = sees | sees.gather(1, above[:, :, None].expand(-1, -1, width))
+        above = above.gather(1, above)
+    return sees

@@ -1,0 +1,145 @@
+"""Stand-ins for draft heads: the target itself, and a watcher that writes down what a head is asked.
+
+Used by the tests of drafting, where a wrong draft must show although no output ever does.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from roost.layers.attention import Attend
+from roost.models.decoder import Decoder
+from roost.models.model import Head, KvShape
+from tests.parity.tiny import SHAPE, Tiny
+
+NULL = 0  # a first token that nobody looks at
+
+
+class TargetHead:
+    """The target as its own drafter: slot p holds token p + 1, so it sees all but the first token."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    @property
+    def kv(self) -> KvShape:
+        """The target's, in the full book."""
+        kv = self._model.kv
+        return replace(kv, windows=(None,) * len(kv.windows))
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Nothing: it reads tokens."""
+        return ()
+
+    @property
+    def hidden_size(self) -> int:
+        """The target's."""
+        return self._model.config.hidden_size
+
+    @property
+    def num_tokens(self) -> int:
+        """The target's."""
+        return self._model.config.vocab_size
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """Of no interest."""
+        return last
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The target's pass."""
+        return self._model.forward(tokens, positions, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's, so sure of itself that its best path is in every tree."""
+        return self._model.logits(hidden) * 100
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """Its own."""
+        return draft_ids
+
+
+def forgetful() -> Tiny:
+    """A checkpoint that pays no attention to the token NULL, so that a drafter which never sees it misses nothing.
+
+    One dimension of the hidden state is NULL's alone: nothing else reads or writes it but the keys, which it makes so
+    unlike every query that their weight is zero.
+    """
+    torch.manual_seed(11)
+    rope = {"rope_type": "default", "rope_theta": 1e8}  # the last pair of dimensions hardly turns
+    reference = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "attention_bias": True, "rope_parameters": rope}))
+    own, head_dim = SHAPE["hidden_size"] - 1, SHAPE["head_dim"]
+    state = reference.state_dict()
+    for name, weight in state.items():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "o_proj.bias")):
+            weight[own] = 0
+        elif name.endswith("proj.weight"):
+            weight[:, own] = 0
+    state["model.embed_tokens.weight"][:, own] = 0
+    state["model.embed_tokens.weight"][NULL, own] = 50.0
+    state["lm_head.weight"][NULL] = 0  # and it is never the best
+    for layer in range(SHAPE["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.self_attn."
+        state[prefix + "q_proj.bias"].view(-1, head_dim)[:, -1] = 40.0
+        state[prefix + "k_proj.weight"].view(-1, head_dim, SHAPE["hidden_size"])[:, -1, own] = -40.0
+    return Tiny(reference=reference.eval())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """One pass of a head."""
+
+    tokens: Tensor
+    hidden: Tensor
+    positions: Tensor
+    output: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A head that writes down its passes."""
+
+    head: Head
+    passes: list[Asked] = field(default_factory=list)
+
+    @property
+    def kv(self) -> KvShape:
+        """The head's."""
+        return self.head.kv
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """The head's."""
+        return self.head.captures
+
+    @property
+    def hidden_size(self) -> int:
+        """The head's."""
+        return self.head.hidden_size
+
+    @property
+    def num_tokens(self) -> int:
+        """The head's."""
+        return self.head.num_tokens
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """The head's."""
+        return self.head.fuse(last, captured)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The head's, written down."""
+        output = self.head.forward(tokens, hidden, positions, attend)
+        self.passes.append(Asked(tokens=tokens, hidden=hidden, positions=positions, output=output))
+        return output
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head's."""
+        return self.head.logits(hidden)
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The head's."""
+        return self.head.token_ids(draft_ids)
