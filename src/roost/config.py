@@ -5,12 +5,13 @@ carries its help; the command line is made from them.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from roost.backend import BACKENDS, TORCH, Backend
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
 
 
 def cache_folder() -> Path:
@@ -61,6 +62,95 @@ class SchedConfig:
     chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
+
+
+SPEC_STEPS_DEFAULT = 4
+TREE_TOKENS_DEFAULT = 16  # at most, where the tree has fewer candidates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """Speculative decoding: who drafts, and how much."""
+
+    spec: str = field(
+        default="none",
+        metadata={
+            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): what --draft is, ngram without it",
+            "bare": "auto",
+        },
+    )
+    draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
+    spec_steps: int | None = field(
+        default=None, metadata={"help": f"tokens drafted one after the other; {SPEC_STEPS_DEFAULT} if absent"}
+    )
+    spec_topk: int | None = field(
+        default=None, metadata={"help": "branches of the draft; 1, a chain, if absent; more is for eagle and eagle3"}
+    )
+    spec_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens verified in a round, with the one before the drafts; if absent --spec-steps + 1 for a "
+            f"chain, at most {TREE_TOKENS_DEFAULT} for a tree"
+        },
+    )
+    spec_max_batch: int | None = field(
+        default=None, metadata={"help": "no drafts in a step that decodes more requests than this; no limit if absent"}
+    )
+    draft_layer_ids: str | None = field(
+        default=None, metadata={"help": "sglang or vllm: how the layer ids of an eagle3 head are counted"}
+    )
+
+
+SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
+DRAFT_LAYER_IDS = ("sglang", "vllm")
+
+
+def spec_shape(config: SpecConfig) -> SpecShape:
+    """The shape of the rounds that are asked for; raises ConfigError for what cannot work or would be ignored."""
+    kind = _drafter(config)
+    if kind == "none":
+        return PLAIN
+    steps = config.spec_steps if config.spec_steps is not None else SPEC_STEPS_DEFAULT
+    topk = config.spec_topk if config.spec_topk is not None else 1
+    tokens = config.spec_tokens
+    if tokens is None:
+        tokens = steps + 1 if topk == 1 else min(TREE_TOKENS_DEFAULT, 1 + num_candidates(steps, topk))
+    draft_kv = DraftKv.NONE if kind == "ngram" else DraftKv.PAIR
+    shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=draft_kv)
+    shape.check()
+    if kind == "ngram" and steps == 0:
+        raise ConfigError("--spec-steps must be at least 1 for --spec ngram, got 0")
+    if config.spec_max_batch is not None:
+        _at_least("--spec-max-batch", config.spec_max_batch, 1)
+        if not shape.speculates:
+            raise ConfigError("--spec-max-batch needs --spec-steps of at least 1: without drafts it says nothing")
+    return shape
+
+
+def _drafter(config: SpecConfig) -> str:
+    """Who drafts: none, ngram, eagle or eagle3, with options that belong to it."""
+    if config.spec not in SPECS:
+        raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
+    if config.spec == "auto" and config.draft is not None:  # start-up reads the head and says which
+        raise ConfigError(
+            f"--spec auto: what the head in --draft {config.draft} is, is not known; give eagle or eagle3"
+        )
+    kind = "ngram" if config.spec == "auto" else config.spec
+    has_head = kind in ("eagle", "eagle3")
+    if has_head and config.draft is None:
+        raise ConfigError(f"--spec {kind} needs --draft, the folder of its head")
+    if config.draft is not None and not has_head:
+        raise ConfigError(f"--draft is for --spec eagle, eagle3 or auto, got --spec {kind}")
+    if config.draft_layer_ids is not None and config.draft_layer_ids not in DRAFT_LAYER_IDS:
+        raise ConfigError(f"--draft-layer-ids must be sglang or vllm, got {config.draft_layer_ids}")
+    if config.draft_layer_ids is not None and kind != "eagle3":
+        raise ConfigError(f"--draft-layer-ids is for --spec eagle3, got --spec {kind}")
+    if kind == "none":
+        for name, value in asdict(config).items():
+            if name != "spec" and value is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} is for --spec ngram, eagle, eagle3 or auto, got --spec none")
+    return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +205,7 @@ class ModelTraits:
     window: int | None = None  # sliding window of its window layers, None without any
     has_full_layers: bool = True
     context_max: int | None = None  # positions it was made for, None if it does not say
+    recurrent_state: bool = False  # some layers keep a state that cannot be cut back to an earlier token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +215,7 @@ class EngineConfig:
     model: ModelConfig = ModelConfig()
     memory: MemoryConfig = MemoryConfig()
     sched: SchedConfig = SchedConfig()
-    spec: SpecShape = PLAIN
+    spec: SpecConfig = SpecConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +225,12 @@ class Resolved:
     memory: MemoryConfig
     sched: SchedConfig
     spec: SpecShape
+    spec_max_batch: int | None  # a step that decodes more rows than this carries no drafts; None: no limit
     vocab_size: int
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
+    warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property
     def page_size(self) -> int:
@@ -209,9 +302,25 @@ def _context(sched: SchedConfig, traits: ModelTraits) -> int:
     return sched.context
 
 
-def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
-    """Check a configuration for a model, once, and derive what follows from it."""
-    memory, sched, spec = config.memory, config.sched, config.spec
+def _route(
+    memory: MemoryConfig, sched: SchedConfig, spec: SpecShape, traits: ModelTraits, backend: Backend
+) -> tuple[SchedConfig, tuple[str, ...]]:
+    """What model and backend declare, turned into a choice with its warnings, or into an error."""
+    if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:
+        able = ", ".join(each.name for each in BACKENDS if each.branch_pages)
+        raise ConfigError(
+            f"--spec-topk {spec.topk} with --page-size {memory.page_size} needs an attention backend with branch "
+            f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
+        )
+    if traits.recurrent_state and sched.overlap:
+        warning = "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap"
+        return replace(sched, overlap=False), (warning,)
+    return sched, ()
+
+
+def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH) -> Resolved:
+    """Check a configuration for a model and a backend, once, and derive what follows from it."""
+    memory, sched = config.memory, config.sched
     _at_least("--page-size", memory.page_size, 1)
     if memory.strict_memory not in (0, 1, 2):
         raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
@@ -219,9 +328,8 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
     _at_least("--max-running", sched.max_running, 1)
     _at_least("--max-queued", sched.max_queued, 1)
     _at_least("--chunk", sched.chunk, 1)
-    spec.check()
-    if spec.draft_kv is DraftKv.TOKEN:
-        raise ConfigError("--spec: a drafter whose KV stands for single tokens is not supported; pair and none are")
+    spec = spec_shape(config.spec)
+    sched, warnings = _route(memory, sched, spec, traits, backend)
     if traits.vocab_size < 1:
         raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
     if traits.window is not None and traits.window < 1:
@@ -235,10 +343,12 @@ def resolve(config: EngineConfig, traits: ModelTraits) -> Resolved:
         memory=memory,
         sched=sched,
         spec=spec,
+        spec_max_batch=config.spec.spec_max_batch,
         vocab_size=traits.vocab_size,
         context=context,
         books=books,
         reserves=reserves,
+        warnings=warnings,
     )
     for number, book in enumerate(books):
         flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"

@@ -79,11 +79,16 @@ class Usage:
 class SpecStats:
     """What speculation did for one request, or for all: live rows only."""
 
-    rounds: int = 0
+    rounds: int = 0  # that carried drafts
     drafts_offered: int = 0
     drafts_accepted: int = 0  # before the output was cut
     overshoot: int = 0  # accepted tokens past the end of the output
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens a round added to the output on average, bonus included; 0.0 without rounds."""
+        return (self.rounds + self.drafts_accepted) / self.rounds if self.rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

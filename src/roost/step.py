@@ -54,7 +54,8 @@ class RowSetup(_Columns):
     prompt_len: int
     min_len: int  # no stop id at positions [prompt_len, min_len): prompt_len + min_new_tokens
     stop_ids: tuple[int, ...]
-    tokens: Ints  # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises
+    # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises or drafts are looked up
+    tokens: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,11 @@ class StepPlan(_Columns):
     """One launch. A row is either a prefill chunk or one decode (verify) round."""
 
     step: StepId
-    shape: SpecShape  # S, K, T: the widths of every round, stated here and nowhere else
+    shape: SpecShape  # S, K, T of a round that carries drafts
     rows: Ints  # [num_rows]
     epochs: Ints  # [num_rows] lease epoch the result will belong to
     is_prefill: Bools  # [num_rows]
-    widths: Ints  # [num_rows] tokens the target runs: the chunk, or the round's nodes (T)
+    widths: Ints  # [num_rows] tokens the target runs: the chunk, or the round's nodes (T; 1 without drafts)
     starts: Ints  # [num_rows] first position of the chunk; -1 for a round: the device knows its length
     his: Ints  # [num_rows] upper bound of the device length when the step starts
     firsts: Ints  # [num_books, num_rows] first position still held (the window frontier; 0 in a full book)

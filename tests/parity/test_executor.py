@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.config import resolve
+from roost.config import SpecConfig, resolve
 from roost.errors import ConfigError, InvariantError, StepFailure
 from roost.exec.executor import TorchExecutor
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
 from roost.sampling import Sampling
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec.shape import PLAIN
 from roost.step import SAMPLED, Ints, RowId, RowSetup, StepId, StepPlan, TableDelta
 from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
 
@@ -198,6 +198,6 @@ def test_a_result_is_collected_once() -> None:
 
 def test_speculation_is_refused_with_its_flag() -> None:
     model = tiny("llama").model()
-    config = replace(configure(), spec=SpecShape(steps=3, topk=1, tokens=4))
+    config = replace(configure(), spec=SpecConfig(spec="ngram"))
     with pytest.raises(ConfigError, match="--spec-steps must be 0"):
         TorchExecutor(model, resolve(config, model.traits), CPU)

@@ -4,14 +4,15 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 """
 
 from tests.planted.bug import Bug
+from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
 BUGS = (
     Bug(
         "bonus_claim",
         "roost.sched.planner",
-        "        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max)",
-        "        size, most = (line.chunk, line.chunk) if line.chunk else (0, shape.accept_max)",
+        "        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))",
+        "        size, most = (line.chunk, line.chunk) if line.chunk else (0, shape.accept_max_of(line.width))",
         "1: a round in flight promises nothing, so a turn that ends hands over one token too few",
     ),
     Bug(
@@ -304,8 +305,8 @@ BUGS = (
     Bug(
         "global_statistics",
         "roost.sched.settle",
-        "        count_round((request.counters, state.counters), round_width, len(tokens), kept)",
-        "        count_round((request.counters,), round_width, len(tokens), kept)",
+        "        count_round((request.counters, state.counters), num_drafts, len(tokens), kept)",
+        "        count_round((request.counters,), num_drafts, len(tokens), kept)",
         "2: the global counter and the sum over requests part",
     ),
     Bug(
@@ -372,4 +373,5 @@ BUGS = (
         "19: more idle sessions lose their residence than the shortfall asks for",
     ),
     *WISH_BUGS,
+    *SPEC_BUGS,
 )

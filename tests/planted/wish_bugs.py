@@ -180,8 +180,8 @@ WISH_BUGS = (
     Bug(
         "set_up_with_output",
         "roost.sched.planner",
-        "        tokens=turn.record.slice(0, len(turn.record)) if submit.sampling.penalises else _NO_TOKENS,",
-        "        tokens=turn.record.slice(0, turn.prompt_len) if submit.sampling.penalises else _NO_TOKENS,",
+        "        tokens=turn.record.slice(0, len(turn.record)) if needs_tokens else _NO_TOKENS,",
+        "        tokens=turn.record.slice(0, turn.prompt_len) if needs_tokens else _NO_TOKENS,",
         "29: penalties forget the output before a retract",
     ),
     Bug(

@@ -55,6 +55,7 @@ class Ask:
     score_next: int | None = None  # prompt position whose next token is to be scored next, once it has started
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
+    num_rounds: int = 0  # live ones that carried drafts
     num_open: int = 0  # requests that had not ended when it was sent
     met_busy: bool = False  # its session had a turn that had not ended
     aborted: bool = False
@@ -222,6 +223,8 @@ class Checker:
         self._know_history(ask)
         prompt = ask.prompt
         self._check_output(ask, event, prompt)
+        if event.spec.rounds != ask.num_rounds:
+            raise Broken(f"statistics: {ask.submit.request_id} had {ask.num_rounds} rounds with drafts: {event.spec}")
         self._add_spec(event.spec)
         self._check_cause(ask, event)
         if event.usage.completion_tokens != len(ask.output):

@@ -3,8 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SpecConfig, resolve
+from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
+from tests.shapes import spec_config
 from tests.sim.model import Model
 from tests.sim.wishes import Wishes, draw_wishes
 
@@ -66,7 +67,7 @@ def draw(seed: int) -> Options:
         mixed=rng.random() < 0.5,
         overlap=rng.random() < 0.6,
     )
-    resolved = _draw_pool(rng, page_size, sched, spec, traits)
+    resolved = _draw_pool(rng, page_size, sched, spec_config(spec, _draw_max_batch(seed, spec)), traits)
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
@@ -109,8 +110,13 @@ def _draw_spec(rng: random.Random) -> SpecShape:
     if kind == "chain":
         return SpecShape(steps=steps, topk=1, tokens=steps + 1, draft_kv=DraftKv.PAIR)
     topk = rng.choice([2, 4, 8])
-    candidates = topk + (steps - 1) * topk**2
-    return SpecShape(steps=steps, topk=topk, tokens=1 + rng.randint(1, min(candidates, 32)), draft_kv=DraftKv.PAIR)
+    tokens = 1 + rng.randint(1, min(num_candidates(steps, topk), 32))
+    return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
+
+
+def _draw_max_batch(seed: int, spec: SpecShape) -> int | None:
+    rng = random.Random(f"batch {seed}")  # apart, so that what a seed drew before stays
+    return rng.choice([None, None, None, None, 1, 2, 3, 4]) if spec.speculates else None
 
 
 def _full(vocab: int) -> ModelTraits:
@@ -123,7 +129,7 @@ def _window(rng: random.Random, vocab: int, page_size: int, full: bool) -> Model
 
 
 def _draw_pool(
-    rng: random.Random, page_size: int, sched: SchedConfig, spec: SpecShape, traits: ModelTraits
+    rng: random.Random, page_size: int, sched: SchedConfig, spec: SpecConfig, traits: ModelTraits
 ) -> Resolved:
     """Pools between what one request of the whole context needs and what all need at once."""
 

@@ -130,10 +130,24 @@ class Rules:
         for setup in plan.setups:
             self._check_setup(self._checker.asks[rows[setup.row].id], setup)
         self._begins -= {request.id for request in requests}
+        self._check_widths(plan, requests)
+
+    def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
+        """All rounds of a step carry drafts, or none does, because more rows wanted one than may have them."""
+        most, shape = self._resolved.spec_max_batch, self._resolved.spec
+        widths = {int(width) for width, is_chunk in zip(plan.widths, plan.is_prefill, strict=True) if not is_chunk}
+        num_rounds = len(requests) - int(plan.is_prefill.sum())
+        sitting = [each for each in self._state.running if each not in requests and not each.in_prefill]
+        allowed = {shape.tokens} if most is None or num_rounds <= most else set()
+        if most is not None and num_rounds + len(sitting) > most:  # who sits out may have been counted
+            allowed.add(1)
+        if len(widths) > 1 or not widths <= allowed:
+            raise Broken(f"width: step {plan.step} has {num_rounds} rounds of {widths}, limit {most}, of {shape}")
 
     def _check_setup(self, ask: Ask, setup: RowSetup) -> None:
         submit, prompt = ask.submit, ask.prompt
-        tokens = prompt + ask.output if submit.sampling.penalises else []
+        needs_tokens = submit.sampling.penalises or self._resolved.spec.reads_history
+        tokens = prompt + ask.output if needs_tokens else []
         told = (setup.sampling, setup.prompt_len, setup.min_len, set(setup.stop_ids), setup.tokens.tolist())
         least = len(prompt) + submit.min_new_tokens
         if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens):

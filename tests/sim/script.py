@@ -35,8 +35,9 @@ from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
+from tests.shapes import spec_config
 from tests.sim import model as oracle
-from tests.sim.witness import Witness
+from tests.sim.witness import Witness, drafts_of
 
 VOCAB = 997
 TICKS_MAX = 1000
@@ -62,6 +63,7 @@ class Setting:
     page_size: int = 4
     num_pages: int = 64  # of each book, without the sink
     spec: SpecShape = CHAIN
+    spec_max_batch: int | None = None
     overlap: bool = True
     window: int | None = None  # None: full layers only; else one full layer and one window layer
     chunk: int = 64
@@ -82,7 +84,8 @@ class Setting:
             overlap=self.overlap,
         )
         traits = ModelTraits(vocab_size=VOCAB, window=self.window)
-        return resolve(EngineConfig(memory=memory, sched=sched, spec=self.spec), traits)
+        spec = spec_config(self.spec, self.spec_max_batch)
+        return resolve(EngineConfig(memory=memory, sched=sched, spec=spec), traits)
 
 
 class NarrowRows(Resolved):
@@ -188,6 +191,7 @@ class Named:
     epoch: int
     row: int
     pages: list[list[PageId]]  # per book
+    num_drafts: int
 
 
 class Watch:
@@ -197,7 +201,7 @@ class Watch:
 
     def __init__(self, witness: Witness, model: oracle.Model) -> None:
         self.named: dict[int, list[Named]] = {}  # by step
-        self.histograms: dict[str, list[int]] = {}  # by request: live rounds by accept_len - 1
+        self.histograms: dict[str, list[int]] = {}  # by request: live rounds with drafts, by accept_len - 1
         self.plans: list[StepPlan] = []
         self._witness, self._model = witness, model
 
@@ -215,8 +219,9 @@ class Watch:
                 epoch=user.lease.epoch,
                 row=user.row,
                 pages=[list(pages) for pages in user.lease.pages],
+                num_drafts=num_drafts,
             )
-            for user in users
+            for user, num_drafts in zip(users, drafts_of(plan), strict=True)
         ]
         self.plans.append(plan)
         return self._witness.launch(plan)
@@ -227,7 +232,7 @@ class Watch:
         result = self._witness.collect(ticket)
         for each, count, tokens in zip(named, result.accept_lens.tolist(), result.tokens.tolist(), strict=True):
             if count and each.request.turn.lease is each.lease and each.lease.epoch == each.epoch:
-                self._check_row(each.request, tokens[:count])
+                self._check_row(each.request, tokens[:count], each.num_drafts)
         return result
 
     def check_pages(self) -> None:
@@ -241,16 +246,14 @@ class Watch:
                         fine = kind == 2 or account == ledger.leased(each.lease.id) or (kind == 3 and owner >= step)
                         assert fine, f"step {step} names page {page}, which is {ledger.describe(account)}"
 
-    def _check_row(self, request: Request, tokens: list[int]) -> None:
+    def _check_row(self, request: Request, tokens: list[int], num_drafts: int) -> None:
         record, shape = request.turn.record, self.state.resolved.spec
         sequence, state = oracle.Sequence(self._model), 0
         for token in record.slice(0, len(record)).tolist():
             state = sequence.push(token)[2]
-        is_round = request.turn.prefill_len < len(record)
-        drafts = min(shape.steps, shape.tokens - 1) if is_round else 0
-        expected = oracle.predict_round(sequence, state, drafts)
+        expected = oracle.predict_round(sequence, state, num_drafts)
         assert tokens == expected, f"{request.id} accepted {tokens}, the oracle says {expected}"
-        if is_round:
+        if num_drafts:
             self.histograms.setdefault(request.id, [0] * shape.accept_max)[len(tokens) - 1] += 1
 
 

@@ -2,8 +2,8 @@
 
 Target slots hold layer values, draft slots hold (token, next token, position). Everything is reached through the page
 tables that the plans' deltas built. Touching a position outside what the plan names raises. So does a row that samples
-before it was set up, or whose penalties would count other tokens than its own. Scores depend on the slots read and on
-the token. Steps run as late as stream order allows, or at once, as the seed says.
+before it was set up, or whose penalties or n-grams would see other tokens than its own. Scores depend on the slots read
+and on the token. Steps run as late as stream order allows, or at once, as the seed says.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,17 @@ from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
 Scored = list[tuple[int, int]]  # (state, token after it)
+Values = tuple[int, int, int]  # of one token: layer 1, layer 2, the state after it
 
 
 class Touched(AssertionError):
     """The device was told to touch a position that the plan does not name."""
+
+
+def drafts_of(plan: StepPlan) -> list[int]:
+    """Per row, how many drafts its round verifies one after the other: none for a chunk and for a narrow round."""
+    rows = zip(plan.is_prefill.tolist(), plan.widths.tolist(), strict=True)
+    return [0 if is_prefill else min(plan.shape.steps, width - 1) for is_prefill, width in rows]
 
 
 class Row:
@@ -85,7 +92,7 @@ class Witness:
         self._length = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: device length
         self._root = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: last sampled token
         self._setups: list[RowSetup | None] = [None] * resolved.num_rows
-        self._counted: list[list[int]] = [[] for _ in range(resolved.num_rows)]  # tokens that penalties look at
+        self._counted: list[list[int]] = [[] for _ in range(resolved.num_rows)]  # what penalties and n-grams see
         self._pending: list[StepPlan] = []
         self._results: dict[StepId, StepResult] = {}
         self._decide = decide
@@ -133,7 +140,7 @@ class Witness:
         outcomes = []
         for i in range(count):
             row = Row(self, plan, i)
-            outcome = self._prefill(plan, i, row) if plan.is_prefill[i] else self._round(plan, row)
+            outcome = self._prefill(plan, i, row) if plan.is_prefill[i] else self._round(plan, i, row)
             accepted = [token for _, token in outcome.accepted]
             accept_lens[i] = len(accepted)
             tokens[i, : len(accepted)] = accepted
@@ -172,10 +179,10 @@ class Witness:
         setup = self._setups[row]
         if setup is None:
             raise Touched(f"step {plan.step} row {row} samples, but was not set up")
-        if setup.sampling.penalises:
+        if setup.sampling.penalises or plan.shape.reads_history:
             counted = np.array(self._counted[row], dtype=np.int64)
             if len(counted) == 0 or int(states_of(self._model, counted)[-1]) != state:
-                raise Touched(f"step {plan.step} row {row} penalises tokens that are not its own: {counted}")
+                raise Touched(f"step {plan.step} row {row} counts or looks up tokens that are not its own: {counted}")
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for table, delta in zip(self.tables, plan.deltas, strict=True):
@@ -242,15 +249,16 @@ class Witness:
 
     # --- a round -----------------------------------------------------------------------------------------------
 
-    def _round(self, plan: StepPlan, row: Row) -> Outcome:
+    def _round(self, plan: StepPlan, i: int, row: Row) -> Outcome:
         """Draft, verify, accept, draft-extend for one row; the bonus is the last accepted token."""
+        width, num_drafts = int(plan.widths[i]), drafts_of(plan)[i]
         length, root = int(self._length[row.row]), int(self._root[row.row])
         sequence = self._sequence(row, length)
         values = [sequence.push(root)]
         self._check_setup(plan, row.row, values[0][2])
-        path = self._draft_path(plan, row, sequence, root, values)
-        nodes = self._node_order(plan, values[0][2], len(path))
-        self._verify(plan, row, length, nodes, values)
+        path = self._draft_path(plan, row, sequence, root, values, num_drafts) if num_drafts else []
+        nodes = self._node_order(width, values[0][2], len(path))
+        self._verify(row, length, width, dict(zip(nodes, values, strict=True)))
         accepted = []
         for one_two_state, token in zip(values, path, strict=False):
             if token != self._model.next_token(one_two_state[2]):
@@ -264,19 +272,19 @@ class Witness:
         return Outcome([(value[2], token) for value, token in zip(values, [*accepted, bonus], strict=False)], [])
 
     def _draft_path(
-        self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[tuple[int, int, int]]
+        self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[Values], num_drafts: int
     ) -> list[int]:
         """The drafter's best path: right at each node if the coin says so and every draft slot it reads is right."""
         shape, length = plan.shape, len(sequence) - 1
         branches = shape.branches(length, self.page_size)
         branch = mix(values[0][2], 7) % shape.topk
         has_kv = shape.draft_kv is not DraftKv.NONE
-        if has_kv and shape.speculates:
+        if has_kv:
             for source, dest in branches.tail_copies():
                 self._draft[row.slot(0, dest)] = self._draft[row.slot(0, source)]
             self._write_other_branches(plan, row, length, branch)
         path: list[int] = []
-        for depth in range(1, min(shape.steps, shape.tokens - 1) + 1):
+        for depth in range(1, num_drafts + 1):
             state = values[-1][2]
             if has_kv and depth >= 2:
                 before, now = (root, *path)[-2:]
@@ -311,22 +319,19 @@ class Witness:
             return False
         return int(states_of(self._model, np.append(tokens, nexts[-1]))[-1]) == state
 
-    def _node_order(self, plan: StepPlan, state: int, path_len: int) -> list[int]:
-        """Node numbers of the root and the path among the T nodes: parents first, others in between."""
+    def _node_order(self, width: int, state: int, path_len: int) -> list[int]:
+        """Node numbers of the root and the path among the round's nodes: parents first, others in between."""
         chosen = [0]
-        spare = plan.shape.tokens - 1 - path_len
+        spare = width - 1 - path_len
         for depth in range(path_len):
             skip = mix(state, 11 + depth) % (spare + 1)
             spare -= skip
             chosen.append(chosen[-1] + 1 + skip)
         return chosen
 
-    def _verify(
-        self, plan: StepPlan, row: Row, length: int, nodes: list[int], values: list[tuple[int, int, int]]
-    ) -> None:
-        """Write target values of all T nodes where verification writes them."""
-        on_path = dict(zip(nodes, values, strict=True))
-        for node in range(plan.shape.tokens):
+    def _verify(self, row: Row, length: int, width: int, on_path: dict[int, Values]) -> None:
+        """Write target values of all nodes where verification writes them."""
+        for node in range(width):
             one, two, _ = on_path.get(node, (0xBAD, 0xBAD, 0))
             self._write(row, length + node, one, two)
 

@@ -33,7 +33,7 @@ from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
 from tests.sim.rules import Rules
 from tests.sim.wishes import Finder, draw_extras, first_stop
-from tests.sim.witness import Witness
+from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000
 TICK_NS = 1_000_000
@@ -77,6 +77,7 @@ class World:
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
         self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
         self._rows: dict[int, dict[str, int]] = {}
+        self._drafts: dict[int, list[int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
         self._prompts = prompts
@@ -105,6 +106,7 @@ class World:
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
         if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
             self.witness.doomed.add(plan.step)
+        self._drafts[plan.step] = drafts_of(plan)
         self._pages[plan.step] = [[list(pages) for pages in lease.pages] for _, lease, _ in named]
         for request, _, _ in named:
             self.checker.asks[request.id].last_launch = plan.step
@@ -118,7 +120,7 @@ class World:
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold every live row against the oracle: tokens and accept count."""
-        named = self.rules.out.pop(ticket.step)
+        named, drafts = self.rules.out.pop(ticket.step), self._drafts.pop(ticket.step)
         del self._rows[ticket.step], self._pages[ticket.step]
         self._collecting = ticket.step
         if self.troubled and self.rng.random() < self.options.faults.slow:
@@ -131,23 +133,21 @@ class World:
         self.rules.collected(named, result)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
-                self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist())
+                self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist(), drafts[i])
         return result
 
-    def _check_row(self, request: Request, tokens: list[int]) -> None:
+    def _check_row(self, request: Request, tokens: list[int], num_drafts: int) -> None:
         record = request.turn.record
         sequence, state = Sequence(self.options.model), 0
         for token in record.slice(0, len(record)).tolist():
             state = sequence.push(token)[2]
-        shape = self.options.resolved.spec
-        is_round = request.turn.prefill_len < len(record)
-        drafts = min(shape.steps, shape.tokens - 1) if is_round else 0
-        expected = predict_round(sequence, state, drafts)
+        expected = predict_round(sequence, state, num_drafts)
         if len(tokens) != len(expected):
             raise Broken(f"accept: {request.id} accepted {len(tokens)} tokens, the oracle says {len(expected)}")
         if tokens != expected:
             raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
         ask = self.checker.asks[request.id]
+        ask.num_rounds += num_drafts > 0
         end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
         ask.overshot = min(request.max_new_tokens, end) - len(ask.output) < len(tokens)
 

@@ -9,6 +9,7 @@ from roost.errors import ConfigError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from tests.shapes import spec_config
 
 TRAITS = ModelTraits(vocab_size=100)
 TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
@@ -46,10 +47,11 @@ def test_an_impossible_option_is_refused_with_its_flag_and_range(name: str, valu
 
 
 def test_a_pool_smaller_than_one_trees_reserve_is_refused_with_the_pages_it_needs() -> None:
-    config = replace(_config(page_size=256, pool_tokens=4096), spec=TREE)
+    spec = spec_config(TREE)
+    config = replace(_config(page_size=256, pool_tokens=4096), spec=spec)
     with pytest.raises(ConfigError, match=r"--pool-tokens must be at least 4608: .* 18 pages .* got 16 pages"):
         resolve(config, TRAITS)
-    assert resolve(replace(_config(page_size=256, pool_tokens=4608), spec=TREE), TRAITS).reserves == (4096,)
+    assert resolve(replace(_config(page_size=256, pool_tokens=4608), spec=spec), TRAITS).reserves == (4096,)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +73,11 @@ def test_an_impossible_model_is_refused(traits: ModelTraits, message: str) -> No
         (SpecShape(steps=3, topk=1, tokens=3), r"--spec-tokens must be --spec-steps \+ 1 = 4 .*, got 3"),
         (replace(TREE, tokens=8 + 4 * 64 + 2), r"--spec-tokens must be in \[2, 265\].*, got 266"),
         (SpecShape(steps=-1), "--spec-steps must be at least 0, got -1"),
-        (SpecShape(steps=1, tokens=2, draft_kv=DraftKv.TOKEN), "--spec: .* not supported; pair and none are"),
     ],
 )
 def test_an_impossible_tree_is_refused(spec: SpecShape, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(replace(_config(), spec=spec), TRAITS)
+        resolve(replace(_config(), spec=spec_config(spec)), TRAITS)
 
 
 def _with_pools(full_pages: int, window_pages: int, page_size: int, spec: SpecShape, window: int | None) -> Resolved:
@@ -84,7 +85,7 @@ def _with_pools(full_pages: int, window_pages: int, page_size: int, spec: SpecSh
         page_size=page_size, pool_tokens=full_pages * page_size, window_pool_tokens=window_pages * page_size
     )
     traits = ModelTraits(vocab_size=100, window=window)
-    return resolve(EngineConfig(memory=memory, sched=SchedConfig(chunk=8), spec=spec), traits)
+    return resolve(EngineConfig(memory=memory, sched=SchedConfig(chunk=8), spec=spec_config(spec)), traits)
 
 
 @pytest.mark.parametrize("window", [None, 1, 20])
@@ -122,13 +123,13 @@ def test_a_window_pool_too_small_is_refused_by_its_own_flag() -> None:
 def test_draft_layers_live_in_the_full_book_even_if_the_target_is_all_window() -> None:
     traits = ModelTraits(vocab_size=100, window=128, has_full_layers=False)
     assert [book.window for book in resolve(_config(), traits).books] == [128]
-    resolved = resolve(replace(_config(), spec=TREE), traits)
+    resolved = resolve(replace(_config(), spec=spec_config(TREE)), traits)
     assert [book.window for book in resolved.books] == [None, 128]
     assert resolved.reserves == (TREE.alloc_len_per_decode(16), TREE.tokens)
 
 
 def test_rows_are_wide_enough_for_the_context_and_both_rounds() -> None:
-    resolved = resolve(replace(_config(page_size=64, context=1000), spec=TREE), TRAITS)
+    resolved = resolve(replace(_config(page_size=64, context=1000), spec=spec_config(TREE)), TRAITS)
     assert resolved.row_width == -(-(1000 + 2 * 1024) // 64) * 64
 
 

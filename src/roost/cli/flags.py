@@ -9,11 +9,16 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 
 Group = TypeVar("Group")
 
-_ENGINE_GROUPS: dict[str, type] = {"model": ModelConfig, "memory": MemoryConfig, "sched": SchedConfig}
+_ENGINE_GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "memory": MemoryConfig,
+    "sched": SchedConfig,
+    "spec": SpecConfig,
+}
 
 
 def add_group(parser: ArgumentParser, group: type) -> None:
@@ -28,7 +33,9 @@ def add_group(parser: ArgumentParser, group: type) -> None:
             section.add_argument(flag, action="append", default=None, help=text, metavar=field.name.upper())
         else:
             shown = text if default is None else f"{text} (default: {default})"
-            section.add_argument(flag, type=kind, default=default, help=shown)
+            bare = field.metadata.get("bare")  # what the flag means without a value
+            nargs = None if bare is None else "?"
+            section.add_argument(flag, type=kind, default=default, help=shown, nargs=nargs, const=bare)
 
 
 def add_engine(parser: ArgumentParser) -> None:

@@ -25,7 +25,7 @@ class Claim:
 
     step: StepId
     size: int  # the chunk's tokens, or 1 (the root) for a round
-    most: int  # the chunk's tokens, or accept_max for a round
+    most: int  # the chunk's tokens, or what a round of its width can accept
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -47,11 +47,11 @@ class Counters:
         )
 
 
-def count_round(counters: tuple[Counters, ...], width: int, accept_len: int, kept: int) -> None:
-    """One live round: `width` nodes verified, `accept_len` tokens accepted, `kept` of them returned."""
+def count_round(counters: tuple[Counters, ...], num_drafts: int, accept_len: int, kept: int) -> None:
+    """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` of them returned."""
     for each in counters:
         each.rounds += 1
-        each.drafts_offered += width - 1
+        each.drafts_offered += num_drafts
         each.drafts_accepted += accept_len - 1
         each.overshoot += accept_len - kept
         each.histogram[accept_len - 1] += 1

@@ -25,6 +25,7 @@ class Line:
 
     request: Request
     chunk: int
+    width: int  # tokens the target runs: the chunk, or the round's nodes
     hi: int  # device length at most, when the step starts
 
 
@@ -39,7 +40,7 @@ def plan(state: State, step: StepId) -> Flight | None:
     state.prefilled_last = any(line.chunk for line in lines)
     shape = state.resolved.spec
     for line in lines:
-        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max)
+        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))
         state.store.claim(line.request.lease, Claim(step=step, size=size, most=most))
     return flight
 
@@ -65,15 +66,21 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     decode = [
         request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
     ]
-    chunk = state.resolved.sched.chunk
+    chunk, width = state.resolved.sched.chunk, _round_width(state, len(decode))
     if not state.resolved.sched.mixed:
         if state.prefilled_last:  # decode has its turn, however many prompts keep coming
-            return _with_room(state, decode, 0) or _with_room(state, prefill, chunk)
-        return _with_room(state, prefill, chunk) or _with_room(state, decode, 0)
-    budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)
+            return _with_room(state, decode, 0, width) or _with_room(state, prefill, chunk, width)
+        return _with_room(state, prefill, chunk, width) or _with_room(state, decode, 0, width)
+    budget = max(chunk - len(decode) * width, chunk // _PREFILL_SHARE, 1)
     if not prefill:
-        return _with_room(state, decode, 0)
-    return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget)
+        return _with_room(state, decode, 0, width)
+    return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget, width)
+
+
+def _round_width(state: State, num_rounds: int) -> int:
+    """Nodes that each round of a step verifies: drafts cost more than they bring where many rows share it."""
+    most = state.resolved.spec_max_batch
+    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens
 
 
 def _decodes_on(state: State, request: Request) -> bool:
@@ -85,7 +92,7 @@ def _decodes_on(state: State, request: Request) -> bool:
     return request.certain_output_len < request.max_new_tokens
 
 
-def _with_room(state: State, requests: Sequence[Request], budget: int) -> list[Line]:
+def _with_room(state: State, requests: Sequence[Request], budget: int, round_width: int) -> list[Line]:
     """Those for whom there are pages; `budget` tokens of prefill in all."""
     lines, reserves, row_width = [], state.resolved.reserves, state.resolved.row_width
     for request in requests:
@@ -102,7 +109,7 @@ def _with_room(state: State, requests: Sequence[Request], budget: int) -> list[L
         if max(needs) > row_width:
             raise _too_wide(state, request, needs)
         if reserve(state, request, needs):
-            lines.append(Line(request, chunk, hi))
+            lines.append(Line(request, chunk, chunk or round_width, hi))
             budget -= chunk
     return [line for line in lines if line.request.mark is Mark.NONE]
 
@@ -126,7 +133,6 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
     starts = [line.hi if line.chunk else -1 for line in lines]
     ends = [line.hi + line.chunk for line in lines]
     finals = [bool(line.chunk) and end == line.request.turn.prefill_len for line, end in zip(lines, ends, strict=True)]
-    widths = [line.chunk or shape.tokens for line in lines]
     tokens = [
         line.request.turn.record.slice(start, end) if line.chunk else _NO_TOKENS
         for line, start, end in zip(lines, starts, ends, strict=True)
@@ -143,7 +149,7 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         rows=_ints([request.row for request in requests]),
         epochs=_ints([lease.epoch for lease in leases]),
         is_prefill=np.array([line.chunk > 0 for line in lines], dtype=np.bool_),
-        widths=_ints(widths),
+        widths=_ints([line.width for line in lines]),
         starts=_ints(starts),
         his=_ints([line.hi for line in lines]),
         firsts=_ints(
@@ -157,7 +163,7 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         tops=_ints([-1 if each.submit.logprobs is None else each.submit.logprobs for each in requests]),
         score_froms=_ints([first for first, _ in scored]),
         score_ends=_ints([end for _, end in scored]),
-        setups=tuple(_setup(request) for request in requests if request.row_begins),
+        setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
         deltas=tuple(_delta(requests, book) for book in books),
     )
     return Flight(plan=plan, ticket=None, requests=requests, leases=leases, chunks=tuple(line.chunk for line in lines))
@@ -173,9 +179,10 @@ def _scored(line: Line) -> tuple[int, int]:
     return (first, end) if first < end else (-1, -1)
 
 
-def _setup(request: Request) -> RowSetup:
+def _setup(request: Request, reads_history: bool) -> RowSetup:
     """What the device must know of a row that begins."""
     submit, turn = request.submit, request.turn
+    needs_tokens = reads_history or submit.sampling.penalises
     assert request.row is not None, request.id
     return RowSetup(
         row=request.row,
@@ -183,7 +190,7 @@ def _setup(request: Request) -> RowSetup:
         prompt_len=turn.prompt_len,
         min_len=turn.prompt_len + submit.min_new_tokens,
         stop_ids=tuple(sorted(submit.stop_token_ids)),
-        tokens=turn.record.slice(0, len(turn.record)) if submit.sampling.penalises else _NO_TOKENS,
+        tokens=turn.record.slice(0, len(turn.record)) if needs_tokens else _NO_TOKENS,
     )
 
 

@@ -42,21 +42,19 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         if finals[i] or not flight.chunks[i]:
             wants_scores = request.submit.logprobs is not None  # the device scores every row if one row wants it
             scores = _row_scores(result.scores if wants_scores else None, i, request)
-            round_width = 0 if flight.chunks[i] else widths[i]
-            _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, round_width)
+            num_drafts = 0 if flight.chunks[i] else widths[i] - 1
+            _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, num_drafts)
         if request.row is not None:
             _after_settling(state, request, finals[i])
 
 
-def _take_tokens(
-    state: State, request: Request, tokens: list[int], scores: tuple[Score, ...], round_width: int
-) -> None:
+def _take_tokens(state: State, request: Request, tokens: list[int], scores: tuple[Score, ...], num_drafts: int) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
     record = request.turn.record
     room = request.max_new_tokens - request.output_len
     kept, reason, matched = cut_output(tokens, room, _stop_at(request))
-    if round_width:
-        count_round((request.counters, state.counters), round_width, len(tokens), kept)
+    if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
+        count_round((request.counters, state.counters), num_drafts, len(tokens), kept)
     returned_len = len(record) + kept
     record.append(tokens)
     if kept:

@@ -14,7 +14,6 @@ class DraftKv(Enum):
     """What a drafter keeps per slot."""
 
     NONE = "none"  # n-gram lookup: no KV of its own
-    TOKEN = "token"  # slot p stands for token p: a plain small model
     PAIR = "pair"  # slot p stands for (token p + 1, hidden p): EAGLE
 
 
@@ -62,11 +61,11 @@ class SpecShape:
 
     @property
     def accept_max(self) -> int:
-        """Most tokens one round can add to the output, bonus included."""
+        """Most tokens any round can add to the output, bonus included."""
         return self.accept_max_of(self.tokens)
 
     def accept_max_of(self, width: int) -> int:
-        """The same for a round of `width` nodes."""
+        """Most tokens a round that verifies `width` nodes can add to the output, bonus included."""
         return min(self.steps, width - 1) + 1  # a small tree may be less deep than its steps
 
     @property
@@ -75,14 +74,14 @@ class SpecShape:
         return self.steps > 0
 
     @property
-    def reads_history(self) -> bool:
-        """Whether drafts are looked up among the tokens so far."""
-        return self.speculates and self.draft_kv is DraftKv.NONE
-
-    @property
     def pair(self) -> bool:
         """Whether a draft slot depends on the token after it."""
         return self.draft_kv is DraftKv.PAIR
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether drafts are looked up in the tokens themselves (n-gram), for want of KV of their own."""
+        return self.speculates and self.draft_kv is DraftKv.NONE
 
     def alloc_len_per_decode(self, page_size: int) -> int:
         """Row positions a round may need past the device length (L)."""
@@ -122,12 +121,17 @@ class SpecShape:
             )
         if self.topk > 1 and self.draft_kv is DraftKv.NONE:
             raise ConfigError(f"--spec-topk must be 1 for a drafter without KV (n-gram), got {self.topk}")
-        candidates = self.topk + (self.steps - 1) * self.topk**2
+        candidates = num_candidates(self.steps, self.topk)
         if not 2 <= self.tokens <= candidates + 1:
             raise ConfigError(
                 f"--spec-tokens must be in [2, {candidates + 1}]: a tree of --spec-topk {self.topk} and "
                 f"--spec-steps {self.steps} has {candidates} candidates besides the root, got {self.tokens}"
             )
+
+
+def num_candidates(steps: int, topk: int) -> int:
+    """Nodes besides the root that a tree can choose from: the first step's K, then K of each of K branches."""
+    return topk + (steps - 1) * topk**2
 
 
 PLAIN = SpecShape()

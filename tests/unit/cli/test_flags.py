@@ -9,10 +9,10 @@ import pytest
 from roost.cli import bench, chat, generate, serve
 from roost.cli.flags import engine_of, group_of
 from roost.cli.main import main
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, ServerConfig
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, ServerConfig, SpecConfig
 from tests.unit.chain import save_chain
 
-ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig)
+ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig, SpecConfig)
 
 
 def parser(command: object) -> ArgumentParser:
@@ -60,6 +60,25 @@ def test_flags_used_by_everybody_reach_their_fields() -> None:
     assert group_of(args, ServerConfig) == ServerConfig(host="::1", port=1, drain_s=2, api_key=("one", "two"))
 
 
+def test_flags_of_speculation_reach_their_fields() -> None:
+    given = "--spec eagle3 --draft head --spec-steps 5 --spec-topk 8 --spec-tokens 32 --spec-max-batch 16"
+    args = parser(serve).parse_args([*given.split(), "--draft-layer-ids", "vllm"])
+    assert engine_of(args).spec == SpecConfig(
+        spec="eagle3",
+        draft="head",
+        spec_steps=5,
+        spec_topk=8,
+        spec_tokens=32,
+        spec_max_batch=16,
+        draft_layer_ids="vllm",
+    )
+
+
+@pytest.mark.parametrize(("flags", "spec"), [("", "none"), ("--spec", "auto"), ("--spec ngram", "ngram")])
+def test_spec_alone_is_auto(flags: str, spec: str) -> None:
+    assert engine_of(parser(serve).parse_args([*flags.split(), "--port", "1"])).spec == SpecConfig(spec=spec)
+
+
 @pytest.mark.parametrize("name", ["mixed", "overlap"])
 def test_what_is_on_can_be_switched_off_and_on_again(name: str) -> None:
     assert engine_of(parser(serve).parse_args([f"--no-{name}"])).sched == replace(SchedConfig(), **{name: False})
@@ -89,6 +108,10 @@ def test_a_value_of_the_wrong_kind_is_refused_with_its_flag(flags: str, capsys: 
         "--max-queued 0",
         "--chunk 0",
         "--threads 0",
+        "--spec medusa",
+        "--spec eagle",
+        "--spec-steps 3",
+        "--draft head",
         "--weights int4",
         "--device tpu",
         "--temperature -1",

@@ -7,6 +7,7 @@ from roost.errors import RequestError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from tests.shapes import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
@@ -14,7 +15,8 @@ TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
 
 def _small_pool() -> EngineConfig:
     """11 usable pages of 4: 44 positions, of which a round's reserve and run take 8."""
-    return EngineConfig(memory=MemoryConfig(page_size=4, pool_tokens=48), sched=SchedConfig(context=1000), spec=CHAIN)
+    memory = MemoryConfig(page_size=4, pool_tokens=48)
+    return EngineConfig(memory=memory, sched=SchedConfig(context=1000), spec=spec_config(CHAIN))
 
 
 RESOLVED = resolve(_small_pool(), ModelTraits(vocab_size=10))
@@ -39,7 +41,8 @@ def test_a_request_is_taken_exactly_if_its_worst_case_fits_every_book(
 ) -> None:
     memory = MemoryConfig(page_size=page_size, pool_tokens=200, window_pool_tokens=60)
     sched = SchedConfig(context=1000, chunk=20)  # so large a chunk that the window pool is a limit, too
-    resolved = resolve(EngineConfig(memory=memory, sched=sched, spec=spec), ModelTraits(vocab_size=10, window=window))
+    config = EngineConfig(memory=memory, sched=sched, spec=spec_config(spec))
+    resolved = resolve(config, ModelTraits(vocab_size=10, window=window))
     prompt_len, taken = 10, []
     for max_new in range(200):
         length = prompt_len + max_new

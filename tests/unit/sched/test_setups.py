@@ -16,8 +16,8 @@ def _submit(name: str = "a", **more: object) -> Submit:
     return Submit(request_id=name, **base)  # type: ignore[arg-type]
 
 
-def _at(broken: frozenset[int] = frozenset(), **options: int) -> tuple[Desk, Recorder]:
-    recorder = Recorder(resolved(**options), broken)
+def _at(broken: frozenset[int] = frozenset(), **options: int | str) -> tuple[Desk, Recorder]:
+    recorder = Recorder(resolved(**options), broken)  # type: ignore[arg-type]
     return desk(recorder, **options), recorder
 
 
@@ -35,12 +35,13 @@ def test_a_row_is_set_up_in_the_first_step_that_names_it_and_in_no_other() -> No
     assert setup.sampling == PENALISES and setup.tokens.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_the_tokens_travel_only_with_a_sampling_that_penalises() -> None:
-    at, recorder = _at()
+@pytest.mark.parametrize(("spec", "sent"), [("none", []), ("ngram", [1, 2, 3, 4, 5])])
+def test_without_penalties_the_tokens_travel_only_to_a_drafter_that_looks_things_up(spec: str, sent: list[int]) -> None:
+    at, recorder = _at(spec=spec)
     at.send(_submit(sampling=GREEDY))
     at.run()
     ((_, setup),) = _setups(recorder)
-    assert len(setup.tokens) == 0
+    assert setup.tokens.tolist() == sent
 
 
 @pytest.mark.parametrize("trouble", ["retract", "failure"])

@@ -81,6 +81,17 @@ def test_a_round_adds_at_most_its_depth_and_the_bonus() -> None:
     assert [shape.speculates for shape in (PLAIN, CHAIN, TREE)] == [False, True, True]
 
 
+def test_a_narrow_round_adds_at_most_what_it_verifies() -> None:
+    assert [CHAIN.accept_max_of(width) for width in (1, 2, 4)] == [1, 2, 4]
+    assert [TREE.accept_max_of(width) for width in (1, 3, 6, 8)] == [1, 3, 6, 6]
+    assert PLAIN.accept_max_of(1) == SpecShape(draft_kv=DraftKv.PAIR).accept_max_of(1) == 1
+
+
+def test_only_a_drafter_without_kv_reads_the_history() -> None:
+    ngram = SpecShape(steps=3, topk=1, tokens=4)
+    assert [shape.reads_history for shape in (ngram, PLAIN, CHAIN, TREE)] == [True, False, False, False]
+
+
 def test_only_a_pair_drafters_slot_depends_on_the_next_token() -> None:
     assert [kind for kind in DraftKv if SpecShape(steps=1, tokens=2, draft_kv=kind).pair] == [DraftKv.PAIR]
 
@@ -115,7 +126,7 @@ def test_an_impossible_shape_is_refused_with_the_flag_and_its_range(shape: SpecS
         SpecShape(draft_kv=DraftKv.PAIR),
         SpecShape(steps=3, topk=1, tokens=4),
         SpecShape(steps=2, topk=2, tokens=7, draft_kv=DraftKv.PAIR),  # every candidate: 2 + 1 * 4, and the root
-        SpecShape(steps=2, topk=2, tokens=2, draft_kv=DraftKv.TOKEN),
+        SpecShape(steps=2, topk=2, tokens=2, draft_kv=DraftKv.PAIR),
     ],
     ids=str,
 )

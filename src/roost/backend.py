@@ -1,0 +1,21 @@
+"""Attention backends: what each declares that it can do.
+
+Plain declarations, no torch and no kernels; `config.resolve` turns them into a choice or an error. A new backend is
+one more entry here.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What one attention backend can do, and what it needs."""
+
+    name: str
+    branch_pages: bool  # reads each draft branch through pages of its own, so trees may have pages of many tokens
+    needs_host_lengths: bool  # wants the rows' lengths on the host before a step
+
+
+TORCH = Backend(name="torch", branch_pages=True, needs_host_lengths=True)
+
+BACKENDS = (TORCH,)

@@ -1,0 +1,93 @@
+"""Options of speculation: what is absent is filled in, and what cannot work or would be ignored is refused."""
+
+import pytest
+
+from roost.config import EngineConfig, ModelTraits, SpecConfig, resolve, spec_shape
+from roost.errors import ConfigError
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+
+HEAD = "some/head"
+
+
+def _eagle(**options: int) -> SpecConfig:
+    return SpecConfig(spec="eagle", draft=HEAD, **options)  # type: ignore[arg-type]
+
+
+def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
+    return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (SpecConfig(), PLAIN),
+        (SpecConfig(spec="auto"), SpecShape(steps=4, topk=1, tokens=5)),  # without a head: n-gram
+        (SpecConfig(spec="ngram"), SpecShape(steps=4, topk=1, tokens=5)),
+        (SpecConfig(spec="ngram", spec_steps=7, spec_topk=1), SpecShape(steps=7, topk=1, tokens=8)),
+        (_eagle(), _shape(4, 1, 5)),
+        (SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="vllm"), _shape(4, 1, 5)),
+        (_eagle(spec_steps=3), _shape(3, 1, 4)),
+        (_eagle(spec_steps=0), _shape(0, 1, 1)),  # a drafter that only keeps up
+        (_eagle(spec_topk=4), _shape(4, 4, 16)),
+        (_eagle(spec_topk=2, spec_steps=2), _shape(2, 2, 7)),  # fewer candidates than 15: 2 + 1 * 4
+        (_eagle(spec_topk=8, spec_steps=5, spec_tokens=32), _shape(5, 8, 32)),
+    ],
+    ids=str,
+)
+def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> None:
+    assert spec_shape(config) == shape
+    assert resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100)).spec == shape
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SpecConfig(spec="medusa"), r"^--spec must be one of none, ngram, eagle, eagle3, auto, got medusa$"),
+        (
+            SpecConfig(spec="auto", draft=HEAD),
+            r"^--spec auto: what the head in --draft some/head is, .* eagle or eagle3$",
+        ),
+        (SpecConfig(spec="eagle"), r"^--spec eagle needs --draft, the folder of its head$"),
+        (SpecConfig(spec="eagle3"), r"^--spec eagle3 needs --draft, the folder of its head$"),
+        (SpecConfig(spec="ngram", draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec ngram$"),
+        (SpecConfig(draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec none$"),
+        (SpecConfig(spec_steps=3), r"^--spec-steps is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
+        (SpecConfig(spec_topk=1), r"^--spec-topk is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
+        (SpecConfig(spec_tokens=1), r"^--spec-tokens is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
+        (SpecConfig(spec_max_batch=4), r"^--spec-max-batch is for --spec ngram, .* or auto, got --spec none$"),
+        (SpecConfig(draft_layer_ids="vllm"), r"^--draft-layer-ids is for --spec eagle3, got --spec none$"),
+        (
+            SpecConfig(spec="ngram", draft_layer_ids="vllm"),
+            r"^--draft-layer-ids is for --spec eagle3, got --spec ngram$",
+        ),
+        (
+            SpecConfig(spec="eagle", draft=HEAD, draft_layer_ids="vllm"),
+            r"^--draft-layer-ids is for --spec eagle3, got --spec eagle$",
+        ),
+        (
+            SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="hf"),
+            r"^--draft-layer-ids must be sglang or vllm, got hf$",
+        ),
+        (SpecConfig(spec="ngram", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
+        (SpecConfig(spec="auto", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
+        (SpecConfig(spec="ngram", spec_steps=0), r"^--spec-steps must be at least 1 for --spec ngram, got 0$"),
+        (_eagle(spec_steps=-1), r"^--spec-steps must be at least 0, got -1$"),
+        (_eagle(spec_topk=0), r"^--spec-topk must be at least 1, got 0$"),
+        (_eagle(spec_tokens=4), r"^--spec-tokens must be --spec-steps \+ 1 = 5 for a chain \(--spec-topk 1\), got 4$"),
+        (_eagle(spec_topk=2, spec_tokens=16), r"^--spec-tokens must be in \[2, 15\]: .* has 14 candidates .*, got 16$"),
+        (_eagle(spec_max_batch=0), r"^--spec-max-batch must be at least 1, got 0$"),
+        (_eagle(spec_steps=0, spec_max_batch=2), r"^--spec-max-batch needs --spec-steps of at least 1: without drafts"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_work_or_would_be_ignored_is_refused_with_its_flag(
+    config: SpecConfig, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100))
+
+
+def test_the_batch_limit_reaches_the_engine() -> None:
+    traits = ModelTraits(vocab_size=100)
+    assert resolve(EngineConfig(spec=_eagle(spec_max_batch=3)), traits).spec_max_batch == 3
+    assert resolve(EngineConfig(spec=_eagle()), traits).spec_max_batch is None
