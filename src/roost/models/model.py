@@ -1,6 +1,6 @@
-"""What the executor asks of a model: its traits, the shape of its KV, and its passes; and what a family declares.
+"""What the executor asks of a model and of a draft head: traits, the shape of the KV, passes; what a family declares.
 
-A model keeps weights and nothing that grows with a sequence; its KV is behind `attend`. Implemented in this folder.
+Both keep weights and nothing that grows with a sequence; their KV is behind `attend`. Implemented in this folder.
 """
 
 from dataclasses import dataclass
@@ -46,6 +46,11 @@ class Model(Protocol):
         """The KV its layers hand to `attend`."""
         ...
 
+    @property
+    def hidden_size(self) -> int:
+        """Length of its hidden states."""
+        ...
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
         ...
@@ -57,9 +62,55 @@ class Model(Protocol):
     def forward_captured(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states, and those at the inputs of the layers in `capture`, in its order."""
+        """Last hidden states, and those at the inputs of the layers in `capture`, in its order.
+
+        The number of layers stands for what the last one puts out, before the final norm.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [num_tokens, vocab_size]."""
+        ...
+
+
+class Head(Protocol):
+    """A draft head: passes over pairs (token p + 1, hidden p), each in slot p, which is also its position."""
+
+    @property
+    def kv(self) -> KvShape:
+        """The KV its layers hand to `attend`; none has a window."""
+        ...
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """What it reads of the target, as `forward_captured` takes it; empty: the last hidden states."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of the hidden states it takes and gives."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of its own vocabulary."""
+        ...
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """What a pass reads of the target: [num_tokens, hidden_size]."""
+        ...
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [num_tokens, hidden_size], which the next pass reads in place of the target's.
+
+        Tokens are the target's, as they are everywhere but in `logits`.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token in its own vocabulary, from what `forward` gave: [num_tokens, own vocabulary]."""
+        ...
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of its own."""
         ...
