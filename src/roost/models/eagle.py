@@ -270,5 +270,5 @@ def _target_ids(config: HeadConfig, tensors: Tensors) -> Tensor | None:
     if tensors.has("t2d"):
         marks = tensors.take_whole("t2d", vocab_size).cpu() != 0
         if int(marks.sum()) != num_tokens or not bool(marks[ids].all()):
-            raise ConfigError(f"t2d marks {int(marks.sum())} tokens, not the {num_tokens} that d2t maps to")
+            raise ConfigError(f"t2d marks {int(marks.sum())} tokens, d2t maps to {num_tokens}: they must be the same")
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids.to(tensors.device)

@@ -27,6 +27,7 @@ KINDS: Mapping[str, str] = {
 READERS: Mapping[str, Callable[[Fields], HeadConfig]] = {"eagle": read_eagle, "eagle3": read_eagle3}
 # --draft-layer-ids -> how many layers on is the one whose input an id stands for
 CONVENTIONS: Mapping[str, int] = {"sglang": 1, "vllm": 0}
+WHOLES = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
 
 
 def head_kind(path: Path) -> str:
@@ -64,7 +65,7 @@ def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: s
     config = READERS[kind](Fields(_config(path)))
     _check_sizes(config, model)
     captures = _captures(config, kind, layer_ids, len(model.kv.windows))
-    state = _Renamed(Folder(path))
+    state = _Renamed(Folder(path, wholes=WHOLES))
     if kind == "eagle":
         return Eagle(config, state, model, weights, device)
     return Eagle3(config, captures, state, model, weights, device)
