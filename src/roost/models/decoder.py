@@ -2,7 +2,7 @@
 
 What differs between families is a field of `DecoderConfig`. Projections that read the same input are stacked at load,
 since each operation costs a decode step on the host. Holds weights; keeps nothing of a batch. Built by the registry
-from Hugging Face's tensor names, called by exec.
+from Hugging Face's tensor names, called by exec; draft heads are made of the same layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,10 +85,10 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class Layer:
     """One layer's weights; norms are float32."""
 
-    norm_before_attention: Tensor
+    norm_before_attention: Tensor | None  # None: attention reads the input as it is
     qkv: Linear
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     out: Linear
@@ -98,6 +98,48 @@ class _Layer:
     down: Linear
     norm_after_feed: Tensor | None
     rope: int  # which of the model's
+
+    def read(self, hidden: Tensor, eps: float) -> Tensor:
+        """What attention reads of an input."""
+        return hidden if self.norm_before_attention is None else rms_norm(hidden, self.norm_before_attention, eps)
+
+
+def run_layer(
+    config: DecoderConfig, layer: Layer, number: int, hidden: Tensor, normed: Tensor, turns: Turns, attend: Attend
+) -> Tensor:
+    """What a layer puts out: `hidden`, what attention over `normed` adds to it, and what the feed-forward adds."""
+    eps = config.norm_eps
+    query, key, value = _heads(config, layer, normed, turns)
+    mixed = layer.out(attend(number, query, key, value).flatten(1))
+    if layer.norm_after_attention is not None:
+        mixed = rms_norm(mixed, layer.norm_after_attention, eps)
+    hidden = hidden + mixed
+    gate, up = layer.gate_up(rms_norm(hidden, layer.norm_before_feed, eps)).chunk(2, dim=-1)
+    fed = layer.down(ACTIVATIONS[config.activation](gate) * up)
+    if layer.norm_after_feed is not None:
+        fed = rms_norm(fed, layer.norm_after_feed, eps)
+    return hidden + fed
+
+
+def _heads(config: DecoderConfig, layer: Layer, normed: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned, and values of a layer: each [num_tokens, its heads, head_dim]."""
+    heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
+    turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+    if layer.qk_norm is not None:
+        turning = rms_norm(turning, layer.qk_norm, config.norm_eps)
+    query, key = rotate(turning, turns).split((config.num_heads, config.num_kv_heads), dim=1)
+    return query, key, value
+
+
+def kv_shape(config: DecoderConfig, dtype: torch.dtype) -> KvShape:
+    """The KV that the layers of a config hand to `attend`."""
+    return KvShape(
+        windows=tuple(layer.window for layer in config.layers),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.scale,
+        dtype=dtype,
+    )
 
 
 class Decoder:
@@ -109,7 +151,7 @@ class Decoder:
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
-        loader = _Loader(config, tensors, weights)
+        loader = Loader(config, tensors, weights)
         self._embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [
             loader.layer(f"model.layers.{number}.", ropes.index(kind.rope)) for number, kind in enumerate(config.layers)
@@ -122,7 +164,6 @@ class Decoder:
             self._head = loader.linear(("lm_head",), (config.vocab_size,), config.hidden_size, bias=False)
         tensors.check_all_taken()
         self._frequencies = [frequencies(rope, config.head_dim, device) for rope in ropes]
-        self._activation = ACTIVATIONS[config.activation]
         # rounded as the embedding is, since its rows are what it scales
         self._embed_scale = float(torch.tensor(config.embed_scale).to(self.dtype))
 
@@ -140,14 +181,12 @@ class Decoder:
     @property
     def kv(self) -> KvShape:
         """The KV its layers hand to `attend`."""
-        config = self.config
-        return KvShape(
-            windows=tuple(layer.window for layer in config.layers),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.scale,
-            dtype=self.dtype,
-        )
+        return kv_shape(self.config, self.dtype)
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of its hidden states."""
+        return self.config.hidden_size
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
@@ -161,43 +200,29 @@ class Decoder:
     def forward_captured(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states, and those at the inputs of the layers in `capture`, in its order."""
-        assert all(0 <= number < len(self._layers) for number in capture), capture
+        """Last hidden states, and those at the inputs of the layers in `capture`, in its order.
+
+        The number of layers stands for what the last one puts out, before the final norm.
+        """
+        num_layers = len(self._layers)
+        assert all(0 <= number <= num_layers for number in capture), capture
         turns = [turns_at(positions, frequency, self.dtype) for frequency in self._frequencies]
         hidden, eps = self.embed(tokens), self.config.norm_eps
         inputs: dict[int, Tensor] = {}
         for number, layer in enumerate(self._layers):
             if number in capture:
                 inputs[number] = hidden
-            normed = rms_norm(hidden, layer.norm_before_attention, eps)
-            query, key, value = self._heads(layer, normed, turns[layer.rope])
-            mixed = layer.out(attend(number, query, key, value).flatten(1))
-            if layer.norm_after_attention is not None:
-                mixed = rms_norm(mixed, layer.norm_after_attention, eps)
-            hidden = hidden + mixed
-            gate, up = layer.gate_up(rms_norm(hidden, layer.norm_before_feed, eps)).chunk(2, dim=-1)
-            fed = layer.down(self._activation(gate) * up)
-            if layer.norm_after_feed is not None:
-                fed = rms_norm(fed, layer.norm_after_feed, eps)
-            hidden = hidden + fed
+            normed = layer.read(hidden, eps)
+            hidden = run_layer(self.config, layer, number, hidden, normed, turns[layer.rope], attend)
+        inputs[num_layers] = hidden
         return rms_norm(hidden, self._norm, eps), tuple(inputs[number] for number in capture)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [num_tokens, vocab_size]."""
         return self._head(hidden)
 
-    def _heads(self, layer: _Layer, normed: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, turned, and values of a layer: each [num_tokens, its heads, head_dim]."""
-        config = self.config
-        heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
-        turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
-        if layer.qk_norm is not None:
-            turning = rms_norm(turning, layer.qk_norm, config.norm_eps)
-        query, key = rotate(turning, turns).split((config.num_heads, config.num_kv_heads), dim=1)
-        return query, key, value
 
-
-class _Loader:
+class Loader:
     """Makes layers of tensors."""
 
     def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str) -> None:
@@ -205,16 +230,19 @@ class _Loader:
         self._tensors = tensors
         self._weights = weights
 
-    def layer(self, prefix: str, rope: int) -> _Layer:
-        """The layer whose tensors are named `prefix`…; `rope` is its number among the model's."""
+    def layer(self, prefix: str, rope: int, *, in_len: int | None = None, normed: bool = True) -> Layer:
+        """The layer whose tensors are named `prefix`…; `rope` is its number among the model's.
+
+        Attention reads `in_len` numbers a token, those of the hidden state unless told; not `normed`, it has no norm.
+        """
         config, norms = self._config, self._config.norms
         hidden, wide = config.hidden_size, config.intermediate_size
         query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q, k, v, out = (f"{prefix}self_attn.{name}_proj" for name in "qkvo")
         gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
-        return _Layer(
-            norm_before_attention=self.norm(f"{prefix}{norms.before_attention}.weight"),
-            qkv=self.linear((q, k, v), (query_len, kv_len, kv_len), hidden, bias=config.qkv_bias),
+        return Layer(
+            norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
+            qkv=self.linear((q, k, v), (query_len, kv_len, kv_len), in_len or hidden, bias=config.qkv_bias),
             qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
             out=self.linear((out,), (hidden,), query_len, bias=config.out_bias),
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),

@@ -40,6 +40,13 @@ class Fields:
             raise self.wrong(name, f"must be a list, got {values!r}")
         return tuple(Fields({name: value}, self._place).number(name) for value in values)
 
+    def integers(self, name: str, least: int = 0) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        values = self._value(name, None)
+        if not isinstance(values, list):
+            raise self.wrong(name, f"must be a list, got {values!r}")
+        return tuple(Fields({name: value}, self._place).integer(name, least=least) for value in values)
+
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self._value(name, default)

@@ -1,6 +1,6 @@
-"""What the executor asks of a model: its traits, the shape of its KV, and its passes; and what a family declares.
+"""What the executor asks of a model and of a draft head: traits, the shape of the KV, passes; what a family declares.
 
-A model keeps weights and nothing that grows with a sequence; its KV is behind `attend`. Implemented in this folder.
+Both keep weights and nothing that grows with a sequence; their KV is behind `attend`. Implemented in this folder.
 """
 
 from dataclasses import dataclass
@@ -46,6 +46,11 @@ class Model(Protocol):
         """The KV its layers hand to `attend`."""
         ...
 
+    @property
+    def hidden_size(self) -> int:
+        """Length of its hidden states."""
+        ...
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
         ...
@@ -57,7 +62,10 @@ class Model(Protocol):
     def forward_captured(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states, and those at the inputs of the layers in `capture`, in its order."""
+        """Last hidden states, and those at the inputs of the layers in `capture`, in its order.
+
+        The number of layers stands for what the last one puts out, before the final norm.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -66,7 +74,7 @@ class Model(Protocol):
 
 
 class Head(Protocol):
-    """A draft head: passes over pairs (token p + 1, hidden p), each in slot p."""
+    """A draft head: passes over pairs (token p + 1, hidden p), each in slot p, which is also its position."""
 
     @property
     def kv(self) -> KvShape:
@@ -75,12 +83,12 @@ class Head(Protocol):
 
     @property
     def captures(self) -> tuple[int, ...]:
-        """Layers of the target whose inputs it reads; empty: it reads the last hidden states."""
+        """What it reads of the target, as `forward_captured` takes it; empty: the last hidden states."""
         ...
 
     @property
     def hidden_size(self) -> int:
-        """Of the hidden states it takes and gives."""
+        """Length of the hidden states it takes and gives."""
         ...
 
     @property
@@ -93,11 +101,14 @@ class Head(Protocol):
         ...
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states that the next pass reads in place of the target's: [num_tokens, hidden_size]."""
+        """Hidden states [num_tokens, hidden_size], which the next pass reads in place of the target's.
+
+        Tokens are the target's, as they are everywhere but in `logits`.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token in its own vocabulary, from what `forward` gave."""
+        """Scores of the next token in its own vocabulary, from what `forward` gave: [num_tokens, own vocabulary]."""
         ...
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """A checkpoint's tensors, taken apart by name: each is taken once, with the shape that the config says.
 
-A tensor that is missing, misshapen, not of floats or left over is refused, since output computed without it would be
+A tensor that is missing, misshapen, of a wrong type or left over is refused, since output computed without it would be
 silently wrong. What is taken is a copy, made one tensor at a time, so that the source may be a lazy mapping over files.
 Called by models while they load.
 """
@@ -13,6 +13,8 @@ from torch import Tensor
 from roost.errors import ConfigError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+WHOLES = (torch.int64, torch.int32, torch.bool)
+_FLOATS_WANTED = "weights are read as floats of 16 to 64 bits"
 
 
 class Tensors:
@@ -21,8 +23,12 @@ class Tensors:
     def __init__(self, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
         self._state = state
         self._left = dict.fromkeys(state)  # names alone, in order: a value is read when it is taken
-        self._device = device
+        self.device = device
         self._dtype = dtype
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name that nobody took."""
+        return name in self._left
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of the tensor of that name; it must be there, with that shape."""
@@ -32,10 +38,15 @@ class Tensors:
         self, names: tuple[str, ...], lengths: tuple[int, ...], *rest: int, dtype: torch.dtype | None = None
     ) -> Tensor:
         """One tensor of several, each [length, *rest], along the first dimension."""
-        stack = torch.empty((sum(lengths), *rest), dtype=dtype or self._dtype, device=self._device)
+        stack = torch.empty((sum(lengths), *rest), dtype=dtype or self._dtype, device=self.device)
         for name, part in zip(names, stack.split(lengths), strict=True):
             part.copy_(self._read(name, part.shape))
         return stack
+
+    def take_whole(self, name: str, length: int) -> Tensor:
+        """A copy of a list of whole numbers, or of marks, as int64."""
+        kinds = "it is read as whole numbers or as marks"
+        return self._read(name, torch.Size((length,)), WHOLES, kinds).to(self.device, torch.int64, copy=True)
 
     def drop_if(self, is_known: Callable[[str], bool]) -> None:
         """Leave out the tensors that say nothing new."""
@@ -46,15 +57,15 @@ class Tensors:
         if self._left:
             raise ConfigError(f"the checkpoint has tensors that this model does not use: {_listed(self._left)}")
 
-    def _read(self, name: str, shape: torch.Size) -> Tensor:
+    def _read(
+        self, name: str, shape: torch.Size, dtypes: tuple[torch.dtype, ...] = FLOATS, kinds: str = _FLOATS_WANTED
+    ) -> Tensor:
         if name not in self._left:
             raise ConfigError(f"the checkpoint has no tensor {name}")
         del self._left[name]
         tensor = self._state[name].detach()
-        if tensor.dtype not in FLOATS:
-            raise ConfigError(
-                f"the checkpoint's {name} is of {tensor.dtype}; weights are read as floats of 16 to 64 bits"
-            )
+        if tensor.dtype not in dtypes:
+            raise ConfigError(f"the checkpoint's {name} is of {tensor.dtype}; {kinds}")
         if tensor.shape != shape:
             raise ConfigError(f"the checkpoint's {name} is {list(tensor.shape)}, its config says {list(shape)}")
         return tensor

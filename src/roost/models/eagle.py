@@ -1,0 +1,274 @@
+"""EAGLE draft heads: the decoder's layers over pairs of a token's embedding and a hidden state of the target.
+
+Reads a head's config.json and its tensors in the format of SGLang and vLLM; names arrive without `model.`, and with
+`layers.0.` for `midlayer.`. EAGLE-1 and 2 read the target's last hidden states and use its vocabulary and its logits;
+EAGLE-3 reads hidden states of several layers and may have a vocabulary of its own. Holds weights and the target they
+belong to; keeps nothing of a batch. Built by weights, called by exec.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from roost.errors import ConfigError
+from roost.layers.attention import Attend
+from roost.layers.linear import Linear, activation_dtype
+from roost.layers.norm import rms_norm
+from roost.layers.rotary import frequencies, turns_at
+from roost.models.decoder import DecoderConfig, Loader, kv_shape, run_layer
+from roost.models.fields import Fields
+from roost.models.llama import read_config
+from roost.models.model import KvShape, Model
+from roost.models.tensors import Tensors
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+# option -> the value that leaves the output as it is
+_NEUTRAL: dict[str, object] = {
+    "add_para_norm": False,  # norms before fc
+    "norm_before_fc": False,
+    "logit_scale": 1,
+    "parallel_drafting": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Sizes and constants of a head."""
+
+    layers: DecoderConfig  # of which the vocabulary is the target's
+    target_hidden_size: int
+    num_tokens: int  # of its own vocabulary
+    layer_ids: tuple[int, ...] = ()  # layers of the target, in a convention that the config does not say; or none
+    norm_before_residual: bool = False  # the hidden state is added to as it is read, normed
+
+
+def read_eagle(fields: Fields) -> HeadConfig:
+    """The head of a LlamaForCausalLMEagle."""
+    _refuse_options(fields)
+    fields.refuse_unless("hot_vocab_size")
+    layers = read_config(fields)
+    return HeadConfig(layers=layers, target_hidden_size=layers.hidden_size, num_tokens=layers.vocab_size)
+
+
+def read_eagle3(fields: Fields) -> HeadConfig:
+    """The head of a LlamaForCausalLMEagle3."""
+    _refuse_options(fields)
+    inner = fields.group("eagle_config")
+    inner.refuse_unless("use_aux_hidden_state", True)
+    layers = read_config(fields)
+    if len(layers.layers) != 1:  # SGLang and vLLM read further layers in different ways
+        raise fields.wrong("num_hidden_layers", f"must be 1 for an EAGLE-3 head, got {len(layers.layers)}")
+    num_tokens = fields.integer("draft_vocab_size", layers.vocab_size)
+    if num_tokens > layers.vocab_size:
+        raise fields.wrong("draft_vocab_size", f"is {num_tokens}, more than the vocab_size, {layers.vocab_size}")
+    return HeadConfig(
+        layers=layers,
+        target_hidden_size=fields.integer("target_hidden_size", layers.hidden_size),
+        num_tokens=num_tokens,
+        layer_ids=_layer_ids(fields, inner),
+        norm_before_residual=fields.flag("norm_before_residual", False),
+    )
+
+
+class Eagle:
+    """An EAGLE-1 or EAGLE-2 head: one fully connected layer over both inputs, then layers of Llama."""
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(
+        self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
+    ) -> None:
+        layers = config.layers
+        self._config, self._model, self.dtype = layers, model, activation_dtype(weights)
+        tensors = _tensors(state, device, self.dtype)
+        tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
+        loader = Loader(layers, tensors, weights)
+        self._embed = _embedding(config, tensors, model)
+        self._fc = _fc(loader, tensors, layers.hidden_size, 2 * layers.hidden_size)
+        self._layers = [
+            loader.layer(f"layers.{number}.", 0, normed=number > 0)  # the first reads fc's output as it is
+            for number in range(len(layers.layers))
+        ]
+        tensors.check_all_taken()
+        self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
+
+    @property
+    def kv(self) -> KvShape:
+        """The KV its layers hand to `attend`."""
+        return kv_shape(self._config, self.dtype)
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of the hidden states it takes and gives."""
+        return self._config.hidden_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of its vocabulary, which is the target's."""
+        return self._config.vocab_size
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """The target's last hidden states, as they are."""
+        assert not captured
+        return last
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [num_tokens, hidden_size], as the target's last would be."""
+        turns = turns_at(positions, self._frequency, self.dtype)
+        hidden = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
+        for number, layer in enumerate(self._layers):
+            normed = layer.read(hidden, self._config.norm_eps)
+            hidden = run_layer(self._config, layer, number, hidden, normed, turns, attend)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, by the target's own projection."""
+        return self._model.logits(hidden)
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The same ids."""
+        return draft_ids
+
+
+class Eagle3:
+    """An EAGLE-3 head: one layer whose attention reads embedding and hidden state side by side."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        captures: tuple[int, ...],
+        state: Mapping[str, Tensor],
+        model: Model,
+        weights: str,
+        device: torch.device,
+    ) -> None:
+        layers = config.layers
+        self.captures = captures
+        self._config, self.dtype = config, activation_dtype(weights)
+        tensors = _tensors(state, device, self.dtype)
+        loader = Loader(layers, tensors, weights)
+        self._embed = _embedding(config, tensors, model)
+        self._fc = _fc(loader, tensors, layers.hidden_size, len(captures) * config.target_hidden_size)
+        self._layer = loader.layer("layers.0.", 0, in_len=2 * layers.hidden_size)
+        self._hidden_norm = loader.norm("layers.0.hidden_norm.weight")
+        self._norm = loader.norm("norm.weight")
+        self._ids = _target_ids(config, tensors)
+        self._head = self._projection(loader, tensors, model)
+        tensors.check_all_taken()
+        self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
+
+    @property
+    def kv(self) -> KvShape:
+        """The KV its layer hands to `attend`."""
+        return kv_shape(self._config.layers, self.dtype)
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of the hidden states it takes and gives."""
+        return self._config.layers.hidden_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of its own vocabulary."""
+        return self._config.num_tokens
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """One hidden state of those that were captured: [num_tokens, hidden_size]."""
+        return self._fc(torch.cat(captured, dim=-1))
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [num_tokens, hidden_size], before the final norm."""
+        config = self._config.layers
+        turns = turns_at(positions, self._frequency, self.dtype)
+        normed = rms_norm(hidden, self._hidden_norm, config.norm_eps)
+        both = torch.cat([self._layer.read(self._embed(tokens), config.norm_eps), normed], dim=-1)
+        residual = normed if self._config.norm_before_residual else hidden
+        return run_layer(config, self._layer, 0, residual, both, turns, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token in its own vocabulary."""
+        return self._head(rms_norm(hidden, self._norm, self._config.layers.norm_eps))
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of its own."""
+        return draft_ids if self._ids is None else self._ids[draft_ids]
+
+    def _projection(self, loader: Loader, tensors: Tensors, model: Model) -> Linear:
+        """Its own head, or the target's where it has none and that fits."""
+        config = self._config
+        if tensors.has("lm_head.weight"):
+            return loader.linear(("lm_head",), (config.num_tokens,), config.layers.hidden_size, bias=False)
+        if config.layers.tied:
+            raise ConfigError("config.json: tie_word_embeddings is True without an lm_head, which is not supported")
+        if self._ids is not None or config.num_tokens != model.traits.vocab_size:
+            raise ConfigError(
+                f"it has no lm_head.weight, and its vocabulary of {config.num_tokens} tokens is not the target's of "
+                f"{model.traits.vocab_size}, whose head could be used"
+            )
+        if config.layers.hidden_size != model.hidden_size:
+            raise ConfigError(
+                f"it has no lm_head.weight, and its hidden size {config.layers.hidden_size} is not the target's, "
+                f"{model.hidden_size}, whose head could be used"
+            )
+        return model.logits
+
+
+def _refuse_options(fields: Fields) -> None:
+    for name, value in _NEUTRAL.items():
+        fields.refuse_unless(name, value)
+
+
+def _layer_ids(fields: Fields, inner: Fields) -> tuple[int, ...]:
+    """Layers of the target as a config gives them, at its top level or in eagle_config; an empty list says nothing."""
+    found = {ids for group in (fields, inner) if group.has(LAYER_IDS) and (ids := group.integers(LAYER_IDS))}
+    if len(found) > 1:
+        raise fields.wrong(LAYER_IDS, "and eagle_config's are both there and differ; which one counts is unclear")
+    return found.pop() if found else ()
+
+
+def _tensors(state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
+    tensors = Tensors(state, device, dtype)
+    tensors.drop_if(lambda name: name.endswith("rotary_emb.inv_freq"))  # follows from the config
+    return tensors
+
+
+def _embedding(config: HeadConfig, tensors: Tensors, model: Model) -> Callable[[Tensor], Tensor]:
+    """Its own embedding of the target's tokens, or the target's, scaled as the target scales it."""
+    layers = config.layers
+    if tensors.has("embed_tokens.weight"):
+        own = tensors.take("embed_tokens.weight", layers.vocab_size, layers.hidden_size)
+        return partial(embedding, weight=own)
+    if layers.hidden_size != model.hidden_size:
+        raise ConfigError(
+            f"it has no embed_tokens.weight, and its hidden size {layers.hidden_size} is not the target's, "
+            f"{model.hidden_size}, whose embedding could be used"
+        )
+    return model.embed
+
+
+def _fc(loader: Loader, tensors: Tensors, out_len: int, in_len: int) -> Linear:
+    """The layer that makes one state of several; whether it has a bias, only the tensors say."""
+    return loader.linear(("fc",), (out_len,), in_len, bias=tensors.has("fc.bias"))
+
+
+def _target_ids(config: HeadConfig, tensors: Tensors) -> Tensor | None:
+    """The target's id of each token of the head: [num_tokens]; None where they are the same."""
+    num_tokens, vocab_size = config.num_tokens, config.layers.vocab_size
+    ids = torch.arange(num_tokens)
+    if tensors.has("d2t") or num_tokens < vocab_size:
+        ids = ids + tensors.take_whole("d2t", num_tokens).cpu()  # kept as what is added to a token's own id
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
+        raise ConfigError(f"d2t maps to token {int(wrong[0])}, outside the vocabulary of {vocab_size}")
+    if len(ids.unique()) < num_tokens:
+        raise ConfigError("d2t maps two tokens to the same one")
+    if tensors.has("t2d"):
+        marks = tensors.take_whole("t2d", vocab_size).cpu() != 0
+        if int(marks.sum()) != num_tokens or not bool(marks[ids].all()):
+            raise ConfigError(f"t2d marks {int(marks.sum())} tokens, d2t maps to {num_tokens}: they must be the same")
+    return None if torch.equal(ids, torch.arange(vocab_size)) else ids.to(tensors.device)

@@ -1,0 +1,146 @@
+"""From a folder to a draft head: which kind it is, whether it fits its target, and which layers of that it reads.
+
+What does not fit is refused with the flag and the numbers, before any tensor is read. Never loads a target. Called at
+start-up, once the target is loaded.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.layers.linear import activation_dtype
+from roost.models.eagle import LAYER_IDS, Eagle, Eagle3, HeadConfig, read_eagle, read_eagle3
+from roost.models.fields import Fields
+from roost.models.model import Capabilities, Head, Model
+from roost.weights.folder import CONFIG, Folder, read_config
+
+# architecture, as SGLang and vLLM name it -> --spec
+KINDS: Mapping[str, str] = {
+    "LlamaForCausalLMEagle": "eagle",
+    "EagleLlamaForCausalLM": "eagle",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+}
+READERS: Mapping[str, Callable[[Fields], HeadConfig]] = {"eagle": read_eagle, "eagle3": read_eagle3}
+# --draft-layer-ids -> how many layers on is the one whose input an id stands for
+CONVENTIONS: Mapping[str, int] = {"sglang": 1, "vllm": 0}
+WHOLES = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
+
+
+def head_kind(path: Path) -> str:
+    """The --spec of the head in a folder."""
+    names = _config(path).get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "a model without architectures"
+    if name not in KINDS:
+        raise ConfigError(f"--draft {path}: {name} is not a draft head; known are {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def check_hooks(capabilities: Capabilities) -> None:
+    """Refuse a target whose family does not hand out hidden states."""
+    if not capabilities.draft_hooks:
+        raise ConfigError("--draft: the model's family has no hooks for draft heads; use another --model or --spec")
+
+
+def load_head(
+    path: Path, kind: str, model: Model, *, layer_ids: str | None, weights: str, device: torch.device
+) -> Head:
+    """The head in a folder, for a target; `layer_ids` says whose convention its layer ids follow, if it has any."""
+    found = head_kind(path)
+    if found != kind:
+        raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
+    dtype = activation_dtype(weights)
+    if dtype != model.kv.dtype:
+        raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.kv.dtype}")
+    try:
+        return _load(path, kind, model, layer_ids, weights, device)
+    except ConfigError as error:  # what is wrong with a folder must not look as if it were about --model
+        raise ConfigError(f"--draft {path}: {error}") from error
+
+
+def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
+    config = READERS[kind](Fields(_config(path)))
+    _check_sizes(config, model)
+    captures = _captures(config, kind, layer_ids, len(model.kv.windows))
+    state = _Renamed(Folder(path, wholes=WHOLES))
+    if kind == "eagle":
+        return Eagle(config, state, model, weights, device)
+    return Eagle3(config, captures, state, model, weights, device)
+
+
+def _config(path: Path) -> dict[str, object]:
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"--draft {path}: must be a folder with a {CONFIG}")
+    return read_config(path)
+
+
+def _check_sizes(config: HeadConfig, model: Model) -> None:
+    if config.target_hidden_size != model.hidden_size:
+        raise ConfigError(
+            f"the head reads hidden states of {config.target_hidden_size}, the target's have {model.hidden_size}"
+        )
+    if config.layers.vocab_size != model.traits.vocab_size:
+        raise ConfigError(
+            f"the head's vocabulary has {config.layers.vocab_size} tokens, the target's {model.traits.vocab_size}"
+        )
+
+
+def _captures(config: HeadConfig, kind: str, convention: str | None, num_layers: int) -> tuple[int, ...]:
+    """What an EAGLE-3 head reads of its target, in the order of layers, which is how SGLang and vLLM hand it over."""
+    if convention is not None and convention not in CONVENTIONS:
+        raise ConfigError(f"--draft-layer-ids must be one of {', '.join(CONVENTIONS)}, got {convention}")
+    if not config.layer_ids:
+        if convention is not None:
+            raise ConfigError(f"--draft-layer-ids {convention} says how to read {LAYER_IDS}, which it does not have")
+        return () if kind == "eagle" else _default_captures(num_layers)
+    if convention is None:
+        raise ConfigError(
+            f"its config has {LAYER_IDS} {list(config.layer_ids)}, which SGLang takes for layers whose output it reads "
+            f"and vLLM for layers whose input it reads; say which with --draft-layer-ids sglang or vllm"
+        )
+    captures = tuple(sorted(number + CONVENTIONS[convention] for number in config.layer_ids))
+    if captures[-1] > num_layers:
+        raise ConfigError(
+            f"its {LAYER_IDS} {list(config.layer_ids)} (--draft-layer-ids {convention}) are outside the target's "
+            f"{num_layers} layers"
+        )
+    if len(set(captures)) < len(captures):
+        raise ConfigError(f"its {LAYER_IDS} {list(config.layer_ids)} name a layer twice")
+    return captures
+
+
+def _default_captures(num_layers: int) -> tuple[int, ...]:
+    captures = tuple(sorted((2, num_layers // 2, num_layers - 3)))
+    if captures[0] < 0 or captures[-1] > num_layers or len(set(captures)) < len(captures):
+        raise ConfigError(
+            f"an EAGLE-3 head without {LAYER_IDS} reads the inputs of layers 2, n // 2 and n - 3 of a target of n "
+            f"layers; the target's {num_layers} are too few to tell them apart"
+        )
+    return captures
+
+
+class _Renamed(Mapping[str, Tensor]):
+    """A folder's tensors by the names that heads know, read when they are looked up."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._names: dict[str, str] = {}
+        for name in folder:
+            known = name.removeprefix("model.")
+            if known.startswith("midlayer."):
+                known = "layers.0." + known.removeprefix("midlayer.")
+            if known in self._names:
+                raise ConfigError(f"the checkpoint's {self._names[known]} and {name} are the same tensor twice")
+            self._names[known] = name
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._folder[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
