@@ -85,6 +85,11 @@ class SpecStats:
     overshoot: int = 0  # accepted tokens past the end of the output
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
 
+    @property
+    def accept_length(self) -> float:
+        """Tokens a round added to the output, bonus included; 0 without rounds."""
+        return (self.rounds + self.drafts_accepted) / self.rounds if self.rounds else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
