@@ -252,3 +252,16 @@ def test_those_who_watch_the_server_get_what_they_need(server: Server) -> None:
         *('roost_pages{account="cached",book="full"}', 'roost_requests_total{reason="length"}'),
     )
     assert [name for name in names if name not in text] == []
+
+
+def test_what_speculation_did_is_said_for_each_request_and_for_all(rested: Server) -> None:
+    before = rested.stats()["spec"]
+    answers = rested.generate({"text": [COUNT, "The sky is"], "sampling_params": {**GREEDY, "n": 2}})
+    wait_until(rested.is_at_rest)
+    after, text = rested.stats()["spec"], rested.http.get("/metrics").text
+    for key, name in (("drafts_offered", "spec_num_proposed_drafts"), ("drafts_accepted", "spec_num_correct_drafts")):
+        assert sum(answer["meta_info"].get(name, 0) for answer in answers) == after[key] - before[key]
+        assert f"roost_spec_{key}_total {float(after[key])}\n" in text
+    assert sum(after["histogram"]) == after["rounds"]
+    assert after["accept_length"] == (1 + after["drafts_accepted"] / after["rounds"] if after["rounds"] else 0)
+    assert f"roost_spec_accept_length_count {float(after['rounds'])}\n" in text
