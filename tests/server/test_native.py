@@ -1,11 +1,14 @@
 """SGLang's native API, in every form that is documented, against a real server with the real default model."""
 
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roost.cli.main import main
 from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
 
@@ -265,3 +268,13 @@ def test_what_speculation_did_is_said_for_each_request_and_for_all(rested: Serve
     assert sum(after["histogram"]) == after["rounds"]
     assert after["accept_length"] == (1 + after["drafts_accepted"] / after["rounds"] if after["rounds"] else 0)
     assert f"roost_spec_accept_length_count {float(after['rounds'])}\n" in text
+
+
+def test_bench_measures_this_server_and_reads_its_sums(rested: Server, tmp_path: Path) -> None:
+    place = tmp_path / "out.json"
+    flags = ("--requests", "2", "--new-tokens", "4", "--concurrency", "2", "--json", str(place))
+    assert main(["bench", "--url", rested.url, *flags]) == 0
+    (run,) = json.loads(place.read_text())
+    assert run["output_tokens_s"] * run["wall_s"] == pytest.approx(2 * 4)
+    assert len(run["spec"]["histogram"]) == len(rested.stats()["spec"]["histogram"])
+    assert run["spec"]["rounds"] == sum(run["spec"]["histogram"])
