@@ -259,21 +259,18 @@ def _percentile(values: list[float], percent: int) -> float:
 
 def _report(runs: list[Run], args: Namespace) -> int:
     table = Table(title=f"{args.requests} requests of {args.new_tokens} tokens, {args.url or 'in this process'}")
-    headings = ["at once", "out tok/s", "prompt tok/s", "first p50 s", "p99", "between p50 ms", "p99", "cached"]
-    speculates = any(each.spec.drafts_offered for each in runs)
-    for heading in headings + (["accept len"] if speculates else []):
+    for heading in ("at once", "out tok/s", "prompt tok/s", "first p50 s", "p99", "between p50 ms", "p99", "cached"):
         table.add_column(heading, justify="right")
     for each in runs:
         numbers = (each.output_tokens_s, each.prompt_tokens_s)
         times = (each.first_token_s_p50, each.first_token_s_p99, each.between_ms_p50, each.between_ms_p99)
         cells = [f"{number:.1f}" for number in numbers] + [f"{number:.3g}" for number in times]
-        cells = [str(each.concurrency), *cells, f"{each.cached_share:.0%}"]
-        if speculates:
-            cells.append(f"{each.spec.accept_length:.2f}")
-        table.add_row(*cells)
+        table.add_row(str(each.concurrency), *cells, f"{each.cached_share:.0%}")
     Console(file=sys.stdout).print(table)
-    for each in runs if speculates else ():
-        print(f"{each.concurrency} at once, rounds by accept length from 1:", *each.spec.histogram)
+    for each in runs:  # not columns: the table is as wide as a terminal
+        if each.spec.drafts_offered:
+            length = f"{each.concurrency} at once: accept length {each.spec.accept_length:.2f}"
+            print(f"{length}, rounds by accept length from 1:", *each.spec.histogram)
     if args.json is not None:
         args.json.write_text(json.dumps([each.as_json() for each in runs], indent=1) + "\n")
     return 0
