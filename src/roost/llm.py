@@ -25,6 +25,7 @@ from roost.messages import (
     GetStats,
     Refused,
     Score,
+    SpecStats,
     Stats,
     Submit,
     Usage,
@@ -46,6 +47,7 @@ class Choice:
     matched: int | str | None  # the stop id or text that ended it
     scores: tuple[Score, ...]  # one per token, if asked for
     usage: Usage
+    spec: SpecStats  # what speculation did for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,11 @@ class Output:
     def usage(self) -> Usage:
         """What the first choice cost."""
         return self.choices[0].usage
+
+    @property
+    def spec(self) -> SpecStats:
+        """What speculation did for the first choice."""
+        return self.choices[0].spec
 
 
 class LLM:
@@ -244,6 +251,7 @@ def _output(answers: list[Answer]) -> Output:
                 matched=answer.finished.matched,
                 scores=tuple(answer.scores),
                 usage=answer.finished.usage,
+                spec=answer.finished.spec,
             )
         )
     return Output(choices=tuple(choices), prompt_scores=tuple(answers[0].prompt_scores))

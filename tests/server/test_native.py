@@ -1,11 +1,14 @@
 """SGLang's native API, in every form that is documented, against a real server with the real default model."""
 
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roost.cli.main import main
 from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
 
@@ -252,3 +255,26 @@ def test_those_who_watch_the_server_get_what_they_need(server: Server) -> None:
         *('roost_pages{account="cached",book="full"}', 'roost_requests_total{reason="length"}'),
     )
     assert [name for name in names if name not in text] == []
+
+
+def test_what_speculation_did_is_said_for_each_request_and_for_all(rested: Server) -> None:
+    before = rested.stats()["spec"]
+    answers = rested.generate({"text": [COUNT, "The sky is"], "sampling_params": {**GREEDY, "n": 2}})
+    wait_until(rested.is_at_rest)
+    after, text = rested.stats()["spec"], rested.http.get("/metrics").text
+    for key, name in (("drafts_offered", "spec_num_proposed_drafts"), ("drafts_accepted", "spec_num_correct_drafts")):
+        assert sum(answer["meta_info"].get(name, 0) for answer in answers) == after[key] - before[key]
+        assert f"roost_spec_{key}_total {float(after[key])}\n" in text
+    assert sum(after["histogram"]) == after["rounds"]
+    assert after["accept_length"] == (1 + after["drafts_accepted"] / after["rounds"] if after["rounds"] else 0)
+    assert f"roost_spec_accept_length_count {float(after['rounds'])}\n" in text
+
+
+def test_bench_measures_this_server_and_reads_its_sums(rested: Server, tmp_path: Path) -> None:
+    place = tmp_path / "out.json"
+    flags = ("--requests", "2", "--new-tokens", "4", "--concurrency", "2", "--json", str(place))
+    assert main(["bench", "--url", rested.url, *flags]) == 0
+    (run,) = json.loads(place.read_text())
+    assert run["output_tokens_s"] * run["wall_s"] == pytest.approx(2 * 4)
+    assert len(run["spec"]["histogram"]) == len(rested.stats()["spec"]["histogram"])
+    assert run["spec"]["rounds"] == sum(run["spec"]["histogram"])

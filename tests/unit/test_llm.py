@@ -11,7 +11,9 @@ import pytest
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
 from roost.errors import CapacityError, ConfigError, RequestError
+from roost.front.speculation import since, total
 from roost.messages import GetStats, Stats
+from tests.unit import speculating
 from tests.unit.chain import save_chain, token
 
 GREEDY = Options(temperature=0, max_new_tokens=6)
@@ -133,6 +135,27 @@ def test_stats_say_how_things_stand(llm: LLM) -> None:
     assert after.completion_tokens - before.completion_tokens == 6
     assert dict(after.endings)["length"] - dict(before.endings).get("length", 0) == 1
     assert after.pools[0].leased == 0
+
+
+def test_the_sum_over_outputs_is_what_the_engine_counted_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.llm.start", speculating.start)
+    options = Options(temperature=0, ignore_eos=True, max_new_tokens=21, n=2)
+    with LLM() as llm:
+        outputs = [*llm.generate_all(["a", "bc", "d"], options), llm.chat([{"role": "user", "content": "x"}], options)]
+        (*_, last) = llm.stream("y", replace(options, n=1))
+        assert last.finished is not None
+        sums = total([*(choice.spec for output in outputs for choice in output.choices), last.finished.spec])
+        assert sums == llm.stats().spec
+    assert sums.overshoot > 0 and all(sums.histogram) and sums.rounds == sum(sums.histogram)
+    assert all(output.spec == output.choices[0].spec and output.spec.accept_length > 1 for output in outputs)
+
+
+def test_a_model_without_a_drafter_offers_no_drafts(llm: LLM) -> None:
+    before = idle(llm).spec
+    outputs = llm.generate_all(["a", "b"], replace(GREEDY, n=2))
+    sums = total(choice.spec for output in outputs for choice in output.choices)
+    assert sums == since(before, idle(llm).spec)
+    assert (sums.drafts_offered, sums.drafts_accepted, sums.overshoot) == (0, 0, 0)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------

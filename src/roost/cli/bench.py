@@ -1,4 +1,4 @@
-"""Measure a running server, or an engine in this process: throughput, times, cache hits.
+"""Measure a running server, or an engine in this process: throughput, times, cache hits, accepted drafts.
 
 Prompts come from a file (one JSON object with `prompt` a line, or plain lines) or are those that come with the project.
 Prints a table, and JSON if asked for. Numbers of one run, side by side; no run is better than the machine was quiet.
@@ -12,8 +12,9 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -26,8 +27,10 @@ from roost.cli.flags import add_engine, engine_of
 from roost.cli.prompts import PROMPTS
 from roost.config import api_keys
 from roost.errors import ConfigError
+from roost.front import speculation
 from roost.front.options import Options
 from roost.llm import LLM
+from roost.messages import SpecStats
 from roost.terminal import loading_bar
 
 
@@ -71,6 +74,11 @@ class Run:
     between_ms_p99: float
     cached_share: float
     wall_s: float
+    spec: SpecStats  # of this run; zeros where nothing is drafted, or nothing is known of it
+
+    def as_json(self) -> dict[str, Any]:
+        """The results for a file."""
+        return {**asdict(self), "spec": speculation.as_json(self.spec)}
 
 
 class Target(Protocol):
@@ -78,6 +86,10 @@ class Target(Protocol):
 
     def ask(self, prompt: str, number: int) -> Times:
         """One request, to its end."""
+        ...
+
+    def spec(self) -> SpecStats:
+        """Speculation's sums since the start."""
         ...
 
 
@@ -99,6 +111,10 @@ class InProcess:
                 times.prompt_tokens = piece.finished.usage.prompt_tokens
                 times.cached_tokens = piece.finished.usage.cached_tokens
         return times
+
+    def spec(self) -> SpecStats:
+        """Speculation's sums since the start."""
+        return self._llm.stats().spec
 
 
 class Server:
@@ -134,17 +150,31 @@ class Server:
                 times.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
         return times
 
+    def spec(self) -> SpecStats:
+        """Speculation's sums since the start, other clients' too; a server that does not say them has none."""
+        with self._asked("GET", "/server_info") as response:
+            text = response.read()
+        try:
+            return speculation.from_json(json.loads(text)["stats"]["spec"])
+        except (ValueError, KeyError, TypeError):
+            return SpecStats()  # not one of ours
+
     def _post(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a stream."""
-        connection = (HTTPSConnection if self._secure else HTTPConnection)(self._host, self._port, timeout=600)
-        try:
-            connection.request("POST", path, json.dumps(body), self._headers)
-            response = connection.getresponse()
+        with self._asked("POST", path, json.dumps(body)) as response:
             if response.status != 200:
                 raise ConfigError(f"--url: the server said {response.status}: {response.read(300).decode()}")
             for line in response:
                 if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                     yield json.loads(line[len(b"data: ") :])
+
+    @contextmanager
+    def _asked(self, method: str, path: str, body: str | None = None) -> Iterator[HTTPResponse]:
+        """The server's answer, to be read inside."""
+        connection = (HTTPSConnection if self._secure else HTTPConnection)(self._host, self._port, timeout=600)
+        try:
+            connection.request(method, path, body, self._headers)
+            yield connection.getresponse()
         except OSError as error:
             raise ConfigError(f"--url: cannot reach {self._host}:{self._port}: {error}") from error
         finally:
@@ -185,6 +215,7 @@ def measure(target: Target, prompts: list[str], args: Namespace, concurrency: in
         except Exception as error:  # noqa: BLE001 (raised again below, on the main thread)
             errors.append(error)
 
+    before = target.spec()
     began = time.perf_counter()
     threads = [threading.Thread(target=client, daemon=True) for _ in range(concurrency)]
     for thread in threads:
@@ -193,10 +224,11 @@ def measure(target: Target, prompts: list[str], args: Namespace, concurrency: in
         thread.join()
     if errors:
         raise errors[0]
-    return _summary(done, concurrency, time.perf_counter() - began)
+    wall_s = time.perf_counter() - began
+    return _summary(done, concurrency, wall_s, speculation.since(before, target.spec()))
 
 
-def _summary(done: list[Times], concurrency: int, wall_s: float) -> Run:
+def _summary(done: list[Times], concurrency: int, wall_s: float, spec: SpecStats) -> Run:
     firsts = [times.stamps[0][0] - times.began for times in done if times.stamps]
     gaps = [
         (after - before) / count * 1000
@@ -215,6 +247,7 @@ def _summary(done: list[Times], concurrency: int, wall_s: float) -> Run:
         between_ms_p99=_percentile(gaps, 99),
         cached_share=sum(times.cached_tokens for times in done) / max(prompt_tokens, 1),
         wall_s=wall_s,
+        spec=spec,
     )
 
 
@@ -234,8 +267,12 @@ def _report(runs: list[Run], args: Namespace) -> int:
         cells = [f"{number:.1f}" for number in numbers] + [f"{number:.3g}" for number in times]
         table.add_row(str(each.concurrency), *cells, f"{each.cached_share:.0%}")
     Console(file=sys.stdout).print(table)
+    for each in runs:  # not columns: the table is as wide as a terminal
+        if each.spec.drafts_offered:
+            length = f"{each.concurrency} at once: accept length {each.spec.accept_length:.2f}"
+            print(f"{length}, rounds by accept length from 1:", *each.spec.histogram)
     if args.json is not None:
-        args.json.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
+        args.json.write_text(json.dumps([each.as_json() for each in runs], indent=1) + "\n")
     return 0
 
 

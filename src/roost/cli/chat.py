@@ -1,7 +1,8 @@
 """Talk with a model in the terminal.
 
 The conversation is sent again with every turn; the prefix cache makes that cheap, and each turn says how much of it was
-found there, when the first token came and how fast the others followed. Runs the model here. Called by `main`.
+found there, when the first token came and how fast the others followed, and how many tokens a round of speculation
+gave if there was one. Runs the model here. Called by `main`.
 """
 
 import sys
@@ -15,6 +16,7 @@ from roost.cli import sample
 from roost.cli.flags import add_engine, engine_of
 from roost.errors import RequestError
 from roost.llm import LLM
+from roost.messages import SpecStats
 from roost.terminal import loading_bar
 
 
@@ -56,7 +58,7 @@ def _turn(llm: LLM, messages: list[dict[str, Any]], args: Namespace, console: Co
     """One answer, printed as it comes; returns it."""
     began = time.monotonic()
     first: float | None = None
-    text, num_tokens, cached, prompt = "", 0, 0, 0
+    text, num_tokens, cached, prompt, spec = "", 0, 0, 0, SpecStats()
     try:
         for piece in llm.stream_chat(messages, sample.options_of(args)):
             first = first or time.monotonic()
@@ -65,11 +67,14 @@ def _turn(llm: LLM, messages: list[dict[str, Any]], args: Namespace, console: Co
             print(piece.text, end="", flush=True)
             if piece.finished is not None:
                 cached, prompt = piece.finished.usage.cached_tokens, piece.finished.usage.prompt_tokens
+                spec = piece.finished.spec
     except KeyboardInterrupt:
         pass  # the rest of this answer is not wanted
     print()
     first = first or time.monotonic()
     rate = (num_tokens - 1) / max(time.monotonic() - first, 1e-9)
     note = f"{num_tokens} tokens, {rate:.1f}/s; first after {first - began:.2f} s; {cached} of {prompt} cached"
+    if spec.drafts_offered:
+        note += f"; accept length {spec.accept_length:.2f}"
     console.print(note, style="dim")
     return text

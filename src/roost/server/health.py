@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 import roost
 from roost.errors import CapacityError
+from roost.front.speculation import as_json
 from roost.messages import GetStats, Stats
 from roost.server.desk import Desk, json_response
 
@@ -44,7 +45,7 @@ async def server_info(request: Request) -> Response:
         "model": started.model_name,
         "settings": started.settings,
         "load_s": round(started.load_s, 3),
-        "stats": asdict(stats),
+        "stats": {**asdict(stats), "spec": as_json(stats.spec)},
     }
     return json_response(info)
 

@@ -6,12 +6,13 @@ Called by generations, and by the endpoint that is scraped.
 
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from roost.messages import Event, Finished, Stats, Tokens
+from roost.messages import Event, Finished, SpecStats, Stats, Tokens
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -90,3 +91,19 @@ class _EngineStats(Collector):
             pages.add_metric([book, "cached"], pool.cached)
             pages.add_metric([book, "retiring"], pool.retiring)
         yield pages
+        yield from _speculation(stats.spec)
+
+
+def _speculation(spec: SpecStats) -> Iterator[Metric]:
+    """What speculation did for all requests; zeros if there is none."""
+    yield CounterMetricFamily("roost_spec_rounds", "Rounds in which drafts were verified", spec.rounds)
+    yield CounterMetricFamily("roost_spec_drafts_offered", "Draft tokens verified", spec.drafts_offered)
+    accepted = "Of those, accepted, also past the end of an output"
+    yield CounterMetricFamily("roost_spec_drafts_accepted", accepted, spec.drafts_accepted)
+    overshoot = "Accepted tokens past the end of an output"
+    yield CounterMetricFamily("roost_spec_overshoot_tokens", overshoot, spec.overshoot)
+    counts = accumulate(spec.histogram)
+    buckets = [(f"{accept_len}.0", float(count)) for accept_len, count in enumerate(counts, 1)]
+    accept_length = HistogramMetricFamily("roost_spec_accept_length", "Tokens accepted in a round, bonus included")
+    accept_length.add_metric([], [*buckets, ("+Inf", float(spec.rounds))], spec.rounds + spec.drafts_accepted)
+    yield accept_length

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
-from roost.messages import Finished, FlushCache, Flushed, Refused, Score
+from roost.messages import Finished, FlushCache, Flushed, Refused, Score, SpecStats
 from roost.server.body import convert, read, whole
 from roost.server.desk import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
@@ -184,6 +184,8 @@ class _Answers:
             "cached_tokens": 0 if finished is None else finished.usage.cached_tokens,
             "e2e_latency": time.monotonic() - self._began,
         }
+        if finished is not None:
+            meta |= _speculation(finished.spec)
         if self._body.return_logprob:
             meta |= self._logprobs(output)
         return {"text": answer.text, "output_ids": list(answer.tokens), "meta_info": meta}
@@ -222,3 +224,23 @@ def _reason(finished: Finished) -> dict[str, Any]:
     if finished.reason == "stop":
         return {"type": "stop", "matched": finished.matched}
     return {"type": "abort", "message": finished.message or "aborted"}
+
+
+def _speculation(spec: SpecStats) -> dict[str, Any]:
+    """What speculation did, by the names SGLang gives it; like there, nothing if no draft was offered."""
+    if not spec.drafts_offered:
+        return {}
+    histogram = list(spec.histogram)  # rounds by right drafts
+    return {
+        "spec_verify_ct": spec.rounds,
+        "spec_accept_length": spec.accept_length,
+        "spec_accept_rate": spec.drafts_accepted / spec.drafts_offered,
+        "spec_num_correct_drafts": spec.drafts_accepted,
+        "spec_num_proposed_drafts": spec.drafts_offered,
+        "spec_correct_drafts_histogram": histogram,
+        # the names until 0.5.9, which many clients still read
+        "spec_accept_token_num": spec.drafts_accepted,
+        "spec_draft_token_num": spec.drafts_offered,
+        "spec_accept_histogram": histogram,
+        "spec_overshoot": spec.overshoot,  # ours: accepted tokens past the end of the output
+    }

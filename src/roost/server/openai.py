@@ -287,7 +287,7 @@ def _reason(finished: Finished | None) -> str:
 
 
 def _usage(outputs: list[Output]) -> dict[str, Any]:
-    """Tokens of all outputs; a prompt that several share counts once."""
+    """Tokens of all outputs; a prompt that several share counts once. Drafts are no predictions in OpenAI's sense."""
     firsts = {output.prompt.request_id: output for output in reversed(outputs)}
     usages = [each.answer.finished.usage for each in firsts.values() if each.answer.finished is not None]
     prompt = sum(usage.prompt_tokens for usage in usages)

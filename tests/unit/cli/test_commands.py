@@ -2,21 +2,29 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
+import threading
 from argparse import ArgumentParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 import roost
+from roost import LLM, Options
 from roost.cli import bench, pull
 from roost.cli.main import main
 from roost.errors import ConfigError
+from roost.front.speculation import as_json
+from roost.messages import SpecStats
+from tests.unit import speculating
 from tests.unit.chain import save_chain
 
 SPELT = ("\n", "h", "e", "12", "!", "<|im_end|>")  # what follows the line end that opens an answer
 ENGINE = ("--weights", "fp32", "--threads", "1", "--pool-tokens", "2048", "--page-size", "4")
+MADE = SpecStats(rounds=4, drafts_offered=12, drafts_accepted=6, overshoot=1, histogram=(1, 1, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +167,82 @@ def test_bench_says_what_is_wrong_with_a_prompt_file(content: str, said: str, tm
 def test_bench_refuses_what_cannot_be_measured(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *flags.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+# --- what speculation did --------------------------------------------------------------------------------------
+
+
+def test_chat_says_the_accept_length_of_each_turn_that_speculated(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--temperature", "0", "--max-new-tokens", "40"]
+    typed(monkeypatch, "hello")
+    assert main(["chat", "--model", str(folder), *flags, *ENGINE]) == 0
+    assert "accept length" not in capsys.readouterr().err
+    monkeypatch.setattr("roost.llm.start", speculating.start)
+    typed(monkeypatch, "hello\nagain\n")
+    assert main(["chat", *flags]) == 0
+    notes = " ".join(capsys.readouterr().err.split())
+    lengths = [float(each) for each in re.findall(r"cached; accept length (\d\.\d\d)", notes)]
+    assert len(lengths) == 2 and all(1 <= each <= speculating.STEPS + 1 for each in lengths)
+
+
+def test_generate_prints_the_text_alone_also_when_it_speculates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roost.llm.start", speculating.start)
+    assert main(["generate", "h", "--max-new-tokens", "12"]) == 0
+    printed = capsys.readouterr()
+    with LLM() as llm:
+        assert printed.out == llm.generate("h", Options(temperature=0, max_new_tokens=12)).text + "\n"
+    assert "accept" not in printed.err
+
+
+def test_bench_reports_the_rounds_of_each_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "out.json"
+    flags = ["--requests", "4", "--new-tokens", "21", "--concurrency", "1,2", "--json", str(place)]
+    assert main(["bench", "--model", str(folder), *flags, *ENGINE]) == 0
+    assert "accept" not in capsys.readouterr().out
+    assert [run["spec"]["drafts_offered"] for run in json.loads(place.read_text())] == [0, 0]
+    monkeypatch.setattr("roost.llm.start", speculating.start)
+    assert main(["bench", *flags]) == 0
+    printed = capsys.readouterr().out
+    first, second = (run["spec"] for run in json.loads(place.read_text()))
+    assert first == second, "the same requests, whatever runs beside them"
+    assert first["accept_length"] > 1 and first["rounds"] == sum(first["histogram"])
+    histogram = " ".join(map(str, second["histogram"]))
+    said = f"accept length {second['accept_length']:.2f}, rounds by accept length from 1: {histogram}\n"
+    assert f"1 at once: {said}2 at once: {said}" in printed
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "read"),
+    [
+        (200, json.dumps({"stats": {"spec": as_json(MADE)}}), MADE),
+        (200, json.dumps({"internal_states": []}), SpecStats()),
+        (200, "[1]", SpecStats()),
+        (200, "hello", SpecStats()),
+        (404, json.dumps({"detail": "Not Found"}), SpecStats()),
+    ],
+)
+def test_bench_reads_a_servers_sums_and_does_without_them(status: int, said: str, read: SpecStats) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/server_info"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(said.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert bench.Server(f"http://127.0.0.1:{server.server_port}", 1, 0.0).spec() == read
+        thread.join()
 
 
 # --- the rest --------------------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+"""Speculation: its statistics as readers see them, the same in every interface.
+
+Adds them up over requests, takes the difference of two readings, and writes and reads them as JSON. Counts nothing
+itself: the engine does. Called by the server's endpoints, the library's users and the command line.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import zip_longest
+from typing import Any
+
+from roost.messages import SpecStats
+
+
+def total(parts: Iterable[SpecStats]) -> SpecStats:
+    """The sums over some requests."""
+    sum_of = SpecStats()
+    for part in parts:
+        sum_of = _combined(sum_of, part, 1)
+    return sum_of
+
+
+def since(before: SpecStats, now: SpecStats) -> SpecStats:
+    """What was added between two readings of an engine's sums."""
+    return _combined(now, before, -1)
+
+
+def as_json(spec: SpecStats) -> dict[str, Any]:
+    """The sums, and the accept length that follows from them."""
+    return {**asdict(spec), "accept_length": spec.accept_length}
+
+
+def from_json(value: dict[str, Any]) -> SpecStats:
+    """What `as_json` wrote."""
+    return SpecStats(
+        rounds=value["rounds"],
+        drafts_offered=value["drafts_offered"],
+        drafts_accepted=value["drafts_accepted"],
+        overshoot=value["overshoot"],
+        histogram=tuple(value["histogram"]),
+    )
+
+
+def _combined(left: SpecStats, right: SpecStats, sign: int) -> SpecStats:
+    return SpecStats(
+        rounds=left.rounds + sign * right.rounds,
+        drafts_offered=left.drafts_offered + sign * right.drafts_offered,
+        drafts_accepted=left.drafts_accepted + sign * right.drafts_accepted,
+        overshoot=left.overshoot + sign * right.overshoot,
+        histogram=tuple(a + sign * b for a, b in zip_longest(left.histogram, right.histogram, fillvalue=0)),
+    )
