@@ -6,21 +6,23 @@ that cannot work is a ConfigError here, before anybody is served. Called by the 
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from roost.clock import SystemClock
-from roost.config import EngineConfig, ModelConfig, Resolved, resolve
+from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
 from roost.errors import ConfigError
 from roost.exec.executor import TorchExecutor
 from roost.models.decoder import Decoder
-from roost.models.model import Model
+from roost.models.model import Head, Model
+from roost.models.registry import find_family
 from roost.progress import Progress, silent
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder
+from roost.weights.draft import check_hooks, head_kind, load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
@@ -44,6 +46,7 @@ class Running:
 def start(config: EngineConfig, progress: Progress = silent) -> Running:
     """Load the model and build the engine over it."""
     began = time.monotonic()
+    config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
     device = _device(config.model)
     weights = _weights(config.model, device)
@@ -54,13 +57,18 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
         # On a thread that ends: one that has computed keeps a team of OpenMP threads, and beside the team of the thread
         # that runs the steps these make every parallel operation wait (measured: half the rate).
-        language, model = loader.submit(_load, path, weights, device, progress).result()
-    if language.tokenizer.vocab_size > model.traits.vocab_size:
+        loaded = loader.submit(_load, config, path, weights, device, progress).result()
+    language, model, head = loaded.language, loaded.model, loaded.head
+    if language.tokenizer.vocab_size > loaded.traits.vocab_size:
         raise ConfigError(
-            f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
+            f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {loaded.traits.vocab_size}"
         )
-    resolved = resolve(config, model.traits)
-    executor = TorchExecutor(model, resolved, device)
+    resolved = resolve(config, loaded.traits)
+    if head is not None and resolved.spec.topk > head.num_tokens:
+        raise ConfigError(
+            f"--spec-topk must be at most {head.num_tokens}, what the head knows, got {resolved.spec.topk}"
+        )
+    executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,
         executor,
@@ -78,9 +86,37 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     )
 
 
-def _load(path: Path, weights: str, device: torch.device, progress: Progress) -> tuple[Language, Decoder]:
-    source = open_source(path, progress)
-    return source.language(), load_model(source, weights=weights, device=device)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Loaded:
+    """What the files hold."""
+
+    language: Language
+    model: Decoder
+    traits: ModelTraits
+    head: Head | None
+
+
+def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, progress: Progress) -> _Loaded:
+    """Read the model, and the draft head if one is asked for."""
+    source, spec, head = open_source(path, progress), config.spec, None
+    capabilities = find_family(source.config()).capabilities
+    if spec.draft is not None:
+        check_hooks(capabilities)
+    model = load_model(source, weights=weights, device=device)
+    if spec.draft is not None:
+        folder, ids = Path(spec.draft), spec.draft_layer_ids
+        head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
+    traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
+    return _Loaded(language=source.language(), model=model, traits=traits, head=head)
+
+
+def _with_drafter(config: EngineConfig) -> EngineConfig:
+    """The configuration with its drafter named, and checked, before anything large is read."""
+    spec = config.spec
+    if spec.spec == "auto":
+        spec = replace(spec, spec="ngram" if spec.draft is None else head_kind(Path(spec.draft)))
+    spec_shape(spec)
+    return replace(config, spec=spec)
 
 
 def _device(config: ModelConfig) -> torch.device:
@@ -110,6 +146,7 @@ def _settings(
     """What was chosen, for people to read."""
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
+        **_spec_settings(config, resolved),
         **asdict(resolved.sched),
         "weights": weights,
         "device": str(device),
@@ -121,4 +158,14 @@ def _settings(
         "context": resolved.context,
         "num_layers": len(model.kv.windows),
         "vocab_size": resolved.vocab_size,
+        **({"warnings": resolved.warnings} if resolved.warnings else {}),
     }
+
+
+def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:
+    """What was chosen for speculation."""
+    spec, shape = config.spec, resolved.spec
+    if spec.spec == "none":
+        return {"spec": spec.spec}
+    given = {name: value for name, value in asdict(spec).items() if value is not None}
+    return {**given, "spec_steps": shape.steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}

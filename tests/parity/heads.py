@@ -7,6 +7,7 @@ once. Used by the tests of this folder.
 import json
 from math import pi
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu, softmax
 from transformers import PreTrainedModel
 
-from tests.parity.tiny import VOCAB
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.weights.draft import load_head
+from tests.parity.tiny import CPU, VOCAB
 
 Config = dict[str, object]
 
@@ -223,3 +227,10 @@ def _size(config: Config, name: str, default: int | None = None) -> int:
     value = config.get(name, default)
     assert isinstance(value, int)
     return value
+
+
+def make_head(kind: str, model: Decoder) -> Head:
+    """A random head for a tiny target, by way of its files."""
+    with TemporaryDirectory() as folder:
+        path = {"eagle": write_eagle, "eagle3": write_eagle3}[kind](Path(folder))
+        return load_head(path, kind, model, layer_ids=None, weights="fp32", device=CPU)

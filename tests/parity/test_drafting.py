@@ -27,7 +27,9 @@ PAGES = pytest.mark.parametrize(("page_size", "length"), PLACES)  # n mod page =
 def drafted(prompt: tuple[int, ...], shape: SpecShape, page_size: int, head: Head, kind: str) -> list[list[Tensor]]:
     """The draft passes of the first round after a prompt, with their logits: [tokens, logits] of each."""
     watched = Watched(head)
-    config = configure(page_size=page_size, spec=shape, context=1024, pool_tokens=40960, max_running=1, depth=0)
+    config = configure(
+        page_size=page_size, spec=shape, context=1024, pool_tokens=40960, max_running=1, depth=0, chunk=1024
+    )
     served = Served(tiny(kind).model(), config, head=watched)
     served.submit("r", prompt, 2)
     served.run()

@@ -1,10 +1,10 @@
 """Attention over paged KV, the torch reference for a ragged batch; every other backend is checked against it.
 
 A token at position p reads [0, p], or (p - window, p] in a window layer: the window counts the token itself. A tree's
-node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which slots
-each row reads is worked out once a step and used in every layer. What is gathered grows with the live length, never with
-the row's width; how a row is padded depends on its own length alone, so its result does not depend on the rows beside
-it. Called by exec and spec.
+node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which
+slots each row reads is worked out once a step and used in every layer. What is gathered grows with the live length,
+never with the row's width; how a row is padded depends on its own length alone, so its result does not depend on the
+rows beside it. Called by exec and spec.
 """
 
 from collections.abc import Callable, Sequence

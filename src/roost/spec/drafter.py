@@ -1,7 +1,7 @@
 """What the runner asks of a drafter, and what it hands over.
 
-A drafter proposes trees for rounds, and takes over what every step wrote, prefill and rounds without drafts too, so that
-what it keeps is never behind. Whatever it proposes, the output is the target's. Implemented in this folder.
+A drafter proposes trees for rounds, and takes over what every step wrote, prefill and rounds without drafts too, so
+that what it keeps is never behind. Whatever it proposes, the output is the target's. Implemented in this folder.
 """
 
 from collections.abc import Sequence
