@@ -65,7 +65,7 @@ class SchedConfig:
 
 
 SPEC_STEPS_DEFAULT = 4
-TREE_TOKENS_DEFAULT = 16  # at most, where the tree has fewer candidates
+TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ DRAFT_LAYER_IDS = ("sglang", "vllm")
 
 def spec_shape(config: SpecConfig) -> SpecShape:
     """The shape of the rounds that are asked for; raises ConfigError for what cannot work or would be ignored."""
-    kind = _drafter(config)
+    kind = drafter_of(config)
     if kind == "none":
         return PLAIN
     steps = config.spec_steps if config.spec_steps is not None else SPEC_STEPS_DEFAULT
@@ -127,8 +127,8 @@ def spec_shape(config: SpecConfig) -> SpecShape:
     return shape
 
 
-def _drafter(config: SpecConfig) -> str:
-    """Who drafts: none, ngram, eagle or eagle3, with options that belong to it."""
+def drafter_of(config: SpecConfig) -> str:
+    """Who drafts: none, ngram, eagle or eagle3; `auto` without a head is ngram. Refuses what does not belong to it."""
     if config.spec not in SPECS:
         raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
     if config.spec == "auto" and config.draft is not None:  # start-up reads the head and says which

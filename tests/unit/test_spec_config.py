@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.config import EngineConfig, ModelTraits, SpecConfig, resolve, spec_shape
+from roost.config import EngineConfig, ModelTraits, SpecConfig, drafter_of, resolve, spec_shape
 from roost.errors import ConfigError
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 
@@ -85,6 +85,11 @@ def test_an_option_that_cannot_work_or_would_be_ignored_is_refused_with_its_flag
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100))
+
+
+def test_auto_without_a_head_is_ngram_and_the_others_are_themselves() -> None:
+    configs = (SpecConfig(), SpecConfig(spec="auto"), _eagle(), SpecConfig(spec="eagle3", draft=HEAD))
+    assert [drafter_of(config) for config in configs] == ["none", "ngram", "eagle", "eagle3"]
 
 
 def test_the_batch_limit_reaches_the_engine() -> None:
