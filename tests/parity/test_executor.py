@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.config import SpecConfig, resolve
-from roost.errors import ConfigError, InvariantError, StepFailure
+from roost.config import resolve
+from roost.errors import InvariantError, StepFailure
 from roost.exec.executor import TorchExecutor
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
@@ -194,10 +194,3 @@ def test_a_result_is_collected_once() -> None:
     runs.collect(ticket)
     with pytest.raises(InvariantError, match="step 0 is not out"):
         runs.collect(ticket)
-
-
-def test_speculation_is_refused_with_its_flag() -> None:
-    model = tiny("llama").model()
-    config = replace(configure(), spec=SpecConfig(spec="ngram"))
-    with pytest.raises(ConfigError, match="--spec-steps must be 0"):
-        TorchExecutor(model, resolve(config, model.traits), CPU)

@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
 from roost.llm import LLM
 from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.progress import Progress, silent
 from roost.sched.engine import Engine
 from roost.server.wire import Started, pack, unpack
-from roost.spec.shape import SpecShape
 from roost.startup import Running
 from roost.text.language import Language
 from roost.text.stream import StopFinder
@@ -29,7 +28,7 @@ STEPS = 3
 CONFIG = EngineConfig(
     memory=MemoryConfig(page_size=4, pool_tokens=16384),
     sched=SchedConfig(context=1024, max_running=4),
-    spec=SpecShape(steps=STEPS, tokens=STEPS + 1),
+    spec=SpecConfig(spec="ngram", spec_steps=STEPS),
 )
 
 

@@ -76,8 +76,7 @@ def test_device_and_host_advance_together() -> None:
 def test_mode_9_a_step_is_described_by_what_it_started_from_not_by_what_came_after() -> None:
     made = lengths()
     first = moved(made.of_step(plan(ints(2), ints(0), ints(8))))
-    second = made.of_step(plan(ints(2), ints(-1), ints(1)))
-    second.advance()
+    second = moved(made.of_step(plan(ints(2), ints(-1), ints(1))))
     moved(made.of_step(plan(ints(2), ints(-1), ints(1))))
     assert (first.starts.tolist(), first.ends.tolist(), first.total) == ([0], [8], 8)
     assert (second.starts.tolist(), second.ends.tolist(), second.total) == ([8], [9], 9)
