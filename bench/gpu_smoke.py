@@ -1,8 +1,9 @@
 """The same runner on a CUDA GPU: right first, then how fast. `python -m bench.gpu_smoke [--model FILE] [--out FOLDER]`
 
 Tiny random models (full, all-window, mixed layers) and, given its file, the default model: greedy output at depth 0
-and 1 must equal the CPU's, or part from it only where the CPU itself saw the two tokens within a stated gap. Then
-tokens a second, depth 0 beside depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
+and 1, plain and speculating (n-gram, chains and trees of heads, several page sizes), must equal the CPU's plain one,
+or part from it only where the CPU itself saw the two tokens within a stated gap. Then tokens a second, depth 0 beside
+depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
 """
 
 import argparse
@@ -16,12 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.heads import TargetHead, untrained_head
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
+from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
 from roost.layers.rotary import Rope
-from roost.messages import Event, Finished, Score, Submit, Tokens
+from roost.messages import Event, Finished, Score, SpecStats, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.model import Head
 from roost.sched.engine import Engine
 from roost.weights.load import load_model, open_source
 
@@ -79,22 +82,57 @@ def tiny(windows: tuple[int | None, ...]) -> tuple[DecoderConfig, dict[str, Tens
     return config, state
 
 
-def engine(model: Decoder, device: torch.device, depth: int, max_running: int = 64) -> tuple[Engine, TorchExecutor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How a model is run: plainly, or with drafts of some head."""
+
+    name: str = "plain"
+    depth: int
+    page_size: int = 16
+    spec: SpecConfig = SpecConfig()
+    head: Head | None = None
+
+
+def engine(model: Decoder, device: torch.device, case: Case, max_running: int = 64) -> tuple[Engine, TorchExecutor]:
     """An engine over a model, with the strictest audit while few run."""
+    strict = 2 if max_running <= 8 else 0
     config = EngineConfig(
-        memory=MemoryConfig(page_size=16, pool_tokens=64 * 1024, strict_memory=2 if max_running <= 8 else 0),
-        sched=SchedConfig(context=1024, max_running=max_running, chunk=512, overlap=depth == 1),
+        memory=MemoryConfig(page_size=case.page_size, pool_tokens=64 * 1024, strict_memory=strict),
+        sched=SchedConfig(context=1024, max_running=max_running, chunk=512, overlap=case.depth == 1),
+        spec=case.spec,
     )
     resolved = resolve(config, model.traits)
-    executor = TorchExecutor(model, resolved, device)
+    executor = TorchExecutor(model, resolved, device, case.head)
     return Engine(resolved, executor, SystemClock()), executor
 
 
+def drafting(model: Decoder, device: torch.device, weights: str, *, sure: bool) -> list[Case]:
+    """Ways to speculate; `sure` adds the target as its own drafter, which accepts nearly everything."""
+    eagle, eagle3 = (untrained_head(kind, model, weights, device, num_tokens=200) for kind in ("eagle", "eagle3"))
+    chain = SpecConfig(spec="eagle", draft="-", spec_steps=3)
+    tree = SpecConfig(spec="eagle3", draft="-", spec_steps=4, spec_topk=4, spec_tokens=16)
+    wide = SpecConfig(spec="eagle3", draft="-", spec_steps=5, spec_topk=8, spec_tokens=32)
+    ways: list[tuple[str, SpecConfig, Head | None]] = [
+        ("ngram", SpecConfig(spec="ngram"), None),
+        ("eagle chain", chain, eagle),
+        ("eagle3 tree", tree, eagle3),
+    ]
+    if sure:
+        own = TargetHead(model, sharpness=100.0)
+        ways += [("own chain", chain, own), ("own tree", tree, own), ("own wide tree", wide, own)]
+    return [
+        Case(name=name, depth=depth, page_size=page_size, spec=spec, head=head)
+        for name, spec, head in ways
+        for page_size in ((1, 16, 64) if sure else (64,))
+        for depth in (0, 1)
+    ]
+
+
 def answers(
-    model: Decoder, device: torch.device, depth: int, prompts: list[tuple[int, ...]], num_new: int
-) -> list[Answer]:
-    """Greedy answers to all prompts at once."""
-    runs, executor = engine(model, device, depth, max_running=8)
+    model: Decoder, device: torch.device, case: Case, prompts: list[tuple[int, ...]], num_new: int
+) -> tuple[list[Answer], SpecStats]:
+    """Greedy answers to all prompts at once, and what speculation did."""
+    runs, executor = engine(model, device, case, max_running=8)
     events: list[Event] = []
     for number, prompt in enumerate(prompts):
         submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=2)
@@ -109,7 +147,7 @@ def answers(
         assert end.reason == "length", end
         tokens = tuple(token for event in mine for token in event.tokens)
         found.append(Answer(tokens=tokens, scores=tuple(score for event in mine for score in event.scores)))
-    return found
+    return found, runs.state.counters.snapshot()
 
 
 def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: float) -> dict[str, object]:
@@ -128,19 +166,21 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
 
 def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
     """Every model on the GPU, at both depths, against one on the CPU."""
-    wanted = answers(reference, CPU, 1, prompts, 48)
+    wanted, _ = answers(reference, CPU, Case(depth=1), prompts, 48)
     rows = []
     for weights, model in models.items():
-        for depth in (0, 1):
-            got = answers(model, GPU, depth, prompts, 48)
-            rows.append(compare(f"{name} {weights} depth {depth}", got, wanted, GAP_MAX[weights]))
+        cases = [Case(depth=0), Case(depth=1), *drafting(model, GPU, weights, sure=len(model.config.layers) < 6)]
+        for case in cases:
+            got, spec = answers(model, GPU, case, prompts, 48)
+            title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth}"
+            rows.append(compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length})
             print(rows[-1], flush=True)
     return rows
 
 
 def speed(name: str, model: Decoder, vocab_size: int, batch: int, depth: int) -> dict[str, object]:
     """Decode rate of `batch` requests of 64 + 128 tokens, prefill included in none of it."""
-    runs, executor = engine(model, GPU, depth)
+    runs, executor = engine(model, GPU, Case(depth=depth))
     generator = torch.Generator().manual_seed(1)
     times: list[float] = []
     for number in range(batch):

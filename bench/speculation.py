@@ -1,0 +1,188 @@
+"""Speculation on this machine: `make bench-spec`, or `python -m bench.speculation --prompts FILE --draft FOLDER`.
+
+In one run, side by side: plain decoding, n-gram chains, chains and a tree of an EAGLE-3 head, at depth 0 and 1, on
+pages of 1 and 64 tokens, 1, 4 and 8 requests at once. Accept length, histogram, tokens a second against plain, slots
+held against slots used. Then what a round of T nodes costs against a plain step. Without --draft the head is untrained:
+its cost counts, its acceptance does not.
+"""
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.heads import untrained_head
+from roost.cli.prompts import PROMPTS
+from roost.clock import SystemClock
+from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
+from roost.exec.executor import TorchExecutor
+from roost.messages import Event, Finished, Submit, Tokens
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.sched.engine import Engine
+from roost.text.language import Language
+from roost.weights.draft import head_kind, load_head
+from roost.weights.load import load_model, open_source
+from roost.weights.pull import find_model
+
+CASES: dict[str, SpecConfig] = {
+    "plain": SpecConfig(),
+    "ngram": SpecConfig(spec="ngram", spec_steps=4),
+    "chain": SpecConfig(spec="eagle3", draft="-", spec_steps=3),
+    "tree": SpecConfig(spec="eagle3", draft="-", spec_steps=4, spec_topk=4, spec_tokens=16),
+}
+DRAFT_TOKENS = 8192  # vocabulary of the untrained head
+WIDTHS = (2, 3, 5, 9, 17, 33)  # T of rounds whose cost is measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """What is measured."""
+
+    model: Decoder
+    head: Head
+    device: torch.device
+    prompts: list[tuple[int, ...]]
+
+
+def read_prompts(path: Path | None, language: Language, count: int) -> list[tuple[int, ...]]:
+    """Prompts as tokens: `turns` or `prompt` of each line of a file, or the project's own."""
+    texts = list(PROMPTS)
+    if path is not None:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        texts = [line["turns"][0] if "turns" in line else line["prompt"] for line in lines]
+    step = max(1, len(texts) // count)
+    return [language.chat_tokens([{"role": "user", "content": text}]) for text in texts[::step][:count]]
+
+
+def run(parts: Parts, spec: SpecConfig, at_once: int, depth: int, page_size: int, new_tokens: int) -> dict[str, Any]:
+    """All prompts, `at_once` at a time."""
+    config = EngineConfig(
+        memory=MemoryConfig(page_size=page_size, pool_tokens=16384),
+        sched=SchedConfig(context=2048, max_running=at_once, overlap=depth == 1),
+        spec=spec,
+    )
+    resolved = resolve(config, parts.model.traits)
+    executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
+    engine = Engine(resolved, executor, SystemClock())
+    ends: list[Finished] = []
+    num_tokens = 0
+
+    def reply(event: Event) -> None:
+        nonlocal num_tokens
+        if isinstance(event, Tokens):
+            num_tokens += len(event.tokens)
+        elif isinstance(event, Finished):
+            ends.append(event)
+
+    for number, prompt in enumerate(parts.prompts):
+        engine.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=new_tokens), reply)
+    held, used, decode_s, num_rounds, before = 0, 0, 0.0, 0, 0
+    while engine.has_work:
+        prefilling = engine.state.queued or any(each.in_prefill for each in engine.state.running)
+        before, began = num_tokens, time.perf_counter()
+        engine.tick()
+        if prefilling or num_tokens == before:
+            continue
+        decode_s += time.perf_counter() - began
+        num_rounds += 1
+        held += sum(len(each.lease.pages[0]) * page_size for each in engine.state.running)
+        used += sum(each.lease.settled_len for each in engine.state.running)
+    executor.close()
+    stats = engine.state.counters.snapshot()
+    assert len(ends) == len(parts.prompts)
+    return {
+        "decode_s": decode_s,
+        "rounds": num_rounds,
+        "tokens": sum(each.usage.completion_tokens for each in ends),
+        "accept_length": stats.accept_length or 1.0,
+        "histogram": stats.histogram,
+        "held_over_used": held / max(used, 1),
+        "step_ms": 1000 * decode_s / max(num_rounds, 1),
+        "tokens_s": sum(each.usage.completion_tokens for each in ends) / decode_s,
+    }
+
+
+def sweep(parts: Parts, new_tokens: int) -> list[dict[str, Any]]:
+    """Every case against plain decoding under the same conditions."""
+    rows = []
+    for at_once in (1, 4, 8):
+        for page_size in (1, 64):
+            for depth in (0, 1):
+                plain = 0.0
+                for name, spec in CASES.items():
+                    result = run(parts, spec, at_once, depth, page_size, new_tokens)
+                    plain = plain or result["tokens_s"]
+                    row = {"case": name, "at_once": at_once, "page_size": page_size, "depth": depth, **result}
+                    rows.append(row | {"over_plain": result["tokens_s"] / plain})
+                    print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def round_costs(parts: Parts) -> list[dict[str, Any]]:
+    """What a round of T nodes costs against a plain step: n-gram rounds, whose drafting is next to free."""
+    rows = []
+    for at_once in (1, 4):
+        plain = run(parts, SpecConfig(), at_once, 0, 64, 24)["step_ms"]
+        for width in WIDTHS:
+            spec = SpecConfig(spec="ngram", spec_steps=width - 1)
+            cost = run(parts, spec, at_once, 0, 64, 24)["step_ms"] / plain
+            rows.append({"at_once": at_once, "width": width, "over_plain_step": cost})
+            print(f"a round of {width:>2} nodes, {at_once} at once: {cost:.2f} plain steps", flush=True)
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['case']:<6} {row['at_once']} at once, page {row['page_size']:>2}, depth {row['depth']}: "
+        f"{row['tokens_s']:7.1f} tok/s, {row['over_plain']:.2f} of plain, accept length {row['accept_length']:.2f} "
+        f"{list(row['histogram'])}, held/used {row['held_over_used']:.2f}"
+    )
+
+
+def load(args: argparse.Namespace) -> Parts:
+    """The default model, the head, the prompts."""
+    device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
+    weights = "int8" if device.type == "cpu" else "bf16"
+    source = open_source(find_model(args.model)[1])
+    model = load_model(source, weights=weights, device=device)
+    if args.draft is None:
+        head = untrained_head("eagle3", model, weights, device, DRAFT_TOKENS)
+    else:
+        head = load_head(args.draft, head_kind(args.draft), model, layer_ids=None, weights=weights, device=device)
+    prompts = read_prompts(args.prompts, source.language(), args.requests)
+    return Parts(model=model, head=head, device=device, prompts=prompts)
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--prompts", type=Path, default=None, help="one JSON object with `turns` or `prompt` a line")
+    parser.add_argument("--draft", type=Path, default=None, help="the folder of an EAGLE head; untrained if absent")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    with ThreadPoolExecutor(max_workers=1) as loader:  # on a thread that ends, as at start-up
+        parts = loader.submit(load, args).result()
+    print(f"{parts.device}, {torch.get_num_threads()} threads; head: {args.draft or 'untrained'}", flush=True)
+    report = {"cases": sweep(parts, args.new_tokens), "round_costs": round_costs(parts)}
+    if args.json is not None:
+        report |= {
+            "device": str(parts.device),
+            "threads": torch.get_num_threads(),
+            "head": str(args.draft or "untrained"),
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
