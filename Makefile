@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test test-full check sim replay planted bench bench-serving format clean
+.PHONY: serve test test-full check sim replay planted bench bench-serving bench-spec format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,10 @@ planted: $(VENV)/.ready
 # The default model on this machine: rates, start time, sizes. JSON=path writes the numbers.
 bench-serving: $(VENV)/.ready
 	$(BIN)/python -m bench.serving $(if $(JSON),--json $(JSON))
+
+# Speculation beside plain decoding: accept lengths, rates, costs. PROMPTS=file, DRAFT=folder, JSON=path.
+bench-spec: $(VENV)/.ready
+	$(BIN)/python -m bench.speculation $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(DRAFT),--draft $(DRAFT)) $(if $(JSON),--json $(JSON))
 
 # Host time of the control plane.
 bench: $(VENV)/.ready
