@@ -4,6 +4,8 @@ Owns the pools and the relay: the values by row that the next step needs before 
 breaks leaves the relay as it was. Never decides who runs. Called by the executor, on its worker thread.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +25,15 @@ from roost.spec.eagle import EagleDrafter
 from roost.spec.ngram import NgramDrafter
 from roost.spec.tree import NOTHING, Trees, chains
 from roost.step import Scores, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Nodes:
+    """The nodes of every sampling row, one after the other, on the device."""
+
+    tokens: Tensor  # [num_nodes] the token of the batch that each is
+    cells: Tensor  # [num_nodes] where it stands in the trees, flattened
+    positions: Tensor  # [num_nodes]
 
 
 class Runner:
@@ -56,9 +67,10 @@ class Runner:
             self._check(plan, batch)
             rows = self._tensor(plan.rows[batch.sampling]).to(torch.int64)
             trees = self._trees(plan, batch, rows)
-            hidden, captured = self._forward(plan, batch, trees)
-            logits = self.model.logits(hidden[self._tensor(batch.node_tokens)])
-            accepted = self._accept(plan, batch, trees, logits)
+            nodes = self._nodes(batch, trees)
+            hidden, captured = self._forward(plan, batch, trees, nodes)
+            logits = self.model.logits(hidden[nodes.tokens])
+            accepted = self._accept(plan, batch, trees, nodes, logits)
             if plan.shape.topk > 1 and len(batch.drafting):
                 self._move_accepted(batch, rows, accepted)
             if self.drafter is not None:
@@ -95,15 +107,20 @@ class Runner:
         single[:, 0] = roots
         return chains(single).with_rounds(at, drafted)
 
-    def _forward(self, plan: StepPlan, batch: Batch, trees: Trees) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _nodes(self, batch: Batch, trees: Trees) -> _Nodes:
+        cells = self._tensor(batch.node_cells(trees.width))
+        roots = self._tensor(np.repeat(batch.root_places, batch.num_nodes))
+        positions = roots + trees.depths.flatten()[cells] if trees.width > 1 else roots
+        return _Nodes(tokens=self._tensor(batch.node_tokens), cells=cells, positions=positions)
+
+    def _forward(self, plan: StepPlan, batch: Batch, trees: Trees, nodes: _Nodes) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states of every token of the step, and what the drafter wants to see; KV is written on the way."""
         rows, places = self._tensor(batch.token_rows), self._tensor(batch.token_places)
-        nodes, cells = self._tensor(batch.node_tokens), self._tensor(batch.node_cells(trees.width))
         tokens, positions = torch.zeros_like(rows), places.clone()
-        tokens[nodes] = trees.tokens.flatten()[cells]
-        tokens[self._tensor(np.repeat(plan.is_prefill, plan.widths))] = self._tensor(plan.tokens).to(tokens.dtype)
-        roots = self._tensor(np.repeat(batch.root_places, batch.num_nodes))
-        positions[nodes] = roots + trees.depths.flatten()[cells]
+        tokens[nodes.tokens] = trees.tokens.flatten()[nodes.cells]
+        positions[nodes.tokens] = nodes.positions
+        if plan.is_prefill.any():  # a chunk's tokens are the host's to say
+            tokens[self._tensor(np.repeat(plan.is_prefill, plan.widths))] = self._tensor(plan.tokens).to(tokens.dtype)
         slots = [table.slots(rows, places) for table in self.tables]
         spans = self._spans(plan, batch, trees)
         reads = [plan_reads(each.pages, spans, page_size=each.page_size, window=each.window) for each in self.tables]
@@ -129,16 +146,13 @@ class Runner:
             spans[i] = Span(row=row, offset=offset, width=width, start=start, tree=nodes)
         return spans
 
-    def _accept(self, plan: StepPlan, batch: Batch, trees: Trees, logits: Tensor) -> Accepted:
+    def _accept(self, plan: StepPlan, batch: Batch, trees: Trees, nodes: _Nodes, logits: Tensor) -> Accepted:
         """The target's token after each node, and the path that agrees with it."""
-        cells = self._tensor(batch.node_cells(trees.width))
         rows_host = np.repeat(plan.rows[batch.sampling], batch.num_nodes)
-        roots = self._tensor(np.repeat(batch.root_places, batch.num_nodes))
-        paths = trees.path_tokens.flatten(0, 1)[cells] if trees.width > 1 else None
-        positions = roots + trees.depths.flatten()[cells] + 1
-        sampled = self._sampler.sample(logits, self._tensor(rows_host), rows_host.tolist(), positions, paths)
+        paths = trees.path_tokens.flatten(0, 1)[nodes.cells] if trees.width > 1 else None
+        sampled = self._sampler.sample(logits, self._tensor(rows_host), rows_host.tolist(), nodes.positions + 1, paths)
         targets = torch.full_like(trees.tokens, NOTHING)
-        targets.view(-1)[cells] = sampled
+        targets.view(-1)[nodes.cells] = sampled
         return accept(trees, targets, plan.shape.accept_max_of(trees.width))
 
     def _move_accepted(self, batch: Batch, rows: Tensor, accepted: Accepted) -> None:
