@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations, product
 
 from roost.config import EngineConfig
-from roost.messages import Abort, Flushed, FlushCache, GetStats, Stats
+from roost.messages import Abort, FlushCache, Flushed, GetStats, Stats
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
@@ -96,7 +96,7 @@ def drawn(num_together: int) -> list[Cell]:
             return found
         found.append(best)
         for missing in open_cells.values():
-            missing -= met
+            missing.difference_update(met)
 
 
 @cache
