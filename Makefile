@@ -22,11 +22,11 @@ test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 	$(BIN)/pytest tests -n 2 --dist loadgroup
 
-# The same with a thousand seeds and a search for every planted bug: before an issue is closed.
+# The same with a thousand seeds, a search for every planted bug and the tests marked full: before an issue is closed.
 test-full: check
 	$(BIN)/python -m tests.sim --seeds 1000
 	$(BIN)/python -m tests.planted
-	$(BIN)/pytest tests -n 2 --dist loadgroup
+	$(BIN)/pytest tests -n 2 --dist loadgroup -m ""
 
 # Format, lint, types and house rules.
 check: $(VENV)/.ready

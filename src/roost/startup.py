@@ -16,13 +16,14 @@ from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resol
 from roost.errors import ConfigError
 from roost.exec.executor import TorchExecutor
 from roost.models.decoder import Decoder
+from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
 from roost.progress import Progress, silent
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder
-from roost.weights.draft import check_hooks, head_kind, load_head
+from roost.weights.draft import check_head, check_hooks, check_kind, head_kind, load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
@@ -64,10 +65,6 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {loaded.traits.vocab_size}"
         )
     resolved = resolve(config, loaded.traits)
-    if head is not None and resolved.spec.topk > head.num_tokens:
-        raise ConfigError(
-            f"--spec-topk must be at most {head.num_tokens}, what the head knows, got {resolved.spec.topk}"
-        )
     executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,
@@ -99,12 +96,14 @@ class _Loaded:
 def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, progress: Progress) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path, progress), config.spec, None
-    capabilities = find_family(source.config()).capabilities
+    family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
+    capabilities = family.capabilities
     if spec.draft is not None:
         check_hooks(capabilities)
+        target = family.read_config(Fields(source.config()))
+        check_head(folder, spec.spec, target, layer_ids=ids, topk=spec_shape(spec).topk)
     model = load_model(source, weights=weights, device=device)
     if spec.draft is not None:
-        folder, ids = Path(spec.draft), spec.draft_layer_ids
         head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
     traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
     return _Loaded(language=source.language(), model=model, traits=traits, head=head)
@@ -116,6 +115,8 @@ def _with_drafter(config: EngineConfig) -> EngineConfig:
     if spec.spec == "auto":
         spec = replace(spec, spec="ngram" if spec.draft is None else head_kind(Path(spec.draft)))
     spec_shape(spec)
+    if spec.draft is not None:
+        check_kind(Path(spec.draft), spec.spec)
     return replace(config, spec=spec)
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
+from roost import LLM, Options
 from roost.weights.load import open_source
 from roost.weights.pull import default_model
+from tests.parity.conftest import default_config
 
 GREEDY = Options(temperature=0, ignore_eos=True)
 GAP_MAX = 1e-3  # between the two best logits, where two sums of the same numbers may part
@@ -41,26 +42,10 @@ PROMPTS = {
 }
 
 
-def config(weights: str) -> EngineConfig:
-    """A small pool, one thread."""
-    return EngineConfig(
-        model=ModelConfig(weights=weights, threads=1),
-        memory=MemoryConfig(pool_tokens=2048),
-        sched=SchedConfig(context=1024),
-    )
-
-
-@pytest.fixture(scope="module")
-def exact() -> Iterator[LLM]:
-    """The model in fp32."""
-    with LLM("default", config("fp32")) as llm:
-        yield llm
-
-
 @pytest.fixture(scope="module")
 def rounded() -> Iterator[LLM]:
     """The model in int8."""
-    with LLM("default", config("int8")) as llm:
+    with LLM("default", default_config("int8")) as llm:
         yield llm
 
 

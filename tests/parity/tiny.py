@@ -74,7 +74,8 @@ KINDS = {
     "qwen3-window": (Qwen3ForCausalLM, Qwen3Config, {**UPPER_WINDOW, "attention_bias": True}),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),  # tied and random, it says its last token for ever
+    "gemma3-untied": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "tie_word_embeddings": False}),
 }
 
 SHAPE = {
@@ -127,7 +128,7 @@ def tiny(kind: str) -> Tiny:
     reference = architecture(config(**{**SHAPE, **special}))
     for name, weight in reference.named_parameters():
         if "norm" in name:  # they start as ones (Gemma: zeros), and biases as zeros, which would hide a wrong one
-            least = -0.5 if kind == "gemma3" else 0.5
+            least = -0.5 if kind.startswith("gemma3") else 0.5
             torch.nn.init.uniform_(weight, least, least + 1)
         elif name.endswith("bias"):
             torch.nn.init.uniform_(weight, -1, 1)

@@ -10,6 +10,7 @@ from tests.server.process import Server
 from tests.server.tiny import write_model
 
 HERE = Path(__file__).parent
+SPEC_STEPS = 3
 
 StartTiny = Callable[..., Server]
 
@@ -24,10 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the default model; at the end it must be as it was at the beginning, and go when told to."""
+    """A server with the default model, which speculates: whatever is asked of it must hold with drafts too.
+
+    At the end it must be as it was at the beginning, and go when told to. The tiny models' servers do not speculate.
+    """
     sizes = {"pool-tokens": 8192, "context": 2048, "chunk": 128, "max-running": 8, "max-queued": 64}
     patience = {"threads": 1, "health-answer-s": 120}  # other tests run beside this one
-    flags = [text for name, value in (sizes | patience).items() for text in (f"--{name}", str(value))]
+    drafts = {"spec": "ngram", "spec-steps": SPEC_STEPS}
+    flags = [text for name, value in (sizes | patience | drafts).items() for text in (f"--{name}", str(value))]
     started = Server(tmp_path_factory.mktemp("server"), *flags)
     try:
         yield started

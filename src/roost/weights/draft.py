@@ -1,10 +1,11 @@
 """From a folder to a draft head: which kind it is, whether it fits its target, and which layers of that it reads.
 
 What does not fit is refused with the flag and the numbers, before any tensor is read. Never loads a target. Called at
-start-up, once the target is loaded.
+start-up: the checks first, the head itself once the target is loaded.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.linear import activation_dtype
+from roost.models.decoder import DecoderConfig
 from roost.models.eagle import LAYER_IDS, Eagle, Eagle3, HeadConfig, read_eagle, read_eagle3
 from roost.models.fields import Fields
 from roost.models.model import Capabilities, Head, Model
@@ -45,25 +47,47 @@ def check_hooks(capabilities: Capabilities) -> None:
         raise ConfigError("--draft: the model's family has no hooks for draft heads; use another --model or --spec")
 
 
+def check_kind(path: Path, kind: str) -> None:
+    """Refuse a folder without a head of this kind."""
+    found = head_kind(path)
+    if found != kind:
+        raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
+
+
+def check_head(path: Path, kind: str, target: DecoderConfig, *, layer_ids: str | None, topk: int) -> None:
+    """Refuse what cannot work by the word of both configs, before any tensor is read."""
+    with _told_of(path):
+        config = READERS[kind](Fields(_config(path)))
+        _check_sizes(config, target.hidden_size, target.vocab_size)
+        _captures(config, kind, layer_ids, len(target.layers))
+    if topk > config.num_tokens:
+        raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, what the head knows, got {topk}")
+
+
 def load_head(
     path: Path, kind: str, model: Model, *, layer_ids: str | None, weights: str, device: torch.device
 ) -> Head:
     """The head in a folder, for a target; `layer_ids` says whose convention its layer ids follow, if it has any."""
-    found = head_kind(path)
-    if found != kind:
-        raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
+    check_kind(path, kind)
     dtype = activation_dtype(weights)
     if dtype != model.kv.dtype:
         raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.kv.dtype}")
-    try:
+    with _told_of(path):
         return _load(path, kind, model, layer_ids, weights, device)
-    except ConfigError as error:  # what is wrong with a folder must not look as if it were about --model
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """What is wrong with a head's folder must not look as if it were about --model."""
+    try:
+        yield
+    except ConfigError as error:
         raise ConfigError(f"--draft {path}: {error}") from error
 
 
 def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
     config = READERS[kind](Fields(_config(path)))
-    _check_sizes(config, model)
+    _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     captures = _captures(config, kind, layer_ids, len(model.kv.windows))
     state = _Renamed(Folder(path, wholes=WHOLES))
     if kind == "eagle":
@@ -77,15 +101,13 @@ def _config(path: Path) -> dict[str, object]:
     return read_config(path)
 
 
-def _check_sizes(config: HeadConfig, model: Model) -> None:
-    if config.target_hidden_size != model.hidden_size:
+def _check_sizes(config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
+    if config.target_hidden_size != hidden_size:
         raise ConfigError(
-            f"the head reads hidden states of {config.target_hidden_size}, the target's have {model.hidden_size}"
+            f"the head reads hidden states of {config.target_hidden_size}, the target's have {hidden_size}"
         )
-    if config.layers.vocab_size != model.traits.vocab_size:
-        raise ConfigError(
-            f"the head's vocabulary has {config.layers.vocab_size} tokens, the target's {model.traits.vocab_size}"
-        )
+    if config.layers.vocab_size != vocab_size:
+        raise ConfigError(f"the head's vocabulary has {config.layers.vocab_size} tokens, the target's {vocab_size}")
 
 
 def _captures(config: HeadConfig, kind: str, convention: str | None, num_layers: int) -> tuple[int, ...]:

@@ -1,0 +1,160 @@
+"""The matrix of speculation: who drafts, how deep, on which pages and layers, under which load; and a drawn part of it.
+
+A cell is one engine over a tiny checkpoint, with its work. Used by the test of this folder that runs them.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+
+from roost.config import EngineConfig
+from roost.messages import Abort, FlushCache, Flushed, GetStats, Stats
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.step import StepPlan, Ticket
+from tests.parity.doubles import TargetHead
+from tests.parity.heads import make_head
+from tests.parity.tiny import Served, configure, prompts, tiny
+from tests.parity.work import Work
+
+CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
+TREE = SpecShape(steps=3, topk=4, tokens=12, draft_kv=DraftKv.PAIR)
+# drafter -> its head, and the shape of its rounds; the target as its own drafter is often right, a random head seldom
+DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
+    "plain": (None, PLAIN),
+    "ngram": (None, SpecShape(steps=3, topk=1, tokens=4)),
+    **{f"{head}-chain": (head, CHAIN) for head in ("eagle", "eagle3", "target")},
+    **{f"{head}-tree": (head, TREE) for head in ("eagle", "eagle3", "target")},
+}
+DEPTHS = (0, 1)
+PAGE_SIZES = (1, 4, 64, 256)
+KINDS = ("llama", "mistral", "gemma3-untied")  # full layers, windows alone, both
+LOADS = ("side by side", "mixed", "retracts", "aborts")
+RETRACT_TICKS = 3
+ABORT_TICKS = {"r0": 2, "r4": 3, "r1": 8, "r2": 10}  # in prefill, in the queue, in rounds
+MAX_RUNNING = 4
+CONTEXT = 128
+CHUNK = 20  # small enough for several chunks a prompt, and room for one beside rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One way to run an engine."""
+
+    drafter: str
+    depth: int
+    page_size: int
+    kind: str
+    load: str
+
+    @property
+    def name(self) -> str:
+        """Its name among tests."""
+        return "-".join(map(str, self.factors)).replace(" ", "_")
+
+    @property
+    def factors(self) -> tuple[object, ...]:
+        """Its value of each factor."""
+        return self.drafter, self.depth, self.page_size, self.kind, self.load
+
+    @property
+    def shape(self) -> SpecShape:
+        """The shape of its rounds."""
+        return DRAFTERS[self.drafter][1]
+
+    @property
+    def config(self) -> EngineConfig:
+        """Room for all that run at once, and not much more: every page is audited in every tick."""
+        reserve = self.shape.alloc_len_per_decode(self.page_size)
+        pages = MAX_RUNNING * (-(-(CONTEXT + 2 * reserve) // self.page_size) + 2) + 1
+        return configure(
+            depth=self.depth,
+            page_size=self.page_size,
+            chunk=CHUNK if self.load in ("mixed", "aborts") else 512,
+            pool_tokens=pages * self.page_size,
+            window_pool_tokens=pages * self.page_size,
+            max_running=MAX_RUNNING,
+            context=CONTEXT,
+            spec=self.shape,
+        )
+
+
+CELLS = [
+    Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
+    for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
+]
+
+
+def drawn(num_together: int) -> list[Cell]:
+    """Cells in which any values of any so many factors meet somewhere: the next is always one that adds most."""
+    found: list[Cell] = []
+    open_cells = {cell: set(combinations(enumerate(cell.factors), num_together)) for cell in CELLS}
+    while True:
+        best = max(open_cells, key=lambda cell: len(open_cells[cell]))  # the first of several
+        if not (met := open_cells.pop(best)):
+            return found
+        found.append(best)
+        for missing in open_cells.values():
+            missing.difference_update(met)
+
+
+@cache
+def model_of(kind: str) -> Decoder:
+    """The checkpoint of a kind."""
+    return tiny(kind).model()
+
+
+@cache
+def head_of(name: str, kind: str) -> Head:
+    """A head for the checkpoint of a kind."""
+    model = model_of(kind)
+    return TargetHead(model) if name == "target" else make_head(name, model)
+
+
+def work() -> Work:
+    """Requests of different lengths, some with a prompt that repeats itself, two that share most of theirs."""
+    one, two, three, four = prompts(33, 5, 18, 41, seed=3)
+    return [(one, 14), (two * 4, 21), (three, 24), (one[:30] + two, 12), (two, 1), (four, 17)]
+
+
+class Matrix(Served):
+    """A cell's engine, which remembers what it launched."""
+
+    def __init__(self, cell: Cell) -> None:
+        head, _ = DRAFTERS[cell.drafter]
+        super().__init__(model_of(cell.kind), cell.config, head=head and head_of(head, cell.kind))
+        self.cell = cell
+        self.plans: list[StepPlan] = []
+        launch = self.executor.launch
+
+        def launch_noted(plan: StepPlan) -> Ticket:
+            self.plans.append(plan)
+            return launch(plan)
+
+        self.executor.launch = launch_noted  # type: ignore[method-assign]
+
+    def serve(self, requests: Work) -> None:
+        """Run some requests under the cell's load."""
+        for number, (prompt, num_new) in enumerate(requests):
+            self.submit(f"r{number}", prompt, num_new)
+        if self.cell.load == "aborts":
+            for tick in range(1, max(ABORT_TICKS.values()) + 1):
+                self.engine.tick()
+                for name in (name for name, when in ABORT_TICKS.items() if when == tick):
+                    self.post(Abort(request_id=name))
+        self.run(RETRACT_TICKS if self.cell.load == "retracts" else 0)
+
+    def stats(self) -> Stats:
+        """How things stand, now that nothing runs."""
+        self.post(GetStats())
+        self.run()
+        stats = self.events[-1]
+        assert isinstance(stats, Stats), stats
+        return stats
+
+    def flush(self) -> None:
+        """Forget what is cached."""
+        self.post(FlushCache())
+        self.run()
+        assert isinstance(self.events[-1], Flushed), self.events[-1]
