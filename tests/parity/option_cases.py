@@ -30,7 +30,6 @@ class Case:
     says: str  # what was tried
     check: Callable[[Setting], None]
     refused: bool = False  # then the check is that it is
-    accepts: bool = True  # whether drafts are accepted on the way, so that something was tried
 
 
 def some(number: int = 5, seed: int = 60, num_new: int = 14) -> list[Submit]:
@@ -247,7 +246,7 @@ def _refusals() -> dict[str, Case]:
     for body, names in schema.UNSUPPORTED.items():
         for name in names:
             check, says = partial(_refused, body, name), "400, by name: `is not supported by this server`"
-            lines.setdefault(name, Case(says=says, check=check, refused=True, accepts=False))
+            lines.setdefault(name, Case(says=says, check=check, refused=True))
     return lines
 
 
@@ -259,7 +258,7 @@ OPTIONS: dict[str, Case] = {
     "temperature": _ask("temperature", "0, nearly 0, 0.5, 1 and 2"),
     "top_k": _ask("top_k", "1, 3, more than the vocabulary"),
     "top_p": _ask("top_p", "0.01, 0.6 and 0.9"),
-    "min_p": _ask("min_p", "0.1 and 0.5"),
+    "min_p": _ask("min_p", "0.1, 0.3 and 0.5"),
     "repetition_penalty": _ask("repetition_penalty", "greedy and drawn, repetition avoided and sought"),
     "presence_penalty": _ask("presence_penalty", "greedy and drawn, both signs"),
     "frequency_penalty": _ask("frequency_penalty", "greedy and drawn, both signs, with the other penalties and top-k"),

@@ -1,4 +1,4 @@
-"""Speculation is invisible: with every option, in every mode, each output is the dense reference's, or it is refused."""
+"""Speculation is invisible: with every option, in every mode, outputs are the dense reference's, or it is refused."""
 
 from dataclasses import astuple
 from itertools import product
@@ -8,6 +8,7 @@ import pytest
 from tests.parity import option_asks
 from tests.parity.option_cases import CASES, CIRCUMSTANCES, OPTIONS, side_by_side
 from tests.parity.rounds import MODES, Setting
+from tests.parity.table import COLUMNS, TABLE, written
 from tests.parity.work import DEPTHS
 
 pytestmark = pytest.mark.xdist_group("options")  # one process: the cells of a setting share one run of the engine
@@ -68,3 +69,12 @@ def test_sampled_tokens_are_accepted(mode: str, depth: int) -> None:
     assert sum(served.num_accepted([each]) > 0 for each in drawn) > len(drawn) / 3
     penalised = [each for each in option_asks.asked() if each.sampling.penalises]
     assert served.num_accepted(penalised) > 10
+
+
+def test_the_committed_table_lists_these_options() -> None:
+    cells = {
+        (option, *column): "refused" if case.refused else "exact"
+        for option, case in CASES.items()
+        for column in COLUMNS
+    }
+    assert TABLE.read_text() == written(cells), "run `make table`"
