@@ -168,14 +168,16 @@ def _no_mixed(setting: Setting) -> None:
 
 
 def _retracts(setting: Setting) -> None:
-    assert _served_with(setting, retract_ticks=3).count("suspend") > 3
+    # in small chunks a prompt would take longer than it is left to run, and never come to its end
+    assert _served_with(setting, retract_ticks=3, chunk=512).count("suspend") > 3
 
 
 def _too_few_pages(setting: Setting) -> None:
     shape, num_new = setting.shape, 60
     need = 14 + num_new + shape.alloc_len_per_decode(setting.page_size) + shape.accept_max  # of one, at its end
     served = _served_with(setting, num_new=num_new, pool_tokens=need * 8 // 5, context=96)
-    assert served.count("suspend") > 0
+    if setting.page_size <= 4:  # the reserve of a tree on large pages keeps a second request out from the start
+        assert served.count("suspend") > 0
 
 
 def _max_batch(setting: Setting) -> None:
@@ -184,7 +186,7 @@ def _max_batch(setting: Setting) -> None:
     asks = [replace(each, max_new_tokens=6 + 3 * number) for number, each in enumerate(asks)]
     served.serve(asks)
     served.check(asks)
-    if setting.shape.speculates:  # while many run there are no drafts; the last ones get some
+    if setting.shape.speculates and setting.chunk > 14:  # all start at once, without drafts; the last ones get some
         assert served.finish("r0").spec.rounds == 0 and served.finish("r6").spec.rounds > 0
 
 
