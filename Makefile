@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test test-full check sim replay planted bench bench-serving bench-spec format clean
+.PHONY: serve test test-full check sim replay planted table bench bench-serving bench-spec format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +50,10 @@ replay: $(VENV)/.ready
 # Search a failing seed for every planted bug and write docs/PLANTED.md.
 planted: $(VENV)/.ready
 	$(BIN)/python -m tests.planted
+
+# Run the tests of every request option and write docs/OPTIONS.md.
+table: $(VENV)/.ready
+	$(BIN)/python -m tests.parity.table
 
 # The default model on this machine: rates, start time, sizes. JSON=path writes the numbers.
 bench-serving: $(VENV)/.ready

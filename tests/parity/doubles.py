@@ -1,9 +1,10 @@
-"""Stand-ins for draft heads: the target itself, and a watcher that writes down what a head is asked.
+"""Stand-ins for draft heads: the target itself, sure or now and then wrong, and a watcher of what a head is asked.
 
 Used by the tests of drafting, where a wrong draft must show although no output ever does.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
 from roost.models.model import Head, KvShape
-from tests.parity.tiny import SHAPE, Tiny
+from tests.parity.tiny import SHAPE, Tiny, tiny
 
 NULL = 0  # a first token that nobody looks at
 
@@ -59,6 +60,26 @@ class TargetHead:
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """Its own."""
         return draft_ids
+
+
+class HalfHead(TargetHead):
+    """The target as its own drafter, that at every third token takes its second choice for the best.
+
+    Not sure of itself: in a tree the right path is then another than the first, and has to be moved.
+    """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's, with the two best changed about."""
+        logits = self._model.logits(hidden) * 3
+        values, ids = logits.topk(2, dim=-1)
+        is_wrong = ids[:, :1] % 3 == 0
+        return logits.scatter(1, ids, torch.where(is_wrong, values.flip(1), values))
+
+
+@cache
+def checkpoint(kind: str) -> Tiny:
+    """A checkpoint by name, the forgetful one too."""
+    return forgetful() if kind == "forgetful" else tiny(kind)
 
 
 def forgetful() -> Tiny:

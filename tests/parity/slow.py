@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from roost.exec.draw import uniform
 from roost.messages import Submit
 from roost.sampling import Sampling
-from tests.parity.tiny import tiny
+from tests.parity.doubles import checkpoint
 
 Reals = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ MARGIN = 1e-5  # closer than this to a border, rounding decides
 def slow_logits(kind: str, tokens: tuple[int, ...]) -> Reals:
     """Scores after every token: [num_tokens, vocab]."""
     with torch.no_grad():
-        return tiny(kind).reference(torch.tensor([tokens])).logits[0].to(torch.float64).numpy()
+        return checkpoint(kind).reference(torch.tensor([tokens])).logits[0].to(torch.float64).numpy()
 
 
 def slow_logprobs(kind: str, tokens: tuple[int, ...]) -> Reals:

@@ -31,7 +31,7 @@ from roost.models.model import Head
 from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
-from roost.sched.request import Mark
+from roost.sched.request import Mark, NewFinder
 from roost.spec.eagle import EagleDrafter
 from roost.spec.shape import PLAIN, SpecShape
 from tests.shapes import spec_config
@@ -176,7 +176,9 @@ def configure(
 class Served:
     """A model behind an engine, and everything that came back from it."""
 
-    def __init__(self, model: Decoder, config: EngineConfig, head: Head | None = None) -> None:
+    def __init__(
+        self, model: Decoder, config: EngineConfig, head: Head | None = None, new_finder: NewFinder | None = None
+    ) -> None:
         resolved = resolve(config, model.traits)
         self.notes: list[Note] = []
         self.events: list[Event] = []
@@ -185,7 +187,8 @@ class Served:
         for pool in self.executor.runner.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
             pool.keys.fill_(torch.nan)
             pool.values.fill_(torch.nan)
-        self.engine = Engine(resolved, self.executor, VirtualClock(), Trace(self.notes.append))
+        self.clock = VirtualClock()
+        self.engine = Engine(resolved, self.executor, self.clock, Trace(self.notes.append), new_finder)
 
     def post(self, command: Command) -> None:
         """Hand a command to the engine."""

@@ -204,7 +204,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
 }
-_UNSUPPORTED = {
+UNSUPPORTED = {
     ChatBody: (
         *("response_format", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
         *("modalities", "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"),
@@ -227,7 +227,7 @@ _UNSUPPORTED = {
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Refuse what a body asks for and nobody here can do."""
     values = msgspec.structs.asdict(body)
-    for name in _UNSUPPORTED[type(body)]:
+    for name in UNSUPPORTED[type(body)]:
         value = values[name]
         if value is not None and value not in _HARMLESS.get(name, ()):
             raise RequestError(400, path + name, "is not supported by this server; leave it out")

@@ -140,6 +140,29 @@ def test_draws_follow_the_distribution(sampling: Sampling, along: str) -> None:
     assert chi_square < len(common) + 5 * math.sqrt(2 * len(common))
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(frequency_penalty=0.8, presence_penalty=0.5),
+        Sampling(repetition_penalty=1.6, temperature=1.5),
+        Sampling(repetition_penalty=0.7, frequency_penalty=-0.4, top_k=8, top_p=0.95, logit_bias=((4, 2.0),)),
+    ],
+    ids=["output", "both", "sought"],
+)
+@pytest.mark.parametrize("path", [(), (3,), (3, 3, 7), (9, 1, 2, 9)], ids=str)
+def test_draws_at_a_tree_node_follow_the_distribution_after_its_path(sampling: Sampling, path: tuple[int, ...]) -> None:
+    num_draws, logits = 10_000, _random_logits(1, seed=4) / 2
+    case = Case(sampling=sampling, prompt=(0, 3, 5), output=(7, 7, 2))
+    paths = [[*path, *[-1] * (5 - len(path))]] * num_draws
+    table = np.repeat(logits, num_draws, axis=0)
+    counts = Counter(sampled(sampler_of([case], VOCAB_SIZE), table, [0] * num_draws, range(num_draws), paths))
+    expected, unsure = distribution(sampling, changed_scores(case, logits[0], 0, path))
+    assert not unsure and set(counts) <= set(expected)
+    common = {token: share * num_draws for token, share in expected.items() if share * num_draws >= 5}
+    chi_square = sum((counts[token] - wanted) ** 2 / wanted for token, wanted in common.items())
+    assert chi_square < len(common) + 5 * math.sqrt(2 * len(common))
+
+
 def test_top_k_keeps_exactly_k_and_of_equals_the_lowest_ids() -> None:
     logits = np.array([1, 2, 2, 0, 2, 2, 1], dtype=np.float32)
     for top_k, kept in ((2, {1, 2}), (3, {1, 2, 4}), (5, {0, 1, 2, 4, 5}), (6, {0, 1, 2, 4, 5, 6})):

@@ -1,0 +1,180 @@
+"""Engines that speculate well, and the check that nobody can tell: every output is the dense reference's.
+
+The checkpoint is the forgetful one, of which a drafter that sees all but the first token misses nothing, and which
+repeats itself enough for n-grams. Used by the tests of options under speculation, and by their table.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from roost.config import EngineConfig
+from roost.exec.batch import Batch
+from roost.messages import PromptScores, Score, Submit, Tokens
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.spec.accept import Accepted
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.text.stream import StopFinder
+from tests.parity.doubles import NULL, HalfHead, TargetHead, checkpoint
+from tests.parity.heads import make_head
+from tests.parity.slow import slow_logprobs, slow_output
+from tests.parity.tiny import Served, configure, prompts
+from tests.unit.text.small import CONTROL, byte_level
+
+MODES = {
+    "plain": PLAIN,
+    "chain": SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR),
+    "tree": SpecShape(steps=4, topk=4, tokens=14, draft_kv=DraftKv.PAIR),
+    "n-gram": SpecShape(steps=3, topk=1, tokens=4),
+}
+NEAR = 1e-4  # log-probabilities differ by rounding at most
+TOKENIZER = byte_level()  # its first tokens are enough for the tiny vocabulary: three special ones, then ASCII
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Under what an option is tried."""
+
+    mode: str
+    depth: int
+    head: str = "half"  # half, sure, eagle or eagle3 (random weights)
+    kind: str = "forgetful"
+    page_size: int = 4
+    chunk: int = 512
+
+    @property
+    def shape(self) -> SpecShape:
+        """Of a round."""
+        return MODES[self.mode]
+
+    @property
+    def expects_accepts(self) -> bool:
+        """Whether the drafter is good enough for some of its drafts to be right."""
+        return self.shape.speculates and (not self.shape.pair or self.head in ("half", "sure"))
+
+
+class Speculating(Served):
+    """An engine under a setting; counts the rounds whose accepted path was not at the front of its tree."""
+
+    def __init__(self, setting: Setting, **changes: int | bool) -> None:
+        model = checkpoint(setting.kind).model()
+        super().__init__(model, _config(setting, **changes), _head(setting, model), _new_finder)
+        self.setting = setting
+        self.num_moved = 0
+        runner = self.executor.runner
+        move = runner._move_accepted
+
+        def watched(batch: Batch, rows: Tensor, accepted: Accepted) -> None:
+            number = torch.arange(accepted.nodes.shape[1])
+            is_kept = number < accepted.lens[:, None]
+            self.num_moved += int(((accepted.nodes != number) & is_kept).any(dim=1).sum())
+            move(batch, rows, accepted)
+
+        runner._move_accepted = watched  # type: ignore[method-assign]
+
+    def serve(self, submits: Iterable[Submit], retract_ticks: int = 0) -> None:
+        """Run requests side by side."""
+        for submit in submits:
+            self.post(submit)
+        self.run(retract_ticks)
+
+    def check(self, submits: Sequence[Submit], *, accepts: bool = True) -> None:
+        """Every output, its end and its scores are the reference's, and drafts were accepted on the way."""
+        for submit in submits:
+            assert_exact(self, submit, self.setting.kind)
+        if accepts and self.setting.expects_accepts:
+            assert self.num_accepted(submits) > 0, "no draft was accepted: nothing was tried"
+
+    def num_accepted(self, submits: Iterable[Submit]) -> int:
+        """Drafts of some requests that were accepted."""
+        return sum(self.finish(each.request_id).spec.drafts_accepted for each in submits)
+
+    def num_overshot(self, submits: Iterable[Submit]) -> int:
+        """Accepted tokens past the ends of some requests' outputs."""
+        return sum(self.finish(each.request_id).spec.overshoot for each in submits)
+
+
+def _config(setting: Setting, **changes: int | bool) -> EngineConfig:
+    usual = {"depth": setting.depth, "page_size": setting.page_size, "chunk": setting.chunk, "pool_tokens": 8192}
+    return configure(**{**usual, "window_pool_tokens": 8192, "max_running": 12, **changes}, spec=setting.shape)
+
+
+def _head(setting: Setting, model: Decoder) -> Head | None:
+    if not setting.shape.pair:
+        return None
+    made: dict[str, Callable[[], Head]] = {"half": lambda: HalfHead(model), "sure": lambda: TargetHead(model)}
+    return made[setting.head]() if setting.head in made else make_head(setting.head, model)
+
+
+def _new_finder(stops: tuple[str, ...], in_special: bool) -> StopFinder:
+    return StopFinder(TOKENIZER, stops, skip_special=not in_special)
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------
+
+
+def repetitive(number: int, seed: int = 50, length: int = 14) -> list[tuple[int, ...]]:
+    """Prompts that say the same thing again and again, after a first token nobody looks at."""
+    return [(NULL, *(prompt * length)[: length - 1]) for prompt in prompts(*[4] * number, seed=seed)]
+
+
+# --- the reference ---------------------------------------------------------------------------------------------
+
+
+def text_of(tokens: Sequence[int], in_special: bool = False) -> str:
+    """What the tiny vocabulary's tokens say."""
+    num_special = len(CONTROL)
+    shown = CONTROL if in_special else [""] * num_special
+    return "".join(shown[token] if token < num_special else chr(token - num_special) for token in tokens)
+
+
+def expected(submit: Submit, kind: str = "forgetful") -> tuple[tuple[int, ...], str, int | str | None]:
+    """What a request must return, why it ends, and the stop it met."""
+    output, reason = slow_output(kind, replace(submit, stop=()))
+    for end in range(submit.min_new_tokens + 1, len(output) + 1 if submit.stop else 0):
+        if reason == "stop" and end == len(output):
+            break  # a stop id comes before a text that the same token completes
+        said = text_of(output[submit.min_new_tokens : end], submit.stop_in_special)
+        found = [(said.index(stop) + len(stop), -len(stop), stop) for stop in submit.stop if stop in said]
+        if found:
+            return output[:end], "stop", min(found)[2]
+    return output, reason, output[-1] if reason == "stop" else None
+
+
+def assert_exact(served: Served, submit: Submit, kind: str = "forgetful") -> None:
+    """A request's output, its end and its scores are the reference's."""
+    name, (output, reason, matched) = submit.request_id, expected(submit, kind)
+    end = served.finish(name)
+    assert (name, served.output(name)) == (name, output)
+    assert (name, end.reason, end.matched) == (name, reason, matched)
+    assert end.usage.completion_tokens == len(output)
+    _assert_scores(served, submit, output, kind)
+
+
+def _assert_scores(served: Served, submit: Submit, output: tuple[int, ...], kind: str) -> None:
+    """Every log-probability that was asked for came, once, and is the reference's."""
+    name, tokens, prompt_len = submit.request_id, submit.tokens + output, len(submit.tokens)
+    places: dict[int, Score] = {}
+    for event in served.events:
+        if isinstance(event, PromptScores) and event.request_id == name:
+            assert event.start == max(places, default=event.start - 1) + 1
+            places |= {event.start + i: score for i, score in enumerate(event.scores)}
+    start = submit.prompt_logprobs_from
+    assert list(places) == ([] if start is None else list(range(start + 1, prompt_len))), name
+    events = [event for event in served.events if isinstance(event, Tokens) and event.request_id == name]
+    own = [score for event in events for score in event.scores]
+    assert len(own) == (0 if submit.logprobs is None else len(output)), name
+    places |= {prompt_len + i: score for i, score in enumerate(own)}
+    if not places:
+        return
+    rows = slow_logprobs(kind, tokens)
+    for place, score in places.items():
+        row = rows[place - 1]
+        best = (-row).argsort(kind="stable")[: submit.logprobs or 0]
+        assert score.logprob == pytest.approx(row[tokens[place]], abs=NEAR), (name, place)
+        assert [token for token, _ in score.top] == best.tolist(), (name, place)
+        assert [value for _, value in score.top] == pytest.approx(row[best], abs=NEAR), (name, place)

@@ -1,0 +1,28 @@
+"""The table of options is complete, and every cell is good: an option cannot be forgotten, nor be inexact."""
+
+from dataclasses import fields
+
+from roost.messages import Submit
+from roost.sampling import Sampling
+from tests.tidy.source import ROOT
+
+NO_OPTIONS = {"request_id", "tokens", "sampling"}  # a name, the prompt, and a group of options
+GOOD = {"exact", "refused"}
+NUM_CELLS = 8  # four modes, two depths
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells of each option."""
+    lines = [line for line in (ROOT / "docs" / "OPTIONS.md").read_text().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {option.strip("`"): results[:-1] for option, *results in cells}
+
+
+def test_every_option_of_a_request_is_in_the_table() -> None:
+    names = {each.name for each in (*fields(Submit), *fields(Sampling))} - NO_OPTIONS
+    assert names - set(rows()) == set(), "add a check to tests/parity/option_cases.py and run `make table`"
+
+
+def test_every_cell_of_the_table_is_exact_or_refused() -> None:
+    bad = {option: cells for option, cells in rows().items() if len(cells) != NUM_CELLS or not set(cells) <= GOOD}
+    assert bad == {}
