@@ -14,7 +14,11 @@ from typing import Self
 from tests.planted.apply import ROOT
 from tests.planted.bug import Bug
 
-_SLOW = ("hypothesis", "numpy", "pytest", "safetensors.torch", "torch", "transformers.models.llama.modeling_llama")
+_FAMILIES = ("gemma3", "llama", "mistral", "qwen2", "qwen3")
+_SLOW = (
+    *("hypothesis.strategies", "numpy", "pytest", "safetensors.torch", "torch"),
+    *(f"transformers.models.{family}.modeling_{family}" for family in _FAMILIES),
+)
 
 
 class Nursery:
