@@ -8,7 +8,7 @@ import pytest
 from roost.exec.lengths import StepLengths
 from roost.kv.ledger import describe
 from roost.kv.pages import ceil_div
-from roost.messages import Abort
+from roost.messages import Abort, Event, Submit, Tokens
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from tests.parity.forced import (
     CHAIN,
@@ -100,9 +100,9 @@ def test_03_overshoot_is_neither_inherited_nor_kept_in_the_record(depth: int, ke
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_04_abort_keeps_the_window_behind_the_commit_point(depth: int, page_size: int) -> None:
     first, second, third = prompts(30, 3, 4, seed=2)
-    begun = first + plainly("gemma3", first, 4)
-    text = begun + second + plainly("gemma3", begun + second, 60)
-    served = told("gemma3", configure(spec=NGRAM, depth=depth, page_size=page_size), [text], [2, 4, 3] * 30)
+    begun = first + plainly("qwen2-window", first, 4)
+    text = begun + second + plainly("qwen2-window", begun + second, 60)
+    served = told("qwen2-window", configure(spec=NGRAM, depth=depth, page_size=page_size), [text], [2, 4, 3] * 30)
     served.open("s")
     turn(served, "first", first, 4)
     served.submit("second", second, 60, "s")
@@ -115,7 +115,7 @@ def test_04_abort_keeps_the_window_behind_the_commit_point(depth: int, page_size
     assert lease is not None and lease.evicted_len <= max(0, lease.settled_len - WINDOW)
     assert lease.settled_len == committed
     assert turn(served, "third", third, 8) == committed
-    assert served.output("third") == plainly("gemma3", begun + third, 8)
+    assert served.output("third") == plainly("qwen2-window", begun + third, 8)
     close(served)
     assert_every_page_is_back(served)
 
@@ -240,7 +240,24 @@ def test_10_only_pages_past_the_shared_ones_are_given_back(depth: int, shared_le
 
 
 @DEPTHS
-@pytest.mark.parametrize(("kind", "spec"), [("mistral", TREE), ("gemma3", TREE), ("qwen3-window", CHAIN)])
+@pytest.mark.parametrize("first_len", [8, 9, 11])
+def test_10_aborted_turn_leaves_the_partial_page_of_the_commit_point(depth: int, first_len: int) -> None:
+    served = drafted(configure(spec=CHAIN, depth=depth))
+    (first,), (one, other) = null_prompts(first_len, seed=7), prompts(4, 6, seed=8)
+    served.open("s")
+    turn(served, "first", first, 2)
+    served.submit("one", one, 30, "s")
+    until_output(served, "one", 9)
+    served.post(Abort(request_id="one"))
+    served.run()
+    turn(served, "other", other, 9)
+    assert served.output("other") == plainly("forgetful", first + served.output("first") + other, 9)
+    close(served)
+    assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize(("kind", "spec"), [("mistral", TREE), ("qwen2-window", TREE), ("qwen3-window", CHAIN)])
 def test_11_window_pool_is_counted_to_the_page(kind: str, spec: SpecShape, depth: int) -> None:
     head = make_head("eagle", model_of(kind))
     config = configure(spec=spec, depth=depth, chunk=8, window_pool_tokens=200, pool_tokens=2048)
@@ -268,6 +285,19 @@ def test_12_abort_in_any_tick_frees_once(spec: SpecShape) -> None:
         served.run()
         assert served.finish(f"r{ticks}").reason in ("abort", "length")
         assert accounts(served.engine.state)["leased"] == 0
+    assert_every_page_is_back(served)
+
+
+def test_12_client_lost_while_it_gets_its_last_tokens_frees_once() -> None:
+    served = told("llama", configure(spec=NGRAM), [PROMPT + plainly("llama", PROMPT, 8)])
+
+    def lost(event: Event) -> None:
+        if isinstance(event, Tokens) and len(event.tokens) > 1:
+            raise ConnectionError("gone")
+
+    served.engine.post(Submit(request_id="r", tokens=PROMPT, max_new_tokens=4), lost)
+    served.run()
+    assert served.engine.state.totals.endings == {"length": 1}
     assert_every_page_is_back(served)
 
 

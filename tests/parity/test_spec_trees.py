@@ -17,7 +17,7 @@ from tests.parity.heads import make_head
 from tests.parity.tiny import Served, configure, prompts
 
 BUSHY = SpecShape(steps=4, topk=4, tokens=21, draft_kv=DraftKv.PAIR)
-KINDS = pytest.mark.parametrize(("kind", "name"), [("llama", "eagle"), ("llama", "eagle3"), ("gemma3", "eagle")])
+KINDS = pytest.mark.parametrize(("kind", "name"), [("llama", "eagle"), ("llama", "eagle3"), ("qwen2-window", "eagle")])
 NUM_NEW = 21  # one, and four rounds of five
 (PROMPT,) = prompts(10, seed=6)
 

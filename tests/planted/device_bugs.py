@@ -208,7 +208,7 @@ DEVICE_BUGS = (
         "        for pool in self.pools:",
         "        for pool in self.pools[:1]:",
         "11: the accepted path's KV moves in the full book alone",
-        test=_SECOND + "[gemma3-eagle]",
+        test=_SECOND + "[qwen2-window-eagle]",
     ),
     Bug(
         "path_stays_at_its_last_node",
