@@ -38,7 +38,7 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
     torch.testing.assert_close(paged, torch.cat(dense))
 
 
-@pytest.mark.parametrize("window", [None, 3, 6, 100])
+@pytest.mark.parametrize("window", [None, 2, 3, 6, 100])
 @pytest.mark.parametrize("start", [0, 1, 9])
 def test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree(start: int, window: int | None) -> None:
     parents = (-1, 0, 0, 1, 1, 2, 3, 6)  # node 0 is the root

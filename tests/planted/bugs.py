@@ -4,10 +4,12 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 """
 
 from tests.planted.bug import Bug
+from tests.planted.device_bugs import DEVICE_BUGS
+from tests.planted.mode_bugs import mode_bugs
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
-BUGS = (
+_SIMULATED = (
     Bug(
         "bonus_claim",
         "roost.sched.planner",
@@ -372,6 +374,5 @@ BUGS = (
         "        if ledger.num_free(book) < 0:",
         "19: more idle sessions lose their residence than the shortfall asks for",
     ),
-    *WISH_BUGS,
-    *SPEC_BUGS,
 )
+BUGS = (*_SIMULATED, *WISH_BUGS, *SPEC_BUGS, *DEVICE_BUGS, *mode_bugs(_SIMULATED))

@@ -4,22 +4,30 @@
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.planted.__main__ import trial
 from tests.planted.bug import Bug
 from tests.planted.bugs import BUGS
+from tests.planted.nursery import Nursery
 from tests.sim.world import run_seed
 
 PINS = json.loads(Path(__file__).with_name("pins.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Where trials run."""
+    with Nursery() as nursery:
+        yield nursery
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_the_protection_is_missed_when_it_is_taken_away(bug: Bug) -> None:
+def test_the_protection_is_missed_when_it_is_taken_away(bug: Bug, nursery: Nursery) -> None:
     pin = PINS[bug.name]
-    assert trial(bug, pin["seed"], 1) == (pin["seed"], pin["check"])
+    assert nursery.trial(bug, pin["seed"], 1) == (pin["seed"], pin["check"])
 
 
 @pytest.mark.parametrize("seed", sorted({pin["seed"] for pin in PINS.values() if pin["seed"] >= 0}))

@@ -37,7 +37,9 @@ def main() -> None:
     bug = next(bug for bug in BUGS if bug.name == name)
     plant(bug)
     if bug.test:
-        failed = pytest.main(["-q", "-p", "no:cacheprovider", bug.test]) == pytest.ExitCode.TESTS_FAILED
+        failed = (
+            pytest.main(["-q", "-x", "--tb=no", "-p", "no:cacheprovider", bug.test]) == pytest.ExitCode.TESTS_FAILED
+        )
         print("-1\ttest" if failed else "survived")
         return
     from tests.sim.world import run_seed  # noqa: PLC0415 (must come after the bug)

@@ -1,0 +1,196 @@
+"""Drafts whose accept counts a test chooses, and what is asked of an engine afterwards.
+
+`Told` knows the output and says where its drafts go wrong; `Stumbles` is the target as its own drafter, wrong at some
+positions; `Knowing` is a real head that knows the text, with the right token second best at some positions. Used by
+the tests of the failure modes, where the exact accept count is the situation.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from roost.config import EngineConfig
+from roost.layers.attention import Attend
+from roost.messages import CloseSession, Event, FlushCache
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.sched.request import Request
+from roost.spec.drafter import Pairs, Rounds
+from roost.spec.shape import DraftKv, SpecShape
+from roost.spec.tree import Trees, chains
+from roost.step import RowSetup
+from tests.parity.doubles import NULL, TargetHead, forgetful
+from tests.parity.tiny import VOCAB, Served, Tiny, configure, prompts, tiny
+from tests.sim.script import accounts
+
+Prompt = tuple[int, ...]
+
+NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
+TREE = SpecShape(steps=4, topk=3, tokens=9, draft_kv=DraftKv.PAIR)
+
+
+@cache
+def checkpoint(kind: str) -> Tiny:
+    """A tiny checkpoint by its kind, or the forgetful one."""
+    return forgetful() if kind == "forgetful" else tiny(kind)
+
+
+@cache
+def model_of(kind: str) -> Decoder:
+    """Roost's model of it."""
+    return checkpoint(kind).model()
+
+
+@cache
+def plainly(kind: str, prompt: Prompt, num_new: int) -> Prompt:
+    """What the engine returns without speculation; the tests of serving hold that against transformers."""
+    served = Served(model_of(kind), configure(context=2048, pool_tokens=4096, depth=0, max_running=1))
+    served.submit("r", prompt, num_new)
+    served.run()
+    return served.output("r")
+
+
+def null_prompts(*lengths: int, seed: int = 0) -> list[Prompt]:
+    """Prompts for the forgetful checkpoint: a drafter that never sees the first token misses nothing."""
+    return [(NULL, *prompt[1:]) for prompt in prompts(*lengths, seed=seed)]
+
+
+class Told:
+    """A drafter that is told the texts, and how many tokens each round of a row shall add; then all it can."""
+
+    def __init__(self, shape: SpecShape, texts: Sequence[Prompt], accept_lens: Sequence[int]) -> None:
+        self._shape, self._texts, self._accept_lens = shape, texts, accept_lens
+        self._num_rounds: dict[int, int] = {}  # by row
+        self._text: dict[int, Prompt] = {}
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+    def begin(self, setup: RowSetup) -> None:
+        """Count a row's rounds from its start; its text is the one that begins like it."""
+        begun = tuple(setup.tokens.tolist())
+        self._num_rounds[setup.row] = 0
+        self._text[setup.row] = next((text for text in self._texts if text[: len(begun)] == begun), begun)
+
+    def propose(self, rounds: Rounds) -> Trees:
+        """The text that follows, up to where it shall be wrong."""
+        drafts = [self._drafts(row, start) for row, start in zip(rounds.rows_host, rounds.starts, strict=True)]
+        return chains(torch.cat([rounds.roots[:, None], torch.tensor(drafts)], dim=1))
+
+    def extend(self, pairs: Pairs) -> None:
+        """Nothing to keep."""
+
+    def _drafts(self, row: int, start: int) -> list[int]:
+        number = self._num_rounds[row]
+        self._num_rounds[row] += 1
+        length = self._accept_lens[number] if number < len(self._accept_lens) else self._shape.accept_max
+        following = [self._token(row, start + 1 + step) for step in range(self._shape.steps)]
+        return [token if step < length - 1 else (token + 1) % VOCAB for step, token in enumerate(following)]
+
+    def _token(self, row: int, position: int) -> int:
+        return self._text[row][position] if position < len(self._text[row]) else 0
+
+
+class Stumbles(TargetHead):
+    """The target as its own drafter, which has the worst tokens for the best after every position in a list."""
+
+    def __init__(self, model: Decoder, wrong_after: Sequence[int]) -> None:
+        super().__init__(model)
+        self._wrong_after = torch.tensor(sorted(wrong_after))
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The target's pass, turned round where it shall be wrong."""
+        output = super().forward(tokens, hidden, positions, attend)
+        is_wrong = torch.isin(positions, self._wrong_after)
+        return torch.where(is_wrong[:, None], -output, output)
+
+
+class Knowing:
+    """A head with KV and hidden states of its own, whose choices are made by somebody who knows the text of one row.
+
+    The position passes through its hidden states, as their last element. After some positions a decoy is a little
+    better than the right token, so that the path to be accepted is not the first of its tree.
+    """
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, head: Head, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
+        self._head, self._text, self._decoy_after = head, text, frozenset(decoy_after)
+        self.kv, self.num_tokens, self.hidden_size = head.kv, VOCAB, head.hidden_size + 1
+
+    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+        """The head's, with room for the position."""
+        return pad(self._head.fuse(last, captured), (0, 1))
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The head's, and the position."""
+        output = self._head.forward(tokens, hidden[:, :-1], positions, attend)
+        return torch.cat([output, positions[:, None].to(output.dtype)], dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The text's next token, or the one before it in the vocabulary."""
+        logits = torch.zeros(len(hidden), VOCAB)
+        for each, position in zip(logits, hidden[:, -1].to(torch.int64).tolist(), strict=True):
+            token = self._text[position + 2] if position + 2 < len(self._text) else 0
+            each[token] = 20.0
+            if position in self._decoy_after:
+                each[token - 1] = 20.5
+        return logits
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's."""
+        return draft_ids
+
+
+def told(kind: str, config: EngineConfig, texts: Sequence[Prompt], accept_lens: Sequence[int] = ()) -> Served:
+    """An engine whose drafter knows the texts, prompts and outputs."""
+    served = Served(model_of(kind), config)
+    served.executor.runner.drafter = Told(served.engine.state.resolved.spec, texts, accept_lens)
+    return served
+
+
+def drafted(config: EngineConfig, wrong_after: Sequence[int] = (), head: Head | None = None) -> Served:
+    """The forgetful checkpoint drafted by itself, wrong after some positions."""
+    model = model_of("forgetful")
+    return Served(model, config, head=head or Stumbles(model, wrong_after))
+
+
+def turn(served: Served, name: str, tokens: Prompt, num_new: int, session: str = "s") -> int:
+    """Run one turn of a session to its end; how many tokens it inherited."""
+    served.submit(name, tokens, num_new, session)
+    served.run()
+    return served.finish(name).usage.cached_tokens
+
+
+def close(served: Served, session: str = "s") -> None:
+    """Close a session."""
+    served.post(CloseSession(session_id=session))
+    served.run()
+
+
+def until_output(served: Served, name: str, num_tokens: int) -> Request:
+    """Tick until a request has returned so many tokens; the request."""
+    for _ in range(200):
+        served.engine.tick()
+        if len(served.output(name)) >= num_tokens:
+            return served.engine.state.requests[name]
+    raise AssertionError(f"{name} returned {len(served.output(name))} tokens in 200 ticks")
+
+
+def assert_every_page_is_back(served: Served) -> None:
+    """Nothing runs and no session is open: free and cached is all; after a flush, free is all."""
+    state = served.engine.state
+    for book in range(len(state.resolved.books)):
+        held = accounts(state, book)
+        assert (held["leased"], held["retiring"]) == (0, 0), (book, held)
+    events: list[Event] = []
+    served.engine.post(FlushCache(), events.append)
+    served.run()
+    for book, sizes in enumerate(state.resolved.books):
+        assert accounts(state, book)["free"] == sizes.num_pages - 1, (book, events)

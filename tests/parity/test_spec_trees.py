@@ -1,0 +1,75 @@
+"""Trees whose accepted path is not their first: KV, positions, masks and hidden states must follow the path.
+
+A drafter that is always right puts its path in front, where it hides all of these. Here a decoy is a little better at
+some positions; the right path is in every tree, behind it.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from roost.messages import SpecStats
+from roost.sched import planner
+from roost.spec.eagle import EagleDrafter
+from roost.spec.shape import DraftKv, SpecShape
+from tests.parity.forced import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
+from tests.parity.heads import make_head
+from tests.parity.tiny import Served, configure, prompts
+
+BUSHY = SpecShape(steps=4, topk=4, tokens=21, draft_kv=DraftKv.PAIR)
+KINDS = pytest.mark.parametrize(("kind", "name"), [("llama", "eagle"), ("llama", "eagle3"), ("qwen2-window", "eagle")])
+NUM_NEW = 21  # one, and four rounds of five
+(PROMPT,) = prompts(10, seed=6)
+
+
+def served_with_decoys(kind: str, name: str) -> Served:
+    """One request whose every round accepts all it can, along a path that is not the first."""
+    text = PROMPT + plainly(kind, PROMPT, NUM_NEW + 6)
+    # never the last of a round, nor two in one: the right path is the second or third best
+    head = Knowing(make_head(name, model_of(kind)), text, decoy_after=(10, 15, 21, 26))
+    head.captures = make_head(name, model_of(kind)).captures
+    served = Served(model_of(kind), configure(spec=BUSHY, page_size=4), head=head)
+    served.submit("r", PROMPT, NUM_NEW)
+    served.run()
+    return served
+
+
+def draft_kv(served: Served, num_positions: int) -> Tensor:
+    """Draft KV of the first positions of the only row there was."""
+    drafter = served.executor.runner.drafter
+    assert isinstance(drafter, EagleDrafter)
+    pool, at = drafter.pool, torch.arange(num_positions)
+    (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()
+    slots = pool.table.slots(torch.full_like(at, row), at)
+    return torch.cat([pool.keys[:, slots], pool.values[:, slots]], dim=-1)
+
+
+@KINDS
+def test_a_path_that_is_not_the_first_is_accepted_with_its_kv_in_every_pool(kind: str, name: str) -> None:
+    served = served_with_decoys(kind, name)
+    assert served.output("r") == plainly(kind, PROMPT, NUM_NEW)
+    assert served.finish("r").spec == SpecStats(
+        rounds=4, drafts_offered=80, drafts_accepted=16, histogram=(0, 0, 0, 0, 4)
+    )
+    assert_every_page_is_back(served)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_draft_kv_after_rounds_is_that_of_the_text(name: str) -> None:
+    served = served_with_decoys("llama", name)
+    text = PROMPT + served.output("r")
+    whole = Served(model_of("llama"), configure(spec=BUSHY, depth=0), head=make_head(name, model_of("llama")))
+    whole.submit("r", text, 1)
+    whole.run()
+    settled = len(text) - 1  # the last token has no slot yet
+    torch.testing.assert_close(draft_kv(served, settled), draft_kv(whole, settled), rtol=1e-3, atol=1e-4)
+
+
+def test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = plainly("llama", PROMPT, 16)
+    monkeypatch.setattr(planner, "_round_width", lambda state, num_rounds: 3)
+    served = told("llama", configure(spec=NGRAM), [PROMPT + output])
+    served.submit("r", PROMPT, 13)
+    served.run()
+    assert served.output("r") == output[:13]
+    assert served.finish("r").spec.histogram == (0, 0, 4, 0)

@@ -1,0 +1,319 @@
+"""Planted bugs in the device's side of speculation: drafting, verifying, accepting, and what passes between rounds."""
+
+from tests.planted.bug import Bug
+
+_DRAFTING = "tests/parity/test_drafting.py::"
+_DENSE = _DRAFTING + "test_draft_logits_of_every_branch_and_step_equal_dense_ones"
+_TREES = "tests/parity/test_spec_trees.py::"
+_SECOND = _TREES + "test_a_path_that_is_not_the_first_is_accepted_with_its_kv_in_every_pool"
+_LENGTHS = "tests/parity/test_spec_lengths.py::"
+_OUTPUT = "tests/parity/test_spec_output.py::"
+_WIDTHS = _LENGTHS + "test_07_widths_that_all_differ_are_never_confused[4-3-9]"
+_COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_step_speculates"
+_REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
+_OPTIONS = _OUTPUT + "test_29_options_and_scores_are_exact_in_every_round"
+_CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
+
+_EAGLE = "roost.spec.eagle"
+_RUNNER = "roost.exec.runner"
+_BATCH = "roost.exec.batch"
+_ATTENTION = "roost.layers.attention"
+_EXTEND = "                self.drafter.extend(self._pairs(plan, batch, rows, accepted, hidden, captured))"
+_SEEN = "    seen = sees.gather(2, index[:, None].expand(-1, width, -1)) & (node < width)[:, None] | is_before[:, None]"
+
+DEVICE_BUGS = (
+    # --- drafting ---
+    Bug(
+        "tail_copy",
+        _EAGLE,
+        "        if topk > 1 and self._table.page_size > 1:",
+        "        if topk > 1 and self._table.page_size > 1 and self._table.page_size < 1:",
+        "6: branches do not get the prefix's partial page, and read holes",
+        test=_WIDTHS,
+    ),
+    Bug(
+        "tail_copy_to_its_branch",
+        _EAGLE,
+        "        starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]",
+        "        starts = (self._base + self._number[:-1] * self._stride)[:, :, None]",
+        "6: the partial page is copied into the branch before",
+        test=_WIDTHS,
+    ),
+    Bug(
+        "branches_move_with_the_beam",
+        _EAGLE,
+        "                self.pool.copy(*places.moves(branch, step + 1))",
+        "                self.pool.copy(*places.moves(torch.arange(topk).expand_as(branch), step + 1))",
+        "a path that changes its branch reads the drafts of another path",
+        test=_DENSE + "[eagle-tree-4-9]",
+    ),
+    Bug(
+        "branches_move_whole",
+        _EAGLE,
+        "                self.pool.copy(*places.moves(branch, step + 1))",
+        "                self.pool.copy(*places.moves(branch, step))",
+        "a path that changes its branch leaves its last slot behind",
+        test=_DENSE + "[eagle-tree-4-9]",
+    ),
+    Bug(
+        "hidden_moves_with_the_beam",
+        _EAGLE,
+        "                hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))",
+        "                hidden = hidden.clone()",
+        "a path that changes its branch goes on from another path's hidden state",
+        test=_DENSE + "[eagle-tree-4-9]",
+    ),
+    Bug(
+        "stride_in_pages",
+        _EAGLE,
+        "        self._stride = (self._last + shape.steps + size - 1) // size * size",
+        "        self._stride = (self._last + shape.topk + size - 1) // size * size",
+        "7: branches lie as far apart as there are branches, not steps",
+        test="tests/unit/spec/test_places.py::test_branches_lie_where_the_shape_says",
+    ),
+    Bug(
+        "draft_positions_by_depth",
+        _EAGLE,
+        "        table, positions = self._table, (rounds.lengths + step)[:, None].expand_as(tokens)",
+        "        table, positions = self._table, rounds.lengths[:, None].expand_as(tokens)",
+        "every draft step is turned as if it were the first",
+        test=_WIDTHS,
+    ),
+    Bug(
+        "branches_do_not_see_each_other",
+        _ATTENTION,
+        "    seen = (branch < 0)[:, None] | (branch[:, None] == torch.arange(topk, device=device)[None, :, None])",
+        "    seen = (branch < topk)[:, None].expand(-1, topk, -1)",
+        "a draft branch reads the drafts of the others",
+        test=_WIDTHS,
+    ),
+    Bug(
+        "offsets_of_a_reduced_vocabulary",
+        _EAGLE,
+        "        return self._head.token_ids(ids).view(shape), scores.view(shape)",
+        "        return ids.view(shape), scores.view(shape)",
+        "30: a head's own ids are taken for the target's",
+        test=_DENSE + "[eagle3-chain-4-9]",
+    ),
+    # --- draft-extend ---
+    Bug(
+        "extend_after_rounds",
+        _RUNNER,
+        _EXTEND,
+        _EXTEND.replace("self", "len(batch.drafting) or self", 1),
+        "the drafter does not take over what rounds accepted",
+        test=_REWINDS,
+    ),
+    Bug(
+        "extend_after_prefill",
+        _RUNNER,
+        _EXTEND,
+        _EXTEND.replace("self", "plan.is_prefill.any() or self", 1),
+        "the drafter does not take over prompts",
+        test=_CHUNKS,
+    ),
+    Bug(
+        "pairs_of_a_chunk_that_is_not_final",
+        _BATCH,
+        "        after[plan.token_offsets[1:][plan.is_prefill] - 1] = plan.next_tokens[plan.is_prefill]",
+        "        after[plan.token_offsets[1:][plan.is_prefill] - 1] = 0",
+        "31: the last pair of a chunk does not hold the prompt's next token",
+        test=_CHUNKS,
+    ),
+    Bug(
+        "sources_of_rounds",
+        _RUNNER,
+        "        sources[at] = roots + accepted.nodes.flatten()[cells]",
+        "        sources[at] = roots + (accepted.nodes.flatten()[cells] - 1).clamp(min=0)",
+        "a pair has the hidden state of the node before",
+        test=_TREES + "test_draft_kv_after_rounds_is_that_of_the_text[eagle]",
+    ),
+    Bug(
+        "sources_of_chunks",
+        _RUNNER,
+        "        sources = self._tensor(np.repeat(batch.offsets, counts) + ramps(counts))  # right for chunks",
+        "        sources = self._tensor(np.repeat(batch.offsets, counts))",
+        "every pair of a chunk has the hidden state of its first token",
+        test=_DENSE + "[eagle-chain-4-9]",
+    ),
+    Bug(
+        "head_goes_on_from_the_accepted_path",
+        _RUNNER,
+        "            heads=self._tensor(firsts) + accepted.lens - 1,",
+        "            heads=self._tensor(firsts),",
+        "the next drafts go on from the root of the last round",
+        test=_REWINDS,
+    ),
+    # --- verify ---
+    Bug(
+        "positions_by_depth",
+        _RUNNER,
+        "        positions[nodes] = roots + trees.depths.flatten()[cells]",
+        "        positions[nodes] = places[nodes]",
+        "nodes are turned by their number, not by their depth",
+        test=_SECOND + "[llama-eagle]",
+    ),
+    Bug(
+        "nodes_see_their_ancestors",
+        "roost.spec.tree",
+        "        sees = sees | sees.gather(1, above[:, :, None].expand(-1, -1, width))",
+        "        sees = sees | torch.zeros_like(sees)",
+        "a node sees itself alone",
+        test="tests/unit/spec/test_tree.py::test_the_best_candidates_are_nodes_and_come_after_their_parents",
+    ),
+    Bug(
+        "nodes_see_no_siblings",
+        _ATTENTION,
+        _SEEN,
+        "    seen = ((node[:, None] <= torch.arange(width)[None, :, None]) | is_before[:, None])",
+        "a node sees its siblings and their children",
+        test=_SECOND + "[llama-eagle]",
+    ),
+    Bug(
+        "window_by_position",
+        _ATTENTION,
+        "    of = torch.where(is_before, at, starts + depths.gather(1, index))",
+        "    of = at",
+        "a node's window counts slots: siblings push what is before the tree out of it, or keep it in",
+        test="tests/parity/test_attention.py::test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree",
+    ),
+    Bug(
+        "window_at_the_nodes_depth",
+        _ATTENTION,
+        "    return seen & (of[:, None] > (starts + depths)[:, :, None] - window)",
+        "    return seen & (of[:, None] > (starts + torch.arange(width))[:, :, None] - window)",
+        "a node's window ends at its slot, not at its position",
+        test="tests/parity/test_attention.py::test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree",
+    ),
+    Bug(
+        "narrow_rounds_are_cut",
+        _RUNNER,
+        "        drafted = self.drafter.propose(rounds).cut(self._tensor(batch.widths[batch.drafting]))",
+        "        drafted = self.drafter.propose(rounds)",
+        "nodes that a round does not verify are accepted",
+        test=_TREES + "test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify",
+    ),
+    # --- accept ---
+    Bug(
+        "accepted_kv_moves",
+        _RUNNER,
+        "            if plan.shape.topk > 1 and len(batch.drafting):",
+        "            if plan.shape.topk > 1 and not len(batch.drafting):",
+        "the accepted path's KV stays where its nodes were",
+        test=_SECOND + "[llama-eagle]",
+    ),
+    Bug(
+        "accepted_kv_moves_in_every_book",
+        _RUNNER,
+        "        for pool in self.pools:",
+        "        for pool in self.pools[:1]:",
+        "11: the accepted path's KV moves in the full book alone",
+        test=_SECOND + "[qwen2-window-eagle]",
+    ),
+    Bug(
+        "path_stays_at_its_last_node",
+        "roost.spec.accept",
+        "        node = torch.where(goes_on, is_child.to(torch.int8).argmax(dim=1), node)",
+        "        node = is_child.to(torch.int8).argmax(dim=1)",
+        "a path that ends goes back to the root",
+        test="tests/unit/spec/test_accept.py",
+    ),
+    Bug(
+        "path_follows_children",
+        "roost.spec.accept",
+        "        is_child = (trees.parents == node[:, None]) & (trees.tokens == wanted) & (number > 0)",
+        "        is_child = (trees.tokens == wanted) & (number > 0)",
+        "a token of another path is accepted",
+        test="tests/unit/spec/test_accept.py",
+    ),
+    Bug(
+        "bonus_is_drawn_at_the_last_node",
+        "roost.spec.accept",
+        "        tokens.append(targets.gather(1, node[:, None]).squeeze(1).masked_fill(~goes_on, NOTHING))",
+        "        tokens.append(wanted.squeeze(1).masked_fill(~goes_on, NOTHING))",
+        "1: every accepted token comes twice, and the bonus never",
+        test="tests/unit/spec/test_accept.py",
+    ),
+    Bug(
+        "bonus_is_the_next_root",
+        _RUNNER,
+        "            self._roots[rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
+        "            self._roots[rows] = accepted.tokens[:, 0]",
+        "1: the next round starts from the round's first token, not from its bonus",
+        test=_COUNTS,
+    ),
+    Bug(
+        "relay_advances_by_what_was_accepted",
+        _RUNNER,
+        "            ends[self._tensor(batch.sampling)] = self._tensor(batch.root_places) + accepted.lens",
+        "            ends[self._tensor(batch.sampling)] = self._tensor(batch.root_places) + 1",
+        "9: the row's length on the device grows by one, whatever was accepted",
+        test=_COUNTS,
+    ),
+    Bug(
+        "host_lengths_of_what_was_accepted",
+        _RUNNER,
+        "        lengths[sampling] = batch.root_places + lens",
+        "        lengths[sampling] = batch.root_places + batch.num_nodes",
+        "9: the host is told of lengths that count what was not accepted",
+        test=_COUNTS,
+    ),
+    # --- sampling and scores ---
+    Bug(
+        "penalties_along_the_path",
+        _RUNNER,
+        "        paths = trees.path_tokens.flatten(0, 1)[cells] if trees.width > 1 else None",
+        "        paths = None",
+        "29: a node's penalties do not count the drafts before it",
+        test=_OPTIONS + "[rivals]",
+    ),
+    Bug(
+        "noted_tokens_are_all_accepted",
+        _RUNNER,
+        "            self._sampler.note(rows.repeat_interleave(accepted.tokens.shape[1]), accepted.tokens.flatten())",
+        "            self._sampler.note(rows, accepted.tokens[:, 0])",
+        "29: penalties count one token of each round",
+        test=_OPTIONS + "[rivals]",
+    ),
+    Bug(
+        "draws_by_position",
+        _RUNNER,
+        "        positions = roots + trees.depths.flatten()[cells] + 1",
+        "        positions = roots + 1",
+        "29: every node of a round draws with the same random number",
+        test=_OPTIONS + "[warm]",
+    ),
+    Bug(
+        "scores_at_the_accepted_nodes",
+        _RUNNER,
+        "        at = (batch.node_offsets[:, None] + nodes)[kept]",
+        "        at = (batch.node_offsets[:, None] + np.zeros_like(nodes))[kept]",
+        "29: every token of a round is scored at its root",
+        test=_OPTIONS + "[bias]",
+    ),
+    # --- n-gram ---
+    Bug(
+        "history_is_extended",
+        "roost.spec.ngram",
+        "        self._tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)",
+        "        self._tokens[pairs.rows, pairs.positions] = pairs.tokens.to(torch.int32)",
+        "n-gram drafts are looked up in a text that is off by one",
+        test="tests/unit/spec/test_ngram.py::test_what_a_step_adds_is_known_to_the_next",
+    ),
+    Bug(
+        "match_before_the_root",
+        "roost.spec.ngram",
+        "    return score.masked_fill(position >= lasts[:, None], -1).argmax(dim=1)",
+        "    return score.masked_fill(position > lasts[:, None], -1).argmax(dim=1)",
+        "the last tokens are found to be followed by what follows themselves",
+        test="tests/unit/spec/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+    ),
+    Bug(
+        "mirror_follows_the_device",
+        "roost.exec.lengths",
+        "        lengths.refresh(sync=plan.shape.speculates)",
+        "        lengths.refresh(sync=False)",
+        "9: after rounds the host's lengths are old ones",
+        test=_COUNTS,
+    ),
+)
