@@ -118,7 +118,7 @@ def drafting(model: Decoder, device: torch.device, weights: str, *, sure: bool) 
         ("eagle3 tree", tree, eagle3),
     ]
     if sure:
-        own = TargetHead(model, sharpness=100.0)
+        own = TargetHead(model)
         ways += [("own chain", chain, own), ("own tree", tree, own), ("own wide tree", wide, own)]
     return [
         Case(name=name, depth=depth, page_size=page_size, spec=spec, head=head)

@@ -15,8 +15,9 @@ _HOMES = {
     "ModelConfig": "roost.config",
     "Options": "roost.front.options",
     "SchedConfig": "roost.config",
+    "SpecConfig": "roost.config",
 }
-__all__ = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "__version__"]
+__all__ = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "SpecConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

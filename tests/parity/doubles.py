@@ -3,63 +3,19 @@
 Used by the tests of drafting, where a wrong draft must show although no output ever does.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.heads import TargetHead
 from roost.layers.attention import Attend
-from roost.models.decoder import Decoder
 from roost.models.model import Head, KvShape
 from tests.parity.tiny import SHAPE, Tiny, tiny
 
 NULL = 0  # a first token that nobody looks at
-
-
-class TargetHead:
-    """The target as its own drafter: slot p holds token p + 1, so it sees all but the first token."""
-
-    def __init__(self, model: Decoder) -> None:
-        self._model = model
-
-    @property
-    def kv(self) -> KvShape:
-        """The target's, in the full book."""
-        kv = self._model.kv
-        return replace(kv, windows=(None,) * len(kv.windows))
-
-    @property
-    def captures(self) -> tuple[int, ...]:
-        """Nothing: it reads tokens."""
-        return ()
-
-    @property
-    def hidden_size(self) -> int:
-        """The target's."""
-        return self._model.config.hidden_size
-
-    @property
-    def num_tokens(self) -> int:
-        """The target's."""
-        return self._model.config.vocab_size
-
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-        """Of no interest."""
-        return last
-
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The target's pass."""
-        return self._model.forward(tokens, positions, attend)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's, so sure of itself that its best path is in every tree."""
-        return self._model.logits(hidden) * 100
-
-    def token_ids(self, draft_ids: Tensor) -> Tensor:
-        """Its own."""
-        return draft_ids
 
 
 class HalfHead(TargetHead):
@@ -70,7 +26,7 @@ class HalfHead(TargetHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's, with the two best changed about."""
-        logits = self._model.logits(hidden) * 3
+        logits = self.model.logits(hidden) * 3
         values, ids = logits.topk(2, dim=-1)
         is_wrong = ids[:, :1] % 3 == 0
         return logits.scatter(1, ids, torch.where(is_wrong, values.flip(1), values))

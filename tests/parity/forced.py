@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bench.heads import TargetHead
 from roost.config import EngineConfig
 from roost.layers.attention import Attend
 from roost.messages import CloseSession, Event, FlushCache
@@ -22,7 +23,7 @@ from roost.spec.drafter import Pairs, Rounds
 from roost.spec.shape import DraftKv, SpecShape
 from roost.spec.tree import Trees, chains
 from roost.step import RowSetup
-from tests.parity.doubles import NULL, TargetHead, forgetful
+from tests.parity.doubles import NULL, forgetful
 from tests.parity.tiny import VOCAB, Served, Tiny, configure, prompts, tiny
 from tests.sim.script import accounts
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.heads import TargetHead
 from roost.config import EngineConfig
 from roost.exec.batch import Batch
 from roost.messages import PromptScores, Score, Submit, Tokens
@@ -19,7 +20,7 @@ from roost.models.model import Head
 from roost.spec.accept import Accepted
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from roost.text.stream import StopFinder
-from tests.parity.doubles import NULL, HalfHead, TargetHead, checkpoint
+from tests.parity.doubles import NULL, HalfHead, checkpoint
 from tests.parity.heads import make_head
 from tests.parity.slow import slow_logprobs, slow_output
 from tests.parity.tiny import Served, configure, prompts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from bench.heads import TargetHead
 from roost import LLM
 from roost.cli.prompts import PROMPTS
 from roost.messages import SpecStats
@@ -13,7 +14,6 @@ from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
-from tests.parity.doubles import TargetHead
 from tests.parity.heads import write_eagle3
 from tests.parity.tiny import CPU, Served, configure
 from tests.parity.work import logits_in_one_pass

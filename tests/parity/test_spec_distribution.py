@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.heads import TargetHead
 from roost.messages import Submit
 from roost.sampling import Sampling
-from tests.parity.doubles import TargetHead
 from tests.parity.rounds import MODES
 from tests.parity.tiny import SHAPE, Served, Tiny, configure
 from tests.unit.exec.plain import Case, changed_scores, distribution

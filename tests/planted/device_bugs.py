@@ -148,8 +148,8 @@ DEVICE_BUGS = (
     Bug(
         "positions_by_depth",
         _RUNNER,
-        "        positions[nodes] = roots + trees.depths.flatten()[cells]",
-        "        positions[nodes] = places[nodes]",
+        "        positions[nodes.tokens] = nodes.positions",
+        "        positions[nodes.tokens] = places[nodes.tokens]",
         "nodes are turned by their number, not by their depth",
         test=_SECOND + "[llama-eagle]",
     ),
@@ -262,7 +262,7 @@ DEVICE_BUGS = (
     Bug(
         "penalties_along_the_path",
         _RUNNER,
-        "        paths = trees.path_tokens.flatten(0, 1)[cells] if trees.width > 1 else None",
+        "        paths = trees.path_tokens.flatten(0, 1)[nodes.cells] if trees.width > 1 else None",
         "        paths = None",
         "29: a node's penalties do not count the drafts before it",
         test=_OPTIONS + "[rivals]",
@@ -278,8 +278,8 @@ DEVICE_BUGS = (
     Bug(
         "draws_by_position",
         _RUNNER,
-        "        positions = roots + trees.depths.flatten()[cells] + 1",
-        "        positions = roots + 1",
+        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions + 1, paths)",
+        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions * 0 + 1, paths)",
         "29: every node of a round draws with the same random number",
         test=_OPTIONS + "[warm]",
     ),

@@ -26,12 +26,11 @@ def accept(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
     num_rounds, width = trees.tokens.shape
     number = torch.arange(width, device=targets.device)
     node = torch.zeros(num_rounds, dtype=torch.int64, device=targets.device)
-    goes_on = torch.ones(num_rounds, dtype=torch.bool, device=targets.device)
     tokens, nodes, lens = [targets[:, 0]], [node], torch.ones_like(node)
     for _ in range(accept_max - 1):
         wanted = targets.gather(1, node[:, None])
         is_child = (trees.parents == node[:, None]) & (trees.tokens == wanted) & (number > 0)
-        goes_on = goes_on & is_child.any(dim=1)
+        goes_on = is_child.any(dim=1)  # never again once it was not: the node stays
         node = torch.where(goes_on, is_child.to(torch.int8).argmax(dim=1), node)
         tokens.append(targets.gather(1, node[:, None]).squeeze(1).masked_fill(~goes_on, NOTHING))
         nodes.append(node)
