@@ -57,7 +57,16 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 
 
 def test_the_package_exports_what_it_says() -> None:
-    public = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "SpecConfig", "__version__"]
+    public = [
+        "LLM",
+        "EngineConfig",
+        "MemoryConfig",
+        "ModelConfig",
+        "Options",
+        "SchedConfig",
+        "SpecConfig",
+        "__version__",
+    ]
     assert roost.__all__ == public
     assert all(hasattr(roost, name) for name in roost.__all__)
 
