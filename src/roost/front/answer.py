@@ -4,7 +4,7 @@ Owns the text so far, what is held back of it, and the scores. Text is given out
 characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
@@ -26,7 +26,8 @@ class Piece:
 def refusal(refused: Refused) -> RequestError | CapacityError:
     """An engine's refusal as an error."""
     if refused.param:
-        return RequestError(refused.status, refused.param, refused.message.removeprefix(f"{refused.param}: "))
+        usage = None if refused.usage is None else asdict(refused.usage)
+        return RequestError(refused.status, refused.param, refused.message.removeprefix(f"{refused.param}: "), usage)
     return CapacityError(refused.status, refused.message)
 
 

@@ -58,8 +58,21 @@ class Options:
         )
 
 
-def submits(request_id: str, tokens: tuple[int, ...], options: Options, tokenizer: Tokenizer) -> list[Submit]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOf:
+    """Which session a generation is a turn of."""
+
+    session_id: str
+    number: int | None = None  # the turn's; one that was committed already is not made again
+    queue: bool = False  # wait for the session if it is busy
+
+
+def submits(
+    request_id: str, tokens: tuple[int, ...], options: Options, tokenizer: Tokenizer, turn: TurnOf | None = None
+) -> list[Submit]:
     """The engine's requests for one prompt: one per output, those after the first sharing its prompt."""
+    if turn is not None and options.n != 1:
+        raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {options.n}")
     if not 1 <= options.n <= N_MAX:
         raise RequestError(400, "n", f"must be in [1, {N_MAX}], got {options.n}")
     stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else tokenizer.eos_ids)
@@ -81,6 +94,9 @@ def submits(request_id: str, tokens: tuple[int, ...], options: Options, tokenize
             priority=options.priority,
             timeout_ms=None if options.timeout_s is None else _milliseconds(options.timeout_s),
             shares_with=None if number == 0 else request_id,
+            session_id=None if turn is None else turn.session_id,
+            queue=turn is not None and turn.queue,
+            turn=None if turn is None else turn.number,
             salt=options.salt,
         )
         asked.append(submit)

@@ -16,11 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from roost.config import ServerConfig
 from roost.errors import CapacityError, RequestError
-from roost.messages import Command, Event
+from roost.front.answer import refusal
+from roost.messages import Command, Event, Refused, SessionState
 from roost.server.body import aside
 from roost.server.generation import while_connected
 from roost.server.link import Link
 from roost.server.metrics import Metrics
+from roost.server.turns import Conversations
 from roost.text.language import Language
 
 PROMPTS_MAX = 256  # in one request
@@ -34,6 +36,7 @@ class Desk:
         self.config = config
         self.link = link
         self.metrics = Metrics()
+        self.conversations = Conversations()
         self.began = int(time.time())
         self.is_draining = False
         self._language: Language | None = None
@@ -75,6 +78,14 @@ class Desk:
             return await asyncio.wait_for(self.link.ask(command), limit_s)
         except TimeoutError as error:
             raise CapacityError(503, f"the engine has not answered for {limit_s} s") from error
+
+    async def ask_state(self, command: Command) -> SessionState:
+        """The state of a session that a command gives; a refusal is raised."""
+        answer = await self.ask(command)
+        if isinstance(answer, Refused):
+            raise refusal(answer)
+        assert isinstance(answer, SessionState), answer
+        return answer
 
     async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""
@@ -137,7 +148,20 @@ def error_body(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
     """The body of an error of ours."""
-    return error_body(error.status, str(error), error.param if isinstance(error, RequestError) else None)
+    if not isinstance(error, RequestError):
+        return error_body(error.status, str(error), None)
+    body = error_body(error.status, str(error), error.param)
+    return body if error.usage is None else {**body, "usage": usage_json(**error.usage)}
+
+
+def usage_json(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """What something cost, as OpenAI says it."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
 
 
 async def events(request: Request, chunks: AsyncGenerator[Any, None]) -> Response:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.answer import Answer, Piece, checked
-from roost.front.options import Options, submits
+from roost.front.options import Options, TurnOf, submits
 from roost.messages import Submit
-from roost.server.link import Link
+from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics, Stopwatch
 from roost.text.language import Language
 
@@ -38,6 +38,8 @@ class Prompt:
     tokens: tuple[int, ...]
     options: Options
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
+    turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
+    watcher: Watcher | None = None  # is told of all events of the turn, whoever else is
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -95,7 +97,7 @@ class Generation:
     async def _follow(self, number: int, merged: Merged) -> None:
         output, watch = self.outputs[number], Stopwatch(self._metrics)
         try:
-            async with aclosing(self._link.converse(output.submit, output.name)) as events:
+            async with aclosing(self._link.converse(output.submit, output.name, output.prompt.watcher)) as events:
                 async for event in events:
                     watch.saw(event)
                     piece = output.answer.feed(checked(event))
@@ -113,7 +115,7 @@ def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]
             submit=submit,
             answer=Answer(language.tokenizer, prompt.options),
         )
-        for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer)
+        for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer, prompt.turn)
     ]
 
 
@@ -126,7 +128,7 @@ def _pass_on_failure(merged: Merged, number: int, task: "asyncio.Task[None]") ->
 
 def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     """An error in the client's words."""
-    return RequestError(error.status, names.get(error.param, error.param), error.reason)
+    return RequestError(error.status, names.get(error.param, error.param), error.reason, error.usage)
 
 
 async def while_connected(request: Request, work: Awaitable[Value]) -> Value:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -27,6 +28,16 @@ _STOP_S = 10  # the engine's process gets this long to end by itself
 Inbox = asyncio.Queue[Event]
 
 
+class Watcher(Protocol):
+    """Who follows a request whether or not its reader stays."""
+
+    def began(self) -> None:
+        """The request is on its way to the engine: a terminal event will come."""
+
+    def saw(self, event: Event) -> None:
+        """The next event of the request."""
+
+
 class Link:
     """The engine's process as the server sees it."""
 
@@ -38,6 +49,7 @@ class Link:
         self._events = self._socket(zmq.PULL, "events")
         self._process: asyncio.subprocess.Process | None = None
         self._inboxes: dict[int, Inbox] = {}
+        self._watchers: dict[int, Watcher] = {}  # of requests that have not ended, though their readers may have left
         self._names: dict[str, str] = {}  # of those that have not ended: the client's name, and the engine's
         self._numbers = count(1)  # of conversations; 0 is for what nobody answers or asked for
         self._ids = count()
@@ -86,13 +98,21 @@ class Link:
         """A name for a request that no other has or had."""
         return f"r{next(self._ids)}"
 
-    async def converse(self, submit: Submit, name: str) -> AsyncGenerator[Event, None]:
-        """Submit a request and give its events, the terminal one last; a reader that leaves ends the request."""
+    async def converse(
+        self, submit: Submit, name: str, watcher: Watcher | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Submit a request and give its events, the terminal one last; a reader that leaves ends the request.
+
+        The watcher sees every event as it comes, also those after the reader has left.
+        """
         if name in self._names:
             raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
         number, inbox = self._open()
         ended = False
         self._names[name] = submit.request_id
+        if watcher is not None:
+            self._watchers[number] = watcher
+            watcher.began()
         try:
             await self._send(number, submit)
             while not ended:
@@ -147,8 +167,16 @@ class Link:
                 if isinstance(event, Started):
                     self.started = event
                     ready.set()
-                elif number in self._inboxes:
-                    self._inboxes[number].put_nowait(event)
+                else:
+                    self._hand_out(number, event)
+
+    def _hand_out(self, number: int, event: Event) -> None:
+        if (watcher := self._watchers.get(number)) is not None:
+            watcher.saw(event)
+            if isinstance(event, Finished | Refused):
+                del self._watchers[number]
+        if (inbox := self._inboxes.get(number)) is not None:
+            inbox.put_nowait(event)
 
     async def _watch(self, ready: asyncio.Event) -> None:
         """When the process ends, everybody who waits for it is told."""
@@ -156,5 +184,5 @@ class Link:
         await self._process.wait()
         self.is_gone.set()
         ready.set()
-        for inbox in self._inboxes.values():
-            inbox.put_nowait(Refused(request_id="", status=500, message="the engine ended unexpectedly"))
+        for number in {*self._inboxes, *self._watchers}:
+            self._hand_out(number, Refused(request_id="", status=500, message="the engine ended unexpectedly"))

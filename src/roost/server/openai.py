@@ -18,7 +18,7 @@ from roost.errors import RequestError
 from roost.front.answer import Piece
 from roost.messages import Finished, Score
 from roost.server.body import read
-from roost.server.desk import Desk, events, finite, json_response
+from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
@@ -292,9 +292,4 @@ def _usage(outputs: list[Output]) -> dict[str, Any]:
     usages = [each.answer.finished.usage for each in firsts.values() if each.answer.finished is not None]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(len(output.answer.tokens) for output in outputs)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
-    }
+    return usage_json(prompt, sum(usage.cached_tokens for usage in usages), completion)

@@ -22,6 +22,11 @@ StopTexts = Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 StopIds = Annotated[list[int], Meta(max_length=STOP_IDS_MAX)]
 Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
 Label = Annotated[str, Meta(max_length=256)]
+AnyName = Annotated[str, Meta(min_length=1, max_length=256)]
+SessionName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9._~:@+-]+$")]  # fits into a path
+AtLeastNone = Annotated[int, Meta(ge=0)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0.001, le=1e9)]
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +90,9 @@ class OpenAiBody(_Strict):
     priority: int | None = None
     timeout: float | None = None
     cache_salt: Label | None = None
+    session_id: AnyName | None = None  # then what is given is new, and goes on where the session stands
+    turn: AtLeastNone | None = None
+    queue: bool = False
 
 
 class ChatBody(OpenAiBody, kw_only=True):
@@ -153,6 +161,16 @@ class SamplingParams(_Strict):
     custom_params: Any = None
 
 
+class SessionParams(_Strict):
+    """`session_params` of POST /generate."""
+
+    id: AnyName
+    rid: AnyName | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
 class GenerateBody(_Strict):
     """POST /generate."""
 
@@ -171,10 +189,68 @@ class GenerateBody(_Strict):
     audio_data: Any = None
     input_embeds: Any = None
     lora_path: Any = None
-    session_params: Any = None
+    session_params: SessionParams | None = None
     return_hidden_states: Any = None
     custom_logit_processor: Any = None
     token_ids_logprob: Any = None
+
+
+class OpenNativeBody(_Strict):
+    """POST /open_session."""
+
+    capacity_of_str_len: int
+    session_id: AnyName | None = None
+    streaming: bool | None = None
+    timeout: Seconds | None = None
+
+
+class CloseNativeBody(_Strict):
+    """POST /close_session."""
+
+    session_id: AnyName
+
+
+class OpenBody(_Strict):
+    """POST /v1/sessions."""
+
+    id: SessionName | None = None
+    ttl_s: Seconds | None = None
+    max_tokens: AtLeastOne | None = None
+    salt: Label | None = None
+
+
+class AppendBody(_Strict):
+    """POST /v1/sessions/{id}/append; exactly one of the first three."""
+
+    text: str | None = None
+    input_ids: list[Any] | None = None
+    messages: list[Message] | None = None
+    turn: AtLeastNone | None = None
+    queue: bool = False
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class TurnBody(OpenAiBody, kw_only=True):
+    """POST /v1/sessions/{id}/generate; at most one of the first three."""
+
+    text: str | None = None
+    input_ids: list[Any] | None = None
+    messages: list[Message] | None = None
+    logprobs: int | None = None
+
+
+class RewindBody(_Strict):
+    """POST /v1/sessions/{id}/rewind; exactly one of them."""
+
+    turn: AtLeastNone | None = None
+    length: AtLeastNone | None = None
+
+
+class ForkBody(_Strict):
+    """POST /v1/sessions/{id}/fork."""
+
+    id: SessionName | None = None
 
 
 class AbortBody(_Strict):
@@ -218,7 +294,7 @@ UNSUPPORTED = {
         "spaces_between_special_tokens",
     ),
     GenerateBody: (
-        *("image_data", "audio_data", "input_embeds", "lora_path", "session_params", "return_hidden_states"),
+        *("image_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states"),
         *("custom_logit_processor", "token_ids_logprob"),
     ),
 }

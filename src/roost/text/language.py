@@ -5,6 +5,7 @@ user writes stays text, whatever it spells. Called by the front end; written by 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from roost.text.template import ChatTemplate
 from roost.text.tokenizer import Tokenizer
 
 _MARKS = range(0xF0000, 0xFFFFD)  # private characters that stand for a user's spelling of a special token
+ANSWER = chr(0xFFFFD)  # stands for an answer whose tokens are elsewhere
+
+Hidden = dict[str, Any]  # a message in which marks stand for special tokens that its author spelt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,15 +32,35 @@ class Language:
 
     def chat_tokens(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the model speaks."""
+        return self.text_tokens(self.chat_text(self.hidden(messages), add_generation_prompt=add_generation_prompt))
+
+    def hidden(self, messages: Sequence[dict[str, Any]]) -> list[Hidden]:
+        """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
+        marks = self._marks()
+        return [_hide(message, marks) for message in messages]
+
+    def chat_text(self, messages: list[Hidden], *, add_generation_prompt: bool) -> str:
+        """The text of a conversation, marks included."""
         if self.template is None:
             raise RequestError(400, "messages", "this model has no chat template; plain prompts work")
-        marks = {special: chr(_MARKS[number]) for number, special in enumerate(self.tokenizer.special_texts())}
-        hidden = [_hide(message, marks) for message in messages]
-        text = self.template.render(hidden, add_generation_prompt=add_generation_prompt)
-        return tuple(self._encode(text, {mark: special for special, mark in marks.items()}))
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def _encode(self, text: str, spelt: dict[str, str]) -> list[int]:
+    def text_tokens(self, text: str, *, after: int | None = None) -> tuple[int, ...]:
+        """Tokens of such a text, or of its end; a first token that is there already (`after`) is left out."""
+        if after is None:
+            return tuple(self._encode(text))
+        last = _text_of(self.tokenizer, after)
+        space, found, rest = text.partition(last)
+        if not found or space.strip():
+            return tuple(self._encode(text))
+        return tuple(self._encode(last + rest)[1:])  # read together: what follows a token is not a text's beginning
+
+    def _marks(self) -> dict[str, str]:
+        return {special: chr(_MARKS[number]) for number, special in enumerate(self.tokenizer.special_texts())}
+
+    def _encode(self, text: str) -> list[int]:
         """Tokens of a rendered text: special ones of the template's, plain ones where a user spelt one."""
+        spelt = {mark: special for special, mark in self._marks().items()}
         if not any(mark in text for mark in spelt):
             return self.tokenizer.encode(text, special=True)
         tokens: list[int] = []

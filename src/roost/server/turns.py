@@ -1,0 +1,202 @@
+"""Turns: which session has a turn on its way, who waits for it, and what each session's chat has said so far.
+
+The engine holds a session's tokens; here is only what is needed to make the next ones: whether it is empty, and the
+transcript of its messages. A turn whose reader has left is as good as ended: the next one waits for its last event and
+goes on from there, whatever it says. Called by the endpoints that take a session.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request
+
+from roost.errors import CapacityError, RequestError
+from roost.messages import Event, Finished, Refused, SessionState, Tokens
+from roost.server.generation import while_connected
+from roost.text.continuation import Transcript, continuation
+from roost.text.language import Hidden, Language
+
+WAITING_MAX = 64  # turns that wait for one session
+COMMITTED = ("stop", "length")  # how a turn ends that becomes history
+
+
+class Conversation:
+    """One open session as the server sees it."""
+
+    def __init__(self, session_id: str, transcript: Transcript, notes: dict[str, Any]) -> None:
+        self.id = session_id
+        self.transcript = transcript
+        self.notes = notes  # what its opener said that the engine has no place for
+        self.is_closing = False
+        self.turn: Turn | None = None  # on its way to the engine, or not yet ended there
+        self.num_waiting = 0
+        self.line = asyncio.Lock()  # first come, first served
+        self.is_free = asyncio.Event()
+        self.is_free.set()
+
+    def check_open(self) -> None:
+        """Refuse what comes too late."""
+        if self.is_closing:
+            raise RequestError(410, "session_id", f"session {self.id!r} is closing")
+
+    async def is_busy(self) -> bool:
+        """Whether a turn has it whose reader is still there."""
+        return self.turn is not None and not await self.turn.request.is_disconnected()
+
+    async def wait_until_free(self, *, queue: bool) -> None:
+        """Return when no turn has it; 409 if one does that nobody said to wait for."""
+        while self.turn is not None:
+            if not queue and await self.is_busy():
+                raise _busy(self.id)
+            await self.is_free.wait()
+        self.check_open()
+
+
+class Turn:
+    """One turn of a session, from before it is sent until its last event."""
+
+    def __init__(self, conversation: Conversation, language: Language, request: Request) -> None:
+        self._conversation = conversation
+        self._language = language
+        self.request = request
+        self._messages: Sequence[Hidden] | None = None  # None: plain input
+        self._generates = False
+        self._output: list[int] = []  # the last token is what counts
+        self.is_sent = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the session holds nothing yet."""
+        return self._conversation.transcript.length == 0
+
+    def plain_tokens(self, tokens: tuple[int, ...], *, generates: bool) -> tuple[int, ...]:
+        """The tokens of plain input, as they are."""
+        self._messages, self._generates = None, generates
+        return tokens
+
+    def chat_tokens(self, messages: list[dict[str, Any]], *, generates: bool) -> tuple[int, ...]:
+        """The tokens that messages add to the session."""
+        self._messages, self._generates = self._language.hidden(messages), generates
+        return continuation(self._language, self._conversation.transcript, self._messages, answers=generates)
+
+    def no_tokens(self) -> tuple[int, ...]:
+        """Nothing new: the model goes on, or answers the messages that were appended."""
+        transcript = self._conversation.transcript
+        if transcript.is_chat and transcript.length:
+            return self.chat_tokens([], generates=True)
+        return self.plain_tokens((), generates=True)
+
+    def began(self) -> None:
+        """It is on its way to the engine."""
+        self.is_sent = True
+
+    def saw(self, event: Event) -> None:
+        """An event of it came; the last one says whether it is history now."""
+        if isinstance(event, Tokens):
+            self._output = [event.tokens[-1]] if event.tokens else self._output
+        elif isinstance(event, Finished | Refused):
+            if isinstance(event, Finished) and event.reason in COMMITTED:
+                self._commit(event)
+            self.leave()
+
+    def _commit(self, finished: Finished) -> None:
+        conversation = self._conversation
+        conversation.transcript = conversation.transcript.add(
+            self._language,
+            length=finished.usage.prompt_tokens + finished.usage.completion_tokens,
+            messages=self._messages,
+            output=self._output if self._generates else None,
+        )
+
+    def leave(self) -> None:
+        """The session is free again; only its own turn can say so."""
+        if self._conversation.turn is self:
+            self._conversation.turn = None
+            self._conversation.is_free.set()
+
+
+class Conversations:
+    """All sessions that were opened here."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, Conversation] = {}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def open(self, state: SessionState, transcript: Transcript | None = None, **notes: Any) -> None:
+        """The engine has opened a session."""
+        self._table[state.session_id] = Conversation(state.session_id, transcript or Transcript(), notes)
+
+    def find(self, session_id: str) -> Conversation:
+        """The session of this name."""
+        found = self._table.get(session_id)
+        if found is None:
+            raise RequestError(404, "session_id", f"there is no session {session_id[:100]!r}")
+        found.check_open()
+        return found
+
+    def notes(self, session_id: str) -> dict[str, Any]:
+        """What is to be said about a session besides what the engine says."""
+        found = self._table.get(session_id)
+        return {} if found is None else found.notes
+
+    def forget(self, conversation: Conversation) -> None:
+        """The engine has closed it."""
+        if self._table.get(conversation.id) is conversation:
+            del self._table[conversation.id]
+
+    def snapshot(self) -> list[Conversation]:
+        """Those that are open now, to be compared with what the engine has a moment later."""
+        return list(self._table.values())
+
+    def forget_missing(self, before: list[Conversation], open_ids: set[str]) -> None:
+        """Forget those that were there before the engine was asked, and that it does not have any more."""
+        for conversation in before:
+            if conversation.id not in open_ids:
+                self.forget(conversation)
+
+    @asynccontextmanager
+    async def turn(
+        self, request: Request, session_id: str, language: Language, *, queue: bool
+    ) -> AsyncIterator[Turn]:
+        """A turn of a session, which is its own until it ends; one that is never sent ends here."""
+        conversation = self.find(session_id)
+        if not queue and await conversation.is_busy():
+            raise _busy(session_id)
+        if conversation.num_waiting >= WAITING_MAX:
+            raise CapacityError(429, f"{WAITING_MAX} turns wait for session {session_id!r} already")
+        turn = Turn(conversation, language, request)
+        conversation.num_waiting += 1
+        try:
+            await while_connected(request, _take(conversation, turn, queue=queue))
+        finally:
+            conversation.num_waiting -= 1
+        try:
+            yield turn
+        finally:
+            if not turn.is_sent:
+                turn.leave()
+
+    @asynccontextmanager
+    async def held(self, session_id: str) -> AsyncIterator[Conversation]:
+        """A session that no turn has and none gets meanwhile."""
+        conversation = self.find(session_id)
+        if await conversation.is_busy():
+            raise _busy(session_id)
+        async with conversation.line:
+            await conversation.wait_until_free(queue=False)
+            yield conversation
+
+
+async def _take(conversation: Conversation, turn: Turn, *, queue: bool) -> None:
+    async with conversation.line:
+        await conversation.wait_until_free(queue=queue)
+        conversation.turn = turn
+        conversation.is_free.clear()
+
+
+def _busy(session_id: str) -> RequestError:
+    return RequestError(409, "session_id", f"session {session_id!r} has a turn that has not ended (queue: true waits)")
