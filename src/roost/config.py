@@ -64,6 +64,22 @@ class SchedConfig:
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """How many sessions there may be, how large, and for how long."""
+
+    max_sessions: int = field(default=1024, metadata={"help": "open sessions; one more is refused"})
+    max_session_tokens: int | None = field(
+        default=None, metadata={"help": "most tokens of a session; what --context allows if absent"}
+    )
+    max_resident_tokens: int | None = field(
+        default=None, metadata={"help": "tokens whose KV idle sessions keep for themselves; no limit if absent"}
+    )
+    session_ttl_s: int | None = field(
+        default=None, metadata={"help": "seconds after its last turn that a session is closed; never if absent"}
+    )
+
+
 SPEC_STEPS_DEFAULT = 4
 TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 
@@ -215,6 +231,7 @@ class EngineConfig:
     model: ModelConfig = ModelConfig()
     memory: MemoryConfig = MemoryConfig()
     sched: SchedConfig = SchedConfig()
+    session: SessionConfig = SessionConfig()
     spec: SpecConfig = SpecConfig()
 
 
@@ -224,6 +241,7 @@ class Resolved:
 
     memory: MemoryConfig
     sched: SchedConfig
+    session: SessionConfig
     spec: SpecShape
     spec_max_batch: int | None  # a step that decodes more rows than this carries no drafts; None: no limit
     vocab_size: int
@@ -277,6 +295,16 @@ def _at_least(flag: str, value: int, least: int) -> None:
         raise ConfigError(f"{flag} must be at least {least}, got {value}")
 
 
+def _check_sessions(config: SessionConfig) -> None:
+    _at_least("--max-sessions", config.max_sessions, 1)
+    if config.max_session_tokens is not None:
+        _at_least("--max-session-tokens", config.max_session_tokens, 1)
+    if config.max_resident_tokens is not None:
+        _at_least("--max-resident-tokens", config.max_resident_tokens, 0)
+    if config.session_ttl_s is not None:
+        _at_least("--session-ttl-s", config.session_ttl_s, 1)
+
+
 def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
     """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
     pool_tokens = memory.pool_tokens if memory.pool_tokens is not None else _CONTEXTS_IN_POOL * context
@@ -328,6 +356,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     _at_least("--max-running", sched.max_running, 1)
     _at_least("--max-queued", sched.max_queued, 1)
     _at_least("--chunk", sched.chunk, 1)
+    _check_sessions(config.session)
     spec = spec_shape(config.spec)
     sched, warnings = _route(memory, sched, spec, traits, backend)
     if traits.vocab_size < 1:
@@ -342,6 +371,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     resolved = Resolved(
         memory=memory,
         sched=sched,
+        session=config.session,
         spec=spec,
         spec_max_batch=config.spec.spec_max_batch,
         vocab_size=traits.vocab_size,

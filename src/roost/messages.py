@@ -31,6 +31,7 @@ class Submit:
     shares_with: str | None = None  # starts when that request has its prompt in the prefix cache
     session_id: str | None = None
     queue: bool = False  # wait for a busy session instead of a 409
+    turn: int | None = None  # the number it shall have: turns of its session that were committed before it
     salt: str = ""  # name space of the prefix cache; a session has its own
 
 
@@ -43,10 +44,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Open an empty session."""
+    """Open an empty session; answered with its SessionState."""
 
     session_id: str
     salt: str = ""
+    ttl_ms: int | None = None  # closed when no turn has had it for so long; absent: --session-ttl-s
+    max_tokens: int | None = None  # most tokens it may come to; absent: --max-session-tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,35 @@ class CloseSession:
     """Close a session; a running turn ends as aborted first."""
 
     session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindSession:
+    """Cut a session back; exactly one of `turn` and `length` is given. Refused while a turn has it or waits for it."""
+
+    session_id: str
+    turn: int | None = None  # committed turns to keep
+    length: int | None = None  # tokens to keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSession:
+    """Open a session with another's tokens, turns and options; answered with the new one's SessionState."""
+
+    session_id: str
+    new_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSession:
+    """Ask how a session stands."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSessions:
+    """Ask how all sessions stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +160,7 @@ class Finished:
     spec: SpecStats
     message: str = ""  # what went wrong, for an error or a timeout
     matched: int | str | None = None  # the stop id or stop text, for a stop
+    score_from: int | None = None  # if prompt scores were asked for: the position they really begin at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +171,29 @@ class Refused:
     status: int
     message: str
     param: str = ""  # which parameter is at fault, if one is
+    usage: Usage | None = None  # of the turn that has this number already, if that is why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpened:
-    """The session exists."""
+class SessionState:
+    """How a session stands."""
 
     session_id: str
+    length: int  # tokens of its record, those of a running turn included
+    resident: int  # of these, tokens whose KV its lease holds now
+    turns: int  # committed
+    state: str  # idle, waiting (its turn is queued), running, closing
+    idle_ms: int  # since it was last used; 0 while a turn has it
+    ttl_ms: int | None
+    max_tokens: int | None
+    salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStates:
+    """How all sessions stand, in the order they were opened."""
+
+    sessions: tuple[SessionState, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +240,16 @@ class Stats:
     endings: tuple[tuple[str, int], ...]  # requests by finish reason
     pools: tuple[PoolStats, ...]
     spec: SpecStats
+    sessions_resident: int  # with a lease of their own, or on a running turn
+    session_tokens: int  # whose KV idle sessions keep
+    sessions_opened: int  # forks included
+    sessions_closed: int  # by command
+    sessions_expired: int  # by their ttl
+    sessions_reclaimed: int  # how often an idle one had to leave its KV to the cache
 
 
-Command = Submit | Abort | OpenSession | CloseSession | FlushCache | GetStats
-Event = Tokens | PromptScores | Finished | Refused | SessionOpened | SessionClosed | Flushed | Stats
+SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
+Command = Submit | Abort | SessionCommand | FlushCache | GetStats
+SessionEvent = SessionState | SessionStates | SessionClosed
+Event = Tokens | PromptScores | Finished | Refused | SessionEvent | Flushed | Stats
 Reply = Callable[[Event], None]

@@ -18,12 +18,17 @@ from roost.messages import (
     Finished,
     FlushCache,
     Flushed,
+    ForkSession,
+    GetSession,
+    GetSessions,
     GetStats,
     OpenSession,
     PromptScores,
     Refused,
+    RewindSession,
     SessionClosed,
-    SessionOpened,
+    SessionState,
+    SessionStates,
     Stats,
     Submit,
     Tokens,
@@ -42,8 +47,10 @@ class Started:
     load_s: float
 
 
-_COMMANDS = (Submit, Abort, OpenSession, CloseSession, FlushCache, GetStats)
-_EVENTS = (Tokens, PromptScores, Finished, Refused, SessionOpened, SessionClosed, Flushed, Stats, Started)
+_SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
+_COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats)
+_SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
+_EVENTS = (Tokens, PromptScores, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*_COMMANDS, *_EVENTS)
 }
