@@ -130,7 +130,7 @@ def _retracted_twice(spec: SpecShape) -> tuple[Script, Handle]:
         script.tick()
         session = script.state.sessions.table["s"]
         assert session.turn == script.request(turn).turn.id and turn.end is None
-        assert (session.num_turns, len(session.record)) == (1, 20 + len(turn.tokens))  # no half turn became history
+        assert (len(session.turns), len(session.record)) == (1, 20 + len(turn.tokens))  # no half turn became history
     assert _notes(script, "suspend") == [turn.submit.request_id] * 2
     return script, turn
 
@@ -141,7 +141,7 @@ def test_17_turn_retracted_twice_finishes_as_one_turn(spec: SpecShape) -> None:
     script.run()
     assert (turn.finished.reason, len(turn.tokens), turn.cached) == ("length", 70, 14)
     session = script.state.sessions.table["s"]
-    assert (session.turn, session.num_turns, len(session.record)) == (None, 2, 90)
+    assert (session.turn, len(session.turns), len(session.record)) == (None, 2, 90)
     after = script.turn("s", 3, 6, salt=2)
     assert (after.finished.usage.prompt_tokens, after.cached) == (93, 90)
     script.wind_up()
@@ -156,7 +156,7 @@ def test_17_turn_retracted_twice_then_aborted_rolls_back_to_its_commit_point(spe
     script.abort(turn)
     script.tick()
     session = script.state.sessions.table["s"]
-    assert (turn.finished.reason, session.turn, session.num_turns, len(session.record)) == ("abort", None, 1, 14)
+    assert (turn.finished.reason, session.turn, len(session.turns), len(session.record)) == ("abort", None, 1, 14)
     after = script.turn("s", 3, 6, salt=2)
     assert after.finished.usage.prompt_tokens == 17
     assert after.cached == floor_to(14, 4)  # the commit point's page is shared by now, and a shared page is not written
@@ -347,7 +347,7 @@ def test_23_abort_keeps_neither_partial_text_nor_loses_the_sessions_kv(
     script.abort(turn)
     script.run()
     session = script.state.sessions.table["s"]
-    assert (turn.finished.reason, len(session.record), session.num_turns) == ("abort", 13, 1)
+    assert (turn.finished.reason, len(session.record), len(session.turns)) == ("abort", 13, 1)
     assert script.lease("s").settled_len == 13
     after = script.turn("s", 4, 6, salt=2)
     assert (after.finished.usage.prompt_tokens, after.cached) == (17, 13)

@@ -19,6 +19,9 @@ class Totals:
     cached_tokens: int = 0
     completion_tokens: int = 0
     retractions: int = 0
+    sessions_opened: int = 0  # forks included
+    sessions_closed: int = 0  # by command
+    sessions_expired: int = 0
     endings: dict[str, int] = field(default_factory=dict)  # requests by finish reason
 
 

@@ -4,10 +4,11 @@ Every ending goes through the session table's `end_turn`, gives the row back and
 Called by settle for what ran, and by intake for turns that only waited.
 """
 
-from roost.errors import RequestError
+from roost.errors import CapacityError, RequestError
 from roost.messages import Finished, Refused, SessionClosed, Usage
-from roost.sched.queue import enter_queue
+from roost.sched.queue import AlreadyCommitted, enter_queue
 from roost.sched.request import Mark, Request
+from roost.sched.sessions import left_alone
 from roost.sched.state import State
 from roost.session.table import Outcome, Session
 
@@ -29,16 +30,22 @@ def suspend(state: State, request: Request) -> None:
     state.totals.retractions += 1
     _leave_row(state, request)
     state.running.remove(request)
-    state.sessions.end_turn(request.turn, Outcome.SUSPEND, 0, state.now)
+    state.sessions.end_turn(request.turn, Outcome.SUSPEND, state.now)
     request.mark = Mark.NONE
     state.enqueue(request)
+
+
+def refused(name: str, error: RequestError | CapacityError) -> Refused:
+    """The answer to what cannot be done."""
+    param = error.param if isinstance(error, RequestError) else ""
+    usage = error.usage if isinstance(error, AlreadyCommitted) else None
+    return Refused(request_id=name, status=error.status, message=str(error), param=param, usage=usage)
 
 
 def drop(state: State, request: Request, error: RequestError) -> None:
     """Refuse a request that was accepted to wait but never ran."""
     _forget(state, request)
-    refused = Refused(request_id=request.id, status=error.status, message=str(error), param=error.param)
-    state.send(request, refused)
+    state.send(request, refused(request.id, error))
     start_followers(state, request)  # what they waited for will not come
 
 
@@ -53,6 +60,7 @@ def start_followers(state: State, request: Request) -> None:
 def close_if_free(state: State, session: Session) -> None:
     """Close a session that is closing, once no turn has it."""
     if session.closing and session.turn is None:
+        state.totals.sessions_closed += 1
         state.sessions.close(session)
         state.tell(state.closers.pop(session.id), SessionClosed(session_id=session.id))
 
@@ -80,9 +88,9 @@ def _end(
         state.queued.remove(request)
     elif turn.session is not None:
         turn.session.waiting.remove(turn.id)
-    state.sessions.end_turn(turn, outcome, returned_len, state.now)
-    _forget(state, request)
     usage = Usage(prompt_tokens=prompt_len, cached_tokens=max(0, request.cached_len), completion_tokens=completion)
+    state.sessions.end_turn(turn, outcome, state.now, returned_len, usage)
+    _forget(state, request)
     finished = Finished(
         request_id=request.id,
         reason=reason,
@@ -91,6 +99,7 @@ def _end(
         spec=request.counters.snapshot(),
         message=message,
         matched=matched,
+        score_from=request.scored_from,
     )
     totals = state.totals
     totals.prompt_tokens += usage.prompt_tokens
@@ -101,6 +110,7 @@ def _end(
     if turn.session is not None:
         close_if_free(state, turn.session)
         _start_waiting(state, turn.session)
+        left_alone(state, turn.session)
 
 
 def _leave_row(state: State, request: Request) -> None:

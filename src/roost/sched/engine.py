@@ -19,6 +19,7 @@ from roost.sched.admission import admit
 from roost.sched.intake import take
 from roost.sched.planner import plan
 from roost.sched.request import Flight, Mark, NewFinder
+from roost.sched.sessions import expire
 from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
 from roost.step import Executor, StepId, StepResult
@@ -73,6 +74,7 @@ class Engine:
         """One turn of the loop."""
         state = self.state
         state.now = self._clock.now_ns()
+        expire(state)
         while not self._mailbox.empty():
             self._receive(self._mailbox.get())
         act_on_marks(state, Mark.ABORT)  # an abort that was read comes before a result that was not
@@ -94,6 +96,7 @@ class Engine:
         if mail is None:
             self.state.stopping = True
         else:
+            expire(self.state)
             take(self.state, *mail)
 
     def _launch(self, flight: Flight) -> None:

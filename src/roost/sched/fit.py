@@ -8,20 +8,24 @@ from roost.errors import RequestError
 from roost.messages import Submit
 
 
-def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int) -> int:
+def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session_max: int | None = None) -> int:
     """The request's max_new_tokens, filled in if absent; a request that can never fit is refused with the numbers."""
-    context = resolved.context
     if prompt_len == 0:
         raise RequestError(400, "tokens", "the session is empty: must hold at least 1 token")
-    most = min([context - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
+    limits = {"--context": resolved.context}
+    if session_max is not None:
+        is_flag = session_max == resolved.session.max_session_tokens
+        limits["--max-session-tokens" if is_flag else "the session's max_tokens"] = session_max
+    name, limit = min(limits.items(), key=lambda item: item[1])
+    most = min([limit - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
     wanted = submit.max_new_tokens if submit.max_new_tokens is not None else max(1, most)
     if wanted <= most:
         return wanted
-    if prompt_len + wanted > context:
+    if prompt_len + wanted > limit:
         raise RequestError(
             413,
             "tokens",
-            f"prompt of {prompt_len} and {wanted} new tokens exceed the maximum allowed length: --context {context}",
+            f"prompt of {prompt_len} and {wanted} new tokens exceed the maximum allowed length: {name} {limit}",
         )
     raise RequestError(
         413,

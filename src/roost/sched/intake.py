@@ -11,18 +11,22 @@ from roost.messages import (
     CloseSession,
     Command,
     FlushCache,
+    ForkSession,
+    GetSession,
+    GetSessions,
     GetStats,
     OpenSession,
-    Refused,
     Reply,
-    SessionOpened,
+    RewindSession,
+    SessionStates,
     Submit,
 )
 from roost.sched.counters import Counters
-from roost.sched.ending import close_if_free, drop
-from roost.sched.queue import enter_queue, set_limits
+from roost.sched.ending import close_if_free, drop, refused
+from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request
+from roost.sched.sessions import fork_session, open_session, rewind_session, session_state
 from roost.sched.state import State
 from roost.session.record import Record
 from roost.session.table import Session, Turn
@@ -44,24 +48,31 @@ def take(state: State, command: Command, reply: Reply) -> None:
             case Abort():
                 _abort(state, command)
             case OpenSession():
-                state.sessions.open(command.session_id, command.salt, state.now)
-                state.tell(reply, SessionOpened(session_id=command.session_id))
+                state.tell(reply, open_session(state, command))
             case CloseSession():
                 _close(state, command, reply)
+            case RewindSession():
+                state.tell(reply, rewind_session(state, command))
+            case ForkSession():
+                state.tell(reply, fork_session(state, command))
+            case GetSession():
+                state.tell(reply, session_state(state, state.sessions.find(command.session_id, may_close=True)))
+            case GetSessions():
+                every = tuple(session_state(state, session) for session in state.sessions.table.values())
+                state.tell(reply, SessionStates(sessions=every))
             case FlushCache():
                 state.tell(reply, flush(state))
             case GetStats():
                 state.tell(reply, stats(state))
     except (RequestError, CapacityError) as error:
-        param = error.param if isinstance(error, RequestError) else ""
-        state.tell(reply, Refused(request_id=_name(command), status=error.status, message=str(error), param=param))
+        state.tell(reply, refused(_name(command), error))
 
 
 def _name(command: Command) -> str:
     match command:
         case Submit() | Abort():
             return command.request_id
-        case OpenSession() | CloseSession():
+        case OpenSession() | CloseSession() | RewindSession() | ForkSession() | GetSession():
             return command.session_id
         case _:
             return ""
@@ -74,6 +85,8 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
     session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
     _check_values(submit, session, state.resolved.vocab_size)
+    if session is not None:
+        check_number(session, submit.turn)
     if submit.stop and state.new_finder is None:
         raise RequestError(400, "stop", "this engine has no tokenizer: texts cannot be looked for, token ids can")
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
@@ -95,6 +108,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         finder=state.new_finder(submit.stop, submit.stop_in_special) if state.new_finder and submit.stop else None,
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,
         score_from=submit.prompt_logprobs_from,
+        scored_from=submit.prompt_logprobs_from,
     )
     leader = state.requests.get(submit.shares_with) if submit.shares_with is not None else None
     if session is not None and session.turn is not None:
@@ -121,14 +135,16 @@ def _wait_for(state: State, session: Session, request: Request) -> None:
 
 
 def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> None:
-    for param, value in (("max_new_tokens", submit.max_new_tokens), ("min_new_tokens", submit.min_new_tokens)):
+    least = {"max_new_tokens": submit.max_new_tokens, "min_new_tokens": submit.min_new_tokens, "turn": submit.turn}
+    for param, value in least.items():
         if value is not None and value < 0:
             raise RequestError(400, param, f"must be at least 0, got {value}")
     if submit.max_new_tokens is not None:
         _check_range("min_new_tokens", submit.min_new_tokens, 0, submit.max_new_tokens)
     submit.sampling.check(vocab_size)
     _check_range("logprobs", submit.logprobs, 0, LOGPROBS_MAX)
-    _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, len(submit.tokens))
+    prompt_len = len(submit.tokens) + (len(session.record) if session is not None else 0)  # as far as it is known
+    _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, prompt_len)
     _check_range("priority", submit.priority, -PRIORITY_MAX, PRIORITY_MAX)
     _check_range("timeout", submit.timeout_ms, 1, TIMEOUT_MS_MAX)
     if len(submit.stop) > STOPS_MAX or not all(0 < len(text) <= STOP_LEN_MAX for text in submit.stop):
@@ -156,6 +172,8 @@ def _check_session_values(submit: Submit, session: Session | None, vocab_size: i
         raise RequestError(400, "salt", f"session {session.id!r} was opened with another salt, which is fixed")
     if session is None and submit.queue:
         raise RequestError(400, "queue", "only a turn of a session can wait for its session")
+    if session is None and submit.turn is not None:
+        raise RequestError(400, "turn", "only a turn of a session has a number")
 
 
 def _abort(state: State, abort: Abort) -> None:

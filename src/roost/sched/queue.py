@@ -1,22 +1,47 @@
-"""Queue: how a turn gets in line, once its prompt is known.
+"""Queue: how a turn gets in line, once its number and its prompt are known.
 
 The one place where a session is given to a turn; `end_turn` is the one where it is taken back. Called by intake, and by
 ending for the next turn that waits.
 """
 
+from roost.errors import RequestError
+from roost.messages import Usage
 from roost.sched.fit import resolve_max_new
 from roost.sched.request import Request
 from roost.sched.state import State
+from roost.session.table import Session
+
+
+class AlreadyCommitted(RequestError):
+    """A turn whose number another has: the client sent it twice."""
+
+    def __init__(self, number: int, session: Session) -> None:
+        super().__init__(409, "turn", f"turn {number} of session {session.id!r} is committed already")
+        self.usage: Usage = session.turns[number].usage
+
+
+def check_number(session: Session, number: int | None) -> None:
+    """Refuse (RequestError) a turn that cannot have the number it asks for; while another runs, only a taken one."""
+    if number is None:
+        return
+    if number < len(session.turns):
+        raise AlreadyCommitted(number, session)
+    if number > len(session.turns) and session.turn is None:
+        raise RequestError(409, "turn", f"the next turn of session {session.id!r} is {len(session.turns)}")
 
 
 def set_limits(state: State, request: Request) -> None:
     """Fill in how much output a request may have, or refuse it (RequestError) if it can never fit."""
-    request.max_new_tokens = resolve_max_new(state.resolved, request.submit, request.turn.next_prefill_len)
+    turn = request.turn
+    most = turn.session.max_tokens if turn.session is not None else None
+    request.max_new_tokens = resolve_max_new(state.resolved, request.submit, turn.next_prefill_len, most)
 
 
 def enter_queue(state: State, request: Request) -> None:
     """Put a request in line, or refuse it (RequestError) if it can never fit; nothing has changed then."""
     turn = request.turn
+    if turn.session is not None:
+        check_number(turn.session, request.submit.turn)
     set_limits(state, request)
     if turn.session is not None:
         assert turn.session.turn is None, turn.session

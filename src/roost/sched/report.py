@@ -10,7 +10,7 @@ from roost.sched.state import State
 
 def stats(state: State) -> Stats:
     """How things stand, and sums since the start."""
-    totals = state.totals
+    totals, idle = state.totals, state.sessions.idle()
     return Stats(
         queued=len(state.requests) - len(state.running),
         running=len(state.running),
@@ -26,6 +26,12 @@ def stats(state: State) -> Stats:
         endings=tuple(sorted(totals.endings.items())),
         pools=tuple(_pool(state, book) for book in range(len(state.resolved.books))),
         spec=state.counters.snapshot(),
+        sessions_resident=len(idle) + sum(request.turn.session is not None for request in state.running),
+        session_tokens=sum(session.lease.settled_len for session in idle if session.lease is not None),
+        sessions_opened=totals.sessions_opened,
+        sessions_closed=totals.sessions_closed,
+        sessions_expired=totals.sessions_expired,
+        sessions_reclaimed=state.sessions.num_reclaimed,
     )
 
 

@@ -53,6 +53,7 @@ class Request:
     leader: Self | None = None  # whose prompt it waits to share
     followers: list[Self] = field(default_factory=list)  # who waits for its prompt to be shared
     score_from: int | None = None  # first prompt position whose next token is still to be scored
+    scored_from: int | None = None  # the first of all: as asked, raised to what was inherited
     row: RowId | None = None  # while it runs
     row_begins: bool = False  # the device has not been told how this row is sampled
     mark: Mark = Mark.NONE

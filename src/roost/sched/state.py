@@ -55,6 +55,7 @@ class State:
     marked: list[Request] = field(default_factory=list)
     flights: deque[Flight] = field(default_factory=deque)
     closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
+    expiry_min: int | None = None  # no session's time is up before; None: no session that is idle has a ttl
     num_arrived: int = 0
     prefilled_last: bool = False  # whether the last step had a prefill chunk
     stopping: bool = False  # nothing new is accepted

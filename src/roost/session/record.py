@@ -1,4 +1,4 @@
-"""Token record of one sequence: append-only while a turn runs, cut only when a turn ends.
+"""Token record of one sequence: append-only while a turn runs, cut only when a turn ends or its session is rewound.
 
 A growing array, so that a turn neither copies nor walks its history. Owned by a plain turn or by a session.
 """
@@ -22,7 +22,7 @@ class Record:
 
     __slots__ = ("_len", "_tokens")
 
-    def __init__(self, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: Sequence[int] | NDArray[np.int32] = ()) -> None:
         self._tokens: NDArray[np.int32] = np.array(tokens, dtype=np.int32)
         self._len = len(tokens)
 
@@ -41,6 +41,10 @@ class Record:
         """Forget the tokens past `length`."""
         assert length <= self._len, (length, self._len)
         self._len = length
+
+    def copy(self) -> "Record":
+        """The same tokens, to go on differently."""
+        return Record(self._tokens[: self._len])
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens in [start, stop)."""

@@ -1,7 +1,8 @@
 """Session table: sessions, their turns, and the one way every turn ends.
 
 A session owns a token record and, while resident, a lease. A turn borrows both by its own id; a plain request is a
-turn without a session, with a record and a lease of its own. Never sees rows, queues or steps. Called by sched.
+turn without a session, with a record and a lease of its own. Between turns a session can be rewound, forked and
+reclaimed. Never sees rows, queues or steps. Called by sched.
 """
 
 from collections import OrderedDict, deque
@@ -13,6 +14,7 @@ import numpy as np
 from roost.errors import RequestError
 from roost.kv.lease import Lease, TurnId
 from roost.kv.store import Store
+from roost.messages import Usage
 from roost.session.record import Record, key_of
 
 
@@ -24,19 +26,34 @@ class Outcome(Enum):
     ROLLBACK = "rollback"  # aborted or failed: back to the commit point, KV kept
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A turn that has become history."""
+
+    end_len: int  # tokens of the record after it
+    usage: Usage
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
     """A conversation between turns."""
 
     id: str
     space: str
+    ttl_ns: int | None = None  # closed when no turn has had it for so long
+    max_tokens: int | None = None  # most tokens its record may come to
     record: Record = field(default_factory=Record)
+    turns: list[Committed] = field(default_factory=list)
     lease: Lease | None = None  # None while not resident
     turn: TurnId | None = None  # the turn that has it: queued or running
     waiting: deque[TurnId] = field(default_factory=deque)  # turns that asked to wait for it
-    num_turns: int = 0  # committed
     closing: bool = False
-    last_used: int = 0
+    last_used: int = 0  # when a turn last ended, or when it was opened
+
+    @property
+    def expires_at(self) -> int | None:
+        """When its time is up, if no turn takes it before; None: never, or not while a turn has it."""
+        return None if self.ttl_ns is None or self.turn is not None else self.last_used + self.ttl_ns
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,6 +92,7 @@ class Sessions:
         self._table: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # resident and without a running turn, by last use
         self.num_kept = 0  # how often a turn has left its session a lease
+        self.num_reclaimed = 0  # how often a session has lost one to the tree
 
     @property
     def table(self) -> dict[str, Session]:
@@ -85,20 +103,17 @@ class Sessions:
         """Resident sessions that no turn runs on, least recently used first."""
         return list(self._idle.values())
 
-    def open(self, session_id: str, space: str, now: int) -> Session:
-        """A new, empty session."""
-        if session_id in self._table:
-            raise RequestError(409, "session_id", f"a session {session_id!r} is open already")
-        session = Session(id=session_id, space=space, last_used=now)
-        self._table[session_id] = session
-        return session
+    def add(self, session: Session) -> None:
+        """A new session, under an id that no other has."""
+        assert session.id not in self._table, session.id
+        self._table[session.id] = session
 
-    def find(self, session_id: str) -> Session:
-        """An open session that takes turns."""
+    def find(self, session_id: str, *, may_close: bool = False) -> Session:
+        """An open session; one that is closing only if that does not matter."""
         session = self._table.get(session_id)
         if session is None:
             raise RequestError(404, "session_id", f"there is no session {session_id!r}")
-        if session.closing:
+        if session.closing and not may_close:
             raise RequestError(410, "session_id", f"session {session_id!r} is closing")
         return session
 
@@ -111,9 +126,52 @@ class Sessions:
     def reclaim(self, session: Session) -> None:
         """Move an idle session's pages to the tree; its next turn computes again what eviction takes."""
         assert session.lease is not None and session.id in self._idle, session
+        self._publish(session)
+        self._let_go(session, session.last_used)
+        self.num_reclaimed += 1
+
+    def rewind(self, session: Session, length: int, num_turns: int) -> None:
+        """Cut a session that no turn has to `length` tokens, and its KV to the last point from which it can go on.
+
+        That point is the lease's or, where the window behind it has moved on, one that the tree still holds.
+        """
+        assert session.turn is None, session
+        session.record.cut(length)
+        del session.turns[num_turns:]
+        lease = session.lease
+        if lease is None:
+            return
+        self._store.trim(lease, length)
+        key = session.record.key(length, self._pair)
+        match = self._store.tree.match(session.space, key) if lease.settled_len < length else None
+        if match is not None and match.length > lease.settled_len:
+            session.lease = self._store.open(session.id, session.space, key)
+            self._store.release(lease, session.last_used)
+        elif lease.settled_len == 0:
+            self._let_go(session, session.last_used)
+
+    def fork(self, session: Session, new_id: str, now: int) -> Session:
+        """A session with the tokens and turns of one that no turn has; whole pages are shared through the tree."""
+        assert session.turn is None, session
+        if session.lease is not None:
+            self._publish(session)
+        fork = Session(
+            id=new_id,
+            space=session.space,
+            ttl_ns=session.ttl_ns,
+            max_tokens=session.max_tokens,
+            record=session.record.copy(),
+            turns=list(session.turns),
+            last_used=now,
+        )
+        self.add(fork)
+        return fork
+
+    def _publish(self, session: Session) -> None:
+        """Whole pages of an idle session into the tree; its lease shares them from then on."""
+        assert session.lease is not None, session
         key = session.record.key(len(session.record), self._pair)
         self._store.publish(session.lease, key, session.last_used)
-        self._let_go(session, session.last_used)
 
     def _let_go(self, session: Session, now: int) -> None:
         self._idle.pop(session.id, None)
@@ -158,13 +216,17 @@ class Sessions:
             # With no new token the last one runs again. So it does for a pair drafter that has its slot: that slot
             # stands for a successor which was never returned.
             stale = 1 if self._pair and lease.settled_len == turn.commit_len else 0
-            self._store.trim(lease, min(found, lease.settled_len - stale))
-            found = min(found, lease.settled_len + stale)
+            wanted = min(found, lease.settled_len - stale)
+            self._store.trim(lease, wanted)
+            if lease.settled_len < wanted:  # a shared page is not written
+                found = lease.settled_len
         turn.lease, turn.cached_len = lease, found
         self._store.hand(lease, turn.id, anchor_len=turn.commit_len)
 
-    def end_turn(self, turn: Turn, outcome: Outcome, returned_len: int, now: int) -> None:
-        """The one end of every turn: `returned_len` is what a commit keeps of the record, in tokens."""
+    def end_turn(
+        self, turn: Turn, outcome: Outcome, now: int, returned_len: int = 0, usage: Usage | None = None
+    ) -> None:
+        """The one end of every turn: `returned_len` is what a commit keeps of the record, `usage` what it cost."""
         session, lease, record = turn.session, turn.lease, turn.record
         turn.lease = None
         if outcome is Outcome.SUSPEND:
@@ -187,7 +249,10 @@ class Sessions:
                 self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
             self._keep(session, lease, now)
         if session is not None:
-            self._clear(session, turn, outcome, now)
+            if outcome is Outcome.COMMIT:
+                assert usage is not None, turn
+                session.turns.append(Committed(end_len=returned_len, usage=usage))
+            self._clear(session, turn, now)
 
     def _keep(self, session: Session, lease: Lease, now: int) -> None:
         """The lease goes back to the session; an empty one is worth less than a look into the tree."""
@@ -200,10 +265,9 @@ class Sessions:
         self._idle[session.id] = session
         self.num_kept += 1
 
-    def _clear(self, session: Session, turn: Turn, outcome: Outcome, now: int) -> None:
+    def _clear(self, session: Session, turn: Turn, now: int) -> None:
         """The session is free for its next turn; only the turn that has it can say so."""
         if session.turn != turn.id:
             return
         session.turn = None
         session.last_used = now
-        session.num_turns += outcome is Outcome.COMMIT

@@ -88,7 +88,7 @@ def _digest(state: State) -> list[object]:
     sessions = {
         name: [
             (session.record.slice(0, len(session.record)).tolist(), session.lease and session.lease.id),
-            (session.turn, list(session.waiting), session.num_turns, session.closing, session.last_used),
+            (session.turn, list(session.waiting), len(session.turns), session.closing, session.last_used),
         ]
         for name, session in state.sessions.table.items()
     }

@@ -1,0 +1,143 @@
+"""Sessions between turns, as clients see them: opened, rewound, forked, looked at, and closed when their time is up.
+
+Checks what a command asks, then has the session table do it; a session that a turn has, or waits for, is not touched.
+Nothing polls: who is past its ttl goes before the next tick or command looks. Called by intake, ending and the loop.
+"""
+
+from bisect import bisect_right
+
+from roost.errors import CapacityError, RequestError
+from roost.messages import ForkSession, OpenSession, RewindSession, SessionState
+from roost.sched.state import State
+from roost.session.table import Session
+
+ID_LEN_MAX = 256
+TTL_MS_MAX = 2**40
+TOKENS_MAX = 2**31 - 1
+MS = 1_000_000  # nanoseconds
+
+
+def open_session(state: State, command: OpenSession) -> SessionState:
+    """A new, empty session."""
+    limits = state.resolved.session
+    _check_new(state, "session_id", command.session_id)
+    if command.ttl_ms is not None:
+        _check_range("ttl_ms", command.ttl_ms, 1, TTL_MS_MAX)
+    if command.max_tokens is not None:
+        most = limits.max_session_tokens
+        _check_range("max_tokens", command.max_tokens, 1, most if most is not None else TOKENS_MAX)
+    ttl_s = limits.session_ttl_s
+    ttl_ms = command.ttl_ms if command.ttl_ms is not None or ttl_s is None else ttl_s * 1000
+    session = Session(
+        id=command.session_id,
+        space=command.salt,
+        ttl_ns=None if ttl_ms is None else ttl_ms * MS,
+        max_tokens=command.max_tokens if command.max_tokens is not None else limits.max_session_tokens,
+        last_used=state.now,
+    )
+    state.sessions.add(session)
+    return _opened(state, session)
+
+
+def fork_session(state: State, command: ForkSession) -> SessionState:
+    """A session that goes on from where another is."""
+    session = _free(state, command.session_id)
+    _check_new(state, "new_id", command.new_id)
+    return _opened(state, state.sessions.fork(session, command.new_id, state.now))
+
+
+def rewind_session(state: State, command: RewindSession) -> SessionState:
+    """Cut a session to a number of turns, or of tokens."""
+    session = _free(state, command.session_id)
+    turn, length = command.turn, command.length
+    if (turn is None) == (length is None):
+        raise RequestError(400, "turn", "exactly one of turn and length must be given")
+    if length is None:
+        assert turn is not None
+        _check_range("turn", turn, 0, len(session.turns))
+        length = session.turns[turn - 1].end_len if turn else 0
+    else:
+        _check_range("length", length, 0, len(session.record))
+        turn = bisect_right(session.turns, length, key=lambda each: each.end_len)
+    state.sessions.rewind(session, length, num_turns=turn)
+    state.trace.note("rewind", session.id, length, 0 if session.lease is None else session.lease.settled_len)
+    return session_state(state, session)
+
+
+def session_state(state: State, session: Session) -> SessionState:
+    """How a session stands."""
+    request = state.turns[session.turn] if session.turn is not None else None
+    phase = "idle" if request is None else "waiting" if request.row is None else "running"
+    lease = session.lease if request is None or request.turn.lease is None else request.turn.lease
+    return SessionState(
+        session_id=session.id,
+        length=len(session.record),
+        resident=0 if lease is None else lease.settled_len,
+        turns=len(session.turns),
+        state="closing" if session.closing else phase,
+        idle_ms=(state.now - session.last_used) // MS if request is None else 0,
+        ttl_ms=None if session.ttl_ns is None else session.ttl_ns // MS,
+        max_tokens=session.max_tokens,
+        salt=session.space,
+    )
+
+
+def expire(state: State) -> None:
+    """Close the sessions whose time is up; they are looked for only when one can be."""
+    if state.expiry_min is None or state.now < state.expiry_min:
+        return
+    for session in list(state.sessions.table.values()):
+        if session.expires_at is not None and session.expires_at <= state.now:
+            state.trace.note("expire", session.id)
+            state.totals.sessions_expired += 1
+            state.sessions.close(session)
+    times = [session.expires_at for session in state.sessions.table.values() if session.expires_at is not None]
+    state.expiry_min = min(times, default=None)
+
+
+def left_alone(state: State, session: Session) -> None:
+    """No turn has this session any more: its time begins, and idle sessions keep no more KV than they may."""
+    if session.expires_at is not None:
+        first = state.expiry_min
+        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)
+    most = state.resolved.session.max_resident_tokens
+    if most is None:
+        return
+    held = [(each, each.lease.settled_len) for each in state.sessions.idle() if each.lease is not None]
+    excess = sum(length for _, length in held) - most
+    for each, length in held:
+        if excess <= 0:
+            return
+        state.trace.note("over_limit", each.id, excess)
+        state.sessions.reclaim(each)
+        excess -= length
+
+
+def _check_range(param: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise RequestError(400, param, f"must be in [{least}, {most}], got {value}")
+
+
+def _free(state: State, session_id: str) -> Session:
+    """An open session that no turn has, and none waits for."""
+    session = state.sessions.find(session_id)
+    if session.turn is not None:
+        raise RequestError(409, "session_id", f"session {session_id!r} has a turn that has not ended")
+    return session
+
+
+def _check_new(state: State, param: str, session_id: str) -> None:
+    """An id that a new session can have, and a place for it."""
+    if not 1 <= len(session_id) <= ID_LEN_MAX:
+        raise RequestError(400, param, f"must have 1 to {ID_LEN_MAX} characters, got {len(session_id)}")
+    if session_id in state.sessions.table:
+        raise RequestError(409, param, f"a session {session_id!r} is open already")
+    most = state.resolved.session.max_sessions
+    if len(state.sessions.table) >= most:
+        raise CapacityError(429, f"{most} sessions are open: --max-sessions")
+
+
+def _opened(state: State, session: Session) -> SessionState:
+    state.totals.sessions_opened += 1
+    left_alone(state, session)
+    return session_state(state, session)
