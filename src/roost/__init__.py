@@ -15,9 +15,20 @@ _HOMES = {
     "ModelConfig": "roost.config",
     "Options": "roost.front.options",
     "SchedConfig": "roost.config",
+    "SessionConfig": "roost.config",
     "SpecConfig": "roost.config",
 }
-__all__ = ["LLM", "EngineConfig", "MemoryConfig", "ModelConfig", "Options", "SchedConfig", "SpecConfig", "__version__"]
+__all__ = [
+    "LLM",
+    "EngineConfig",
+    "MemoryConfig",
+    "ModelConfig",
+    "Options",
+    "SchedConfig",
+    "SessionConfig",
+    "SpecConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

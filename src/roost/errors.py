@@ -16,12 +16,11 @@ class RoostError(Exception):
 class RequestError(RoostError):
     """A request that can never be served as asked."""
 
-    def __init__(self, status: int, param: str, message: str, usage: dict[str, int] | None = None) -> None:
+    def __init__(self, status: int, param: str, message: str) -> None:
         super().__init__(f"{param}: {message}")
         self.status = status
         self.param = param
         self.reason = message
-        self.usage = usage  # of the turn that was committed already, if that is why
 
 
 class CapacityError(RoostError):

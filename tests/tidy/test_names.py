@@ -64,6 +64,7 @@ def test_the_package_exports_what_it_says() -> None:
         "ModelConfig",
         "Options",
         "SchedConfig",
+        "SessionConfig",
         "SpecConfig",
         "__version__",
     ]

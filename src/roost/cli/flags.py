@@ -9,7 +9,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
 
 Group = TypeVar("Group")
 
@@ -17,6 +17,7 @@ _ENGINE_GROUPS: dict[str, type] = {
     "model": ModelConfig,
     "memory": MemoryConfig,
     "sched": SchedConfig,
+    "session": SessionConfig,
     "spec": SpecConfig,
 }
 

@@ -4,11 +4,11 @@ Owns the text so far, what is held back of it, and the scores. Text is given out
 characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
-from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens
+from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens, Usage
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 
@@ -23,11 +23,21 @@ class Piece:
     finished: Finished | None = None  # nothing comes after it
 
 
+class RepeatedTurn(RequestError):
+    """A turn with a number that another has: what that one cost."""
+
+    def __init__(self, status: int, param: str, message: str, usage: Usage) -> None:
+        super().__init__(status, param, message)
+        self.usage = usage
+
+
 def refusal(refused: Refused) -> RequestError | CapacityError:
     """An engine's refusal as an error."""
     if refused.param:
-        usage = None if refused.usage is None else asdict(refused.usage)
-        return RequestError(refused.status, refused.param, refused.message.removeprefix(f"{refused.param}: "), usage)
+        said = refused.message.removeprefix(f"{refused.param}: ")
+        if refused.usage is not None:
+            return RepeatedTurn(refused.status, refused.param, said, refused.usage)
+        return RequestError(refused.status, refused.param, said)
     return CapacityError(refused.status, refused.message)
 
 
@@ -56,6 +66,7 @@ class Answer:
         self.tokens: list[int] = []
         self.scores: list[Score] = []
         self.prompt_scores: list[Score] = []
+        self.prompt_scored_from: int | None = None  # the prompt position of the first of them
         self.finished: Finished | None = None
 
     def feed(self, event: Tokens | PromptScores | Finished) -> Piece | None:
@@ -68,6 +79,8 @@ class Answer:
                 self.text += text
                 return Piece(text=text, tokens=event.tokens, scores=event.scores)
             case PromptScores():
+                if self.prompt_scored_from is None:
+                    self.prompt_scored_from = event.start
                 self.prompt_scores.extend(event.scores)
                 return None
             case Finished():

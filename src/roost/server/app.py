@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from roost.errors import CapacityError, RequestError
-from roost.server import health, native, openai
+from roost.server import health, native, native_sessions, openai, sessions
 from roost.server.desk import Desk, error_body, error_of, json_response
 from roost.server.generation import ClientGone
 
@@ -34,7 +34,7 @@ def make_app(desk: Desk) -> Starlette:
         async def guarded(request: Request) -> Response:
             if path not in _OPEN:
                 check_key(desk.config.api_key, request.headers.get("authorization", ""))
-            if method == "POST":
+            if method != "GET":
                 check_origin(request)
             return await endpoint(request)
 
@@ -48,6 +48,16 @@ def make_app(desk: Desk) -> Starlette:
         route("/generate", native.generate, "POST"),
         route("/abort_request", native.abort_request, "POST"),
         route("/flush_cache", native.flush_cache, "POST"),
+        route("/open_session", native_sessions.open_session, "POST"),
+        route("/close_session", native_sessions.close_session, "POST"),
+        route("/v1/sessions", sessions.sessions, "GET"),
+        route("/v1/sessions", sessions.open_session, "POST"),
+        route("/v1/sessions/{id}", sessions.session, "GET"),
+        route("/v1/sessions/{id}", sessions.close_session, "DELETE"),
+        route("/v1/sessions/{id}/append", sessions.append, "POST"),
+        route("/v1/sessions/{id}/generate", sessions.generate, "POST"),
+        route("/v1/sessions/{id}/rewind", sessions.rewind, "POST"),
+        route("/v1/sessions/{id}/fork", sessions.fork, "POST"),
         route("/health", health.health, "GET"),
         route("/ready", health.ready, "GET"),
         route("/server_info", health.server_info, "GET"),

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from roost.config import ServerConfig
 from roost.errors import CapacityError, RequestError
-from roost.front.answer import refusal
+from roost.front.answer import RepeatedTurn, refusal
 from roost.messages import Command, Event, Refused, SessionState
 from roost.server.body import aside
 from roost.server.generation import while_connected
@@ -151,10 +152,10 @@ def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
     if not isinstance(error, RequestError):
         return error_body(error.status, str(error), None)
     body = error_body(error.status, str(error), error.param)
-    return body if error.usage is None else {**body, "usage": usage_json(**error.usage)}
+    return {**body, "usage": usage_json(**asdict(error.usage))} if isinstance(error, RepeatedTurn) else body
 
 
-def usage_json(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def usage_json(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
     """What something cost, as OpenAI says it."""
     return {
         "prompt_tokens": prompt_tokens,

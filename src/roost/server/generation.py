@@ -35,10 +35,11 @@ class Prompt:
     """One prompt and what is asked of it."""
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
     options: Options
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
+    offset: int = 0  # tokens of the session before these
     watcher: Watcher | None = None  # is told of all events of the turn, whoever else is
 
 
@@ -128,7 +129,7 @@ def _pass_on_failure(merged: Merged, number: int, task: "asyncio.Task[None]") ->
 
 def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     """An error in the client's words."""
-    return RequestError(error.status, names.get(error.param, error.param), error.reason, error.usage)
+    return RequestError(error.status, names[error.param], error.reason) if error.param in names else error
 
 
 async def while_connected(request: Request, work: Awaitable[Value]) -> Value:

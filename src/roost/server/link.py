@@ -98,9 +98,7 @@ class Link:
         """A name for a request that no other has or had."""
         return f"r{next(self._ids)}"
 
-    async def converse(
-        self, submit: Submit, name: str, watcher: Watcher | None = None
-    ) -> AsyncGenerator[Event, None]:
+    async def converse(self, submit: Submit, name: str, watcher: Watcher | None = None) -> AsyncGenerator[Event, None]:
         """Submit a request and give its events, the terminal one last; a reader that leaves ends the request.
 
         The watcher sees every event as it comes, also those after the reader has left.

@@ -70,7 +70,7 @@ class _EngineStats(Collector):
         stats = self._stats
         yield GaugeMetricFamily("roost_queued_requests", "Requests that wait", stats.queued)
         yield GaugeMetricFamily("roost_running_requests", "Requests that run", stats.running)
-        yield GaugeMetricFamily("roost_sessions", "Open sessions", stats.sessions)
+        yield from _sessions(stats)
         age_s = stats.step_age_ms / 1000
         yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, while there is work", age_s)
         yield CounterMetricFamily("roost_steps", "Steps collected", stats.steps)
@@ -92,6 +92,19 @@ class _EngineStats(Collector):
             pages.add_metric([book, "retiring"], pool.retiring)
         yield pages
         yield from _speculation(stats.spec)
+
+
+def _sessions(stats: Stats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("roost_sessions", "Open sessions", stats.sessions)
+    yield GaugeMetricFamily("roost_sessions_resident", "Of those, with KV of their own", stats.sessions_resident)
+    yield GaugeMetricFamily("roost_session_tokens", "Tokens whose KV idle sessions keep", stats.session_tokens)
+    yield CounterMetricFamily("roost_sessions_opened", "Sessions opened, forks included", stats.sessions_opened)
+    yield CounterMetricFamily("roost_sessions_closed", "Sessions closed by their clients", stats.sessions_closed)
+    yield CounterMetricFamily(
+        "roost_sessions_expired", "Sessions closed when their time was up", stats.sessions_expired
+    )
+    reclaimed = "How often an idle session had to leave its KV to the cache"
+    yield CounterMetricFamily("roost_sessions_reclaimed", reclaimed, stats.sessions_reclaimed)
 
 
 def _speculation(spec: SpecStats) -> Iterator[Metric]:

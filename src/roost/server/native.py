@@ -1,6 +1,7 @@
 """SGLang's native endpoints: generate, abort_request, flush_cache, so that its clients work here.
 
-A stream repeats the whole text so far in each event, as they expect. Called by the app's routes.
+A stream repeats the whole text so far in each event, as they expect. The new tokens of a session's turn come from
+`native_sessions`; all else is the same for it. Called by the app's routes.
 """
 
 import time
@@ -20,11 +21,13 @@ from roost.messages import Finished, FlushCache, Flushed, Refused, Score, SpecSt
 from roost.server.body import convert, read, whole
 from roost.server.desk import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
+from roost.server.native_sessions import one_input, session_prompt
 from roost.server.schema import (
     AbortBody,
     EmptyBody,
     GenerateBody,
     SamplingParams,
+    SessionParams,
     native_options,
     refuse_unsupported,
 )
@@ -38,6 +41,8 @@ async def generate(request: Request) -> Response:
     body = await read(request, GenerateBody)
     refuse_unsupported(body)
     desk.check_ready()
+    if body.session_params is not None:
+        return await _turn(request, desk, body, body.session_params)
     inputs, is_list = await _inputs(desk, body)
     options = _options(body, len(inputs))
     rids = _rids(body, len(inputs))
@@ -45,8 +50,27 @@ async def generate(request: Request) -> Response:
         Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body, number))
         for number, (rid, tokens, each) in enumerate(zip(rids, inputs, options, strict=True))
     ]
-    answers = _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
-    if not body.stream:
+    return await _answer(request, _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options)))
+
+
+async def _turn(request: Request, desk: Desk, body: GenerateBody, params: SessionParams) -> Response:
+    """One turn of a session; the session is as it was if anything is refused."""
+    text, ids = one_input(body)
+    (options,), (rid,), names = _options(body, 1), _rids(body, 1), _names(body, 0)
+    names |= {"session_id": "session_params.id", "salt": "cache_salt"}
+    try:
+        async with session_prompt(
+            request, params, text, ids, Prompt(request_id=rid, options=options, names=names)
+        ) as prompt:
+            return await _answer(request, _Answers(desk, body, [prompt], is_list=False))
+    except RequestError as error:
+        if error.status != 413:
+            raise renamed(error, names) from error
+        raise renamed(RequestError(400, error.param, error.reason), names) from error  # all that its clients know
+
+
+async def _answer(request: Request, answers: "_Answers") -> Response:
+    if not answers.streams:
         outputs = await while_connected(request, answers.generation.finish())
         return json_response(answers.whole(outputs))
     return await events(request, answers.chunks())
@@ -157,6 +181,7 @@ class _Answers:
         self._desk = desk
         self._body = body
         self._is_list = is_list
+        self.streams = body.stream
         self._began = time.monotonic()
         self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
 
@@ -179,7 +204,7 @@ class _Answers:
         meta: dict[str, Any] = {
             "id": output.name,
             "finish_reason": None if finished is None else _reason(finished),
-            "prompt_tokens": len(output.prompt.tokens),
+            "prompt_tokens": output.prompt.offset + len(output.prompt.tokens),
             "completion_tokens": len(answer.tokens),
             "cached_tokens": 0 if finished is None else finished.usage.cached_tokens,
             "e2e_latency": time.monotonic() - self._began,
@@ -187,10 +212,10 @@ class _Answers:
         if finished is not None:
             meta |= _speculation(finished.spec)
         if self._body.return_logprob:
-            meta |= self._logprobs(output)
+            meta |= self._logprobs(output, finished)
         return {"text": answer.text, "output_ids": list(answer.tokens), "meta_info": meta}
 
-    def _logprobs(self, output: Output) -> dict[str, Any]:
+    def _logprobs(self, output: Output, finished: Finished | None) -> dict[str, Any]:
         answer, start = output.answer, output.prompt.options.prompt_logprobs_from
         scored = list(zip(answer.tokens, answer.scores, strict=True))
         columns: dict[str, Any] = {
@@ -198,14 +223,26 @@ class _Answers:
             "output_top_logprobs": [self._tops(score) for _, score in scored],
         }
         if start is not None and output.submit.prompt_logprobs_from is not None:
-            prompt = output.prompt.tokens[start:]
-            scores: list[Score | None] = [None, *answer.prompt_scores]
-            columns["input_token_logprobs"] = [
-                self._entry(token, None if score is None else score.logprob)
-                for token, score in zip(prompt, scores, strict=False)
-            ]
-            columns["input_top_logprobs"] = [None if score is None else self._tops(score) for score in scores]
+            columns |= self._prompt_logprobs(output, start, finished)
         return columns
+
+    def _prompt_logprobs(self, output: Output, start: int, finished: Finished | None) -> dict[str, Any]:
+        """Scores of the prompt's tokens from `start` on; of a session's turn only those that are new and were run."""
+        answer, prompt = output.answer, output.prompt
+        if finished is not None and finished.score_from is not None:
+            start = max(start, finished.score_from)
+        first_scored = start + 1 if answer.prompt_scored_from is None else answer.prompt_scored_from
+        first = max(start, prompt.offset)
+        scores: list[Score | None] = [None] if first < first_scored else []
+        scores += answer.prompt_scores[max(0, first - first_scored) :]
+        entries = list(zip(prompt.tokens[first - prompt.offset :], scores, strict=False))
+        return {
+            "logprob_start_len": first,
+            "input_token_logprobs": [
+                self._entry(token, None if score is None else score.logprob) for token, score in entries
+            ],
+            "input_top_logprobs": [None if score is None else self._tops(score) for _, score in entries],
+        }
 
     def _tops(self, score: Score) -> list[list[Any]]:
         return [self._entry(token, logprob) for token, logprob in score.top]

@@ -16,10 +16,12 @@ from starlette.responses import Response
 
 from roost.errors import RequestError
 from roost.front.answer import Piece
+from roost.front.options import Options
 from roost.messages import Finished, Score
 from roost.server.body import read
 from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
+from roost.server.inputs import check_no_session, plain_messages, taken
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
@@ -61,9 +63,15 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    tokens = await desk.conversation(_messages(body), "messages")
-    prompt = Prompt(request_id=f"chatcmpl-{uuid4().hex}", tokens=tokens, options=options, names=names)
-    return await _answer(request, body, _Chat(desk, [prompt]))
+    name, messages = f"chatcmpl-{uuid4().hex}", plain_messages(body.messages)
+    if body.session_id is None:
+        check_no_session(body)
+        tokens = await desk.conversation(messages, "messages")
+        prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names)
+        return await _answer(request, body, _Chat(desk, [prompt]))
+    async with taken(request, body.session_id, number=body.turn, queue=body.queue) as turn:
+        tokens = await turn.input(messages=messages)
+        return await _answer(request, body, _Chat(desk, [turn.prompt(name, tokens, options, names)]))
 
 
 async def completions(request: Request) -> Response:
@@ -81,6 +89,9 @@ async def completions(request: Request) -> Response:
     if body.echo and body.logprobs is not None:
         options = replace(options, prompt_logprobs_from=0)
     name, names = f"cmpl-{uuid4().hex}", {**_NAMES, "tokens": "prompt"}
+    if body.session_id is not None:
+        return await _session_completion(request, body, name, options, names)
+    check_no_session(body)
     prompts = [
         Prompt(request_id=name if number == 0 else f"{name}-{number}", tokens=tokens, options=options, names=names)
         for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
@@ -88,34 +99,25 @@ async def completions(request: Request) -> Response:
     return await _answer(request, body, _Text(desk, prompts, echo=body.echo))
 
 
+async def _session_completion(
+    request: Request, body: CompletionBody, name: str, options: Options, names: dict[str, str]
+) -> Response:
+    """A turn of a session, whose prompt is new input."""
+    if body.echo:
+        raise RequestError(400, "echo", "is not for a session: what it held before is not at hand")
+    assert body.session_id is not None
+    async with taken(request, body.session_id, number=body.turn, queue=body.queue) as turn:
+        if isinstance(body.prompt, str):
+            tokens = await turn.input(text=body.prompt, param="prompt")
+        else:
+            tokens = await turn.input(ids=body.prompt, param="prompt")
+        return await _answer(request, body, _Text(turn.desk, [turn.prompt(name, tokens, options, names)], echo=False))
+
+
 def _check_model(desk: Desk, name: str) -> None:
     desk.check_ready()
     if name not in (desk.model_name, "default"):
         raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {desk.model_name!r}")
-
-
-def _messages(body: ChatBody) -> list[dict[str, Any]]:
-    """The conversation as templates read it: text only."""
-    if not body.messages:
-        raise RequestError(400, "messages", "must hold at least 1 message")
-    messages = []
-    for number, message in enumerate(body.messages):
-        path = f"messages[{number}]."
-        refuse_unsupported(message, path)
-        if message.role not in ("system", "developer", "user", "assistant"):
-            raise RequestError(400, f"{path}role", "must be system, developer, user or assistant")
-        role = "system" if message.role == "developer" else message.role
-        content = message.content
-        if isinstance(content, list):
-            for index, part in enumerate(content):
-                refuse_unsupported(part, f"{path}content[{index}].")
-                if part.type != "text" or part.text is None:
-                    raise RequestError(400, f"{path}content[{index}].type", "must be text, with a text")
-            content = "".join(part.text or "" for part in content)
-        if content is None:
-            raise RequestError(400, f"{path}content", "is required")
-        messages.append({"role": role, "content": content} | ({"name": message.name} if message.name else {}))
-    return messages
 
 
 async def _answer(request: Request, body: OpenAiBody, kind: "_Chat | _Text") -> Response:
@@ -292,4 +294,5 @@ def _usage(outputs: list[Output]) -> dict[str, Any]:
     usages = [each.answer.finished.usage for each in firsts.values() if each.answer.finished is not None]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(len(output.answer.tokens) for output in outputs)
-    return usage_json(prompt, sum(usage.cached_tokens for usage in usages), completion)
+    cached = sum(usage.cached_tokens for usage in usages)
+    return usage_json(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)

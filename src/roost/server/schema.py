@@ -90,8 +90,7 @@ class OpenAiBody(_Strict):
     priority: int | None = None
     timeout: float | None = None
     cache_salt: Label | None = None
-    session_id: AnyName | None = None  # then what is given is new, and goes on where the session stands
-    turn: AtLeastNone | None = None
+    turn: AtLeastNone | None = None  # of a session
     queue: bool = False
 
 
@@ -99,6 +98,7 @@ class ChatBody(OpenAiBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
+    session_id: AnyName | None = None  # then the messages are the new ones
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -123,6 +123,7 @@ class CompletionBody(OpenAiBody, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
+    session_id: AnyName | None = None  # then the prompt goes on where the session stands
     logprobs: int | None = None
     echo: bool = False
     suffix: Any = None

@@ -6,6 +6,9 @@ goes on from there, whatever it says. Called by the endpoints that take a sessio
 """
 
 import asyncio
+import time
+from array import array
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,22 +16,77 @@ from typing import Any
 from starlette.requests import Request
 
 from roost.errors import CapacityError, RequestError
-from roost.messages import Event, Finished, Refused, SessionState, Tokens
+from roost.messages import Event, Finished, Refused, Tokens
 from roost.server.generation import while_connected
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Hidden, Language
 
 WAITING_MAX = 64  # turns that wait for one session
+BRANCHES_MAX = 256  # ended requests of one session whose tokens are kept
 COMMITTED = ("stop", "length")  # how a turn ends that becomes history
+
+
+class Branches:
+    """The tokens of ended requests, by name: any of them can be gone on from."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._used = time.monotonic()
+        self._tokens: OrderedDict[str, array[int]] = OrderedDict()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has used them for too long."""
+        return self._timeout_s is not None and time.monotonic() - self._used > self._timeout_s
+
+    def find(self, name: str) -> tuple[int, ...]:
+        """Prompt and output of an ended request."""
+        self._used = time.monotonic()
+        if name not in self._tokens:
+            raise RequestError(400, "session_params.rid", f"no request {name[:100]!r} has ended in this session")
+        return tuple(self._tokens[name])
+
+    def keep(self, name: str, tokens: Sequence[int]) -> None:
+        """A request has ended; the oldest is forgotten when there are too many."""
+        self._used = time.monotonic()
+        self._tokens[name] = array("i", tokens)
+        if len(self._tokens) > BRANCHES_MAX:
+            self._tokens.popitem(last=False)
+
+
+class Branch:
+    """One request that others may go on from once it has ended."""
+
+    def __init__(self, branches: Branches, name: str, prompt: tuple[int, ...]) -> None:
+        self._branches = branches
+        self._name = name
+        self._tokens = list(prompt)
+
+    def began(self) -> None:
+        """It is on its way; nobody can go on from it yet."""
+
+    def saw(self, event: Event) -> None:
+        """More output, or the end."""
+        if isinstance(event, Tokens):
+            self._tokens += event.tokens
+        elif isinstance(event, Finished) and event.reason in COMMITTED:
+            self._branches.keep(self._name, self._tokens)
 
 
 class Conversation:
     """One open session as the server sees it."""
 
-    def __init__(self, session_id: str, transcript: Transcript, notes: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        transcript: Transcript | None = None,
+        notes: dict[str, Any] | None = None,
+        branches: Branches | None = None,
+    ) -> None:
         self.id = session_id
-        self.transcript = transcript
-        self.notes = notes  # what its opener said that the engine has no place for
+        self.transcript = transcript or Transcript()
+        self.notes = notes or {}  # what its opener said that the engine has no place for
+        self.branches = branches  # not None: each of its requests has tokens of its own, here
         self.is_closing = False
         self.turn: Turn | None = None  # on its way to the engine, or not yet ended there
         self.num_waiting = 0
@@ -67,9 +125,9 @@ class Turn:
         self.is_sent = False
 
     @property
-    def is_first(self) -> bool:
-        """Whether the session holds nothing yet."""
-        return self._conversation.transcript.length == 0
+    def length_before(self) -> int:
+        """Tokens that the session holds before this turn."""
+        return self._conversation.transcript.length
 
     def plain_tokens(self, tokens: tuple[int, ...], *, generates: bool) -> tuple[int, ...]:
         """The tokens of plain input, as they are."""
@@ -126,9 +184,9 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._table)
 
-    def open(self, state: SessionState, transcript: Transcript | None = None, **notes: Any) -> None:
+    def open(self, conversation: Conversation) -> None:
         """The engine has opened a session."""
-        self._table[state.session_id] = Conversation(state.session_id, transcript or Transcript(), notes)
+        self._table[conversation.id] = conversation
 
     def find(self, session_id: str) -> Conversation:
         """The session of this name."""
@@ -159,11 +217,13 @@ class Conversations:
                 self.forget(conversation)
 
     @asynccontextmanager
-    async def turn(
-        self, request: Request, session_id: str, language: Language, *, queue: bool
-    ) -> AsyncIterator[Turn]:
+    async def turn(self, request: Request, session_id: str, language: Language, *, queue: bool) -> AsyncIterator[Turn]:
         """A turn of a session, which is its own until it ends; one that is never sent ends here."""
         conversation = self.find(session_id)
+        if conversation.branches is not None:
+            raise RequestError(
+                400, "session_id", f"session {session_id!r} is not a streaming one: only /generate has it"
+            )
         if not queue and await conversation.is_busy():
             raise _busy(session_id)
         if conversation.num_waiting >= WAITING_MAX:

@@ -1,0 +1,118 @@
+"""SGLang's sessions: opened and closed at its endpoints, used by /generate with session_params.
+
+A streaming session is the engine's: append only, its KV stays with it. One that does not stream has only the tokens of
+its ended requests, kept by the server; going on from one is a plain request, whose KV is found in the prefix tree. What
+neither can do is refused, and the session stays as it is. Called by the app's routes and by /generate.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import RequestError
+from roost.messages import OpenSession
+from roost.server.body import aside, read
+from roost.server.desk import Desk, json_response
+from roost.server.generation import Prompt
+from roost.server.inputs import taken
+from roost.server.schema import CloseNativeBody, GenerateBody, OpenNativeBody, SessionParams
+from roost.server.sessions import closed, opened
+from roost.server.turns import Branch, Branches, Conversation
+
+
+async def open_session(request: Request) -> Response:
+    """POST /open_session."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, OpenNativeBody)
+    desk.check_ready()
+    if body.capacity_of_str_len < 0:
+        raise RequestError(400, "capacity_of_str_len", f"must be at least 0, got {body.capacity_of_str_len}")
+    name, streams = body.session_id or uuid4().hex, bool(body.streaming)
+    ttl_ms = None if body.timeout is None or not streams else int(body.timeout * 1000)
+    said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
+    notes = {"capacity_of_str_len": said, "streaming": streams}
+    branches = None if streams else Branches(body.timeout)
+    try:
+        conversation = Conversation(name, notes=notes, branches=branches)
+        await opened(desk, OpenSession(session_id=name, ttl_ms=ttl_ms), conversation)
+    except RequestError as error:
+        raise RequestError(400 if error.status == 409 else error.status, error.param, error.reason) from error
+    return json_response(name)
+
+
+async def close_session(request: Request) -> Response:
+    """POST /close_session."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, CloseNativeBody)
+    desk.check_alive()
+    await closed(desk, body.session_id)
+    return Response(status_code=200)
+
+
+def one_input(body: GenerateBody) -> tuple[str | None, list[int] | None]:
+    """The text, or the ids, that a turn is given."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError(400, "text", "give either text or input_ids")
+    if isinstance(body.text, list):
+        raise RequestError(400, "text", "must be one text: a turn of a session has one prompt")
+    if body.input_ids is not None and not all(type(each) is int for each in body.input_ids):
+        raise RequestError(400, "input_ids", "must be one list of token ids: a turn of a session has one prompt")
+    if isinstance(body.sampling_params, list):
+        raise RequestError(400, "sampling_params", "must be an object: a turn of a session has one prompt")
+    return body.text, body.input_ids
+
+
+@asynccontextmanager
+async def session_prompt(
+    request: Request, params: SessionParams, text: str | None, ids: list[int] | None, prompt: Prompt
+) -> AsyncIterator[Prompt]:
+    """The prompt of a turn, with its tokens; the session is its own meanwhile."""
+    desk: Desk = request.app.state.desk
+    edits = {
+        "offset": params.offset,
+        "replace": params.replace,
+        "drop_previous_output": params.drop_previous_output,
+    }
+    for name, value in edits.items():
+        if value:
+            reason = "is not supported: a session is only appended to; POST /v1/sessions/{id}/rewind cuts one back"
+            raise RequestError(400, f"session_params.{name}", reason)
+    if prompt.options.n != 1:
+        raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
+    branches = await _branches(desk, params.id)
+    if branches is None:
+        async with taken(request, params.id) as turn:
+            if ids is not None and turn.turn.length_before:
+                ids = _without_bos(desk, ids)
+            tokens = await turn.input(text=text, ids=ids)
+            yield turn.prompt(prompt.request_id, tokens, prompt.options, prompt.names)
+        return
+    before = () if params.rid is None else branches.find(params.rid)
+    new = ids if ids is not None else await _encoded(desk, text or "")
+    tokens = (*before, *(_without_bos(desk, new) if before else new))
+    desk.check_len(tokens, "text" if ids is None else "input_ids")
+    yield replace(prompt, tokens=tokens, watcher=Branch(branches, prompt.request_id, tokens))
+
+
+async def _branches(desk: Desk, session_id: str) -> Branches | None:
+    """The requests of a session that does not stream; None if it does. One whose time is up is closed."""
+    branches = desk.conversations.find(session_id).branches
+    if branches is not None and branches.is_over:
+        await closed(desk, session_id)
+        desk.conversations.find(session_id)  # it is gone, and this says so
+    return branches
+
+
+async def _encoded(desk: Desk, text: str) -> list[int]:
+    return await aside(len(text), lambda: list(desk.language.prompt_tokens(text)))
+
+
+def _without_bos(desk: Desk, ids: list[Any]) -> list[int]:
+    """Ids without the one that begins a text."""
+    bos_id = desk.language.tokenizer.bos_id
+    return ids[1:] if bos_id is not None and ids[:1] == [bos_id] else ids

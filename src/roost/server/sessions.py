@@ -1,0 +1,268 @@
+"""Sessions over HTTP: opened, looked at, fed, asked, rewound, forked and closed under /v1/sessions.
+
+An append is prefilled at once and generates nothing; a turn whose client leaves is rolled back. GET changes nothing.
+Called by the app's routes.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import refusal
+from roost.front.options import Options
+from roost.front.speculation import as_json
+from roost.messages import (
+    CloseSession,
+    Finished,
+    ForkSession,
+    GetSession,
+    GetSessions,
+    OpenSession,
+    Refused,
+    RewindSession,
+    Score,
+    SessionState,
+    SessionStates,
+)
+from roost.server.body import read
+from roost.server.desk import Desk, events, finite, json_response, usage_json
+from roost.server.generation import Generation, Output, Prompt, while_connected
+from roost.server.inputs import Taken, plain_messages, taken
+from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
+from roost.server.turns import Conversation
+
+_PRUNE_AT = 1024  # sessions known here, above which those whose time was up in the engine are looked for
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+async def open_session(request: Request) -> Response:
+    """POST /v1/sessions."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, OpenBody)
+    desk.check_ready()
+    command = OpenSession(
+        session_id=body.id or uuid4().hex,
+        salt=body.salt or "",
+        ttl_ms=None if body.ttl_s is None else int(body.ttl_s * 1000),
+        max_tokens=body.max_tokens,
+    )
+    state = await opened(desk, command, Conversation(command.session_id))
+    return json_response(state_json(desk, state), 201)
+
+
+async def sessions(request: Request) -> Response:
+    """GET /v1/sessions."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    answer = await desk.ask(GetSessions())
+    if not isinstance(answer, SessionStates):
+        raise CapacityError(503, "the engine is not running")
+    return json_response({"object": "list", "data": [state_json(desk, state) for state in answer.sessions]})
+
+
+async def session(request: Request) -> Response:
+    """GET /v1/sessions/{id}."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    return json_response(state_json(desk, await desk.ask_state(GetSession(session_id=request.path_params["id"]))))
+
+
+async def close_session(request: Request) -> Response:
+    """DELETE /v1/sessions/{id}."""
+    desk: Desk = request.app.state.desk
+    desk.check_alive()
+    await closed(desk, request.path_params["id"])
+    return json_response({"id": request.path_params["id"], "object": "session", "deleted": True})
+
+
+async def rewind(request: Request) -> Response:
+    """POST /v1/sessions/{id}/rewind."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, RewindBody)
+    desk.check_ready()
+    if (body.turn is None) == (body.length is None):
+        raise RequestError(400, "turn", "give exactly one of turn and length")
+    async with desk.conversations.held(request.path_params["id"]) as conversation:
+        command = RewindSession(session_id=conversation.id, turn=body.turn, length=body.length)
+        state = await desk.ask_state(command)
+        conversation.transcript = conversation.transcript.cut(state.length, state.turns)
+    return json_response(state_json(desk, state))
+
+
+async def fork(request: Request) -> Response:
+    """POST /v1/sessions/{id}/fork."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, ForkBody)
+    desk.check_ready()
+    async with desk.conversations.held(request.path_params["id"]) as conversation:
+        command = ForkSession(session_id=conversation.id, new_id=body.id or uuid4().hex)
+        state = await opened(desk, command, Conversation(command.new_id, conversation.transcript))
+    return json_response(state_json(desk, state), 201)
+
+
+async def append(request: Request) -> Response:
+    """POST /v1/sessions/{id}/append."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, AppendBody)
+    desk.check_ready()
+    _check_forms(body, needed=True)
+    session_id = request.path_params["id"]
+    options = Options(max_new_tokens=0, priority=body.priority or 0, timeout_s=body.timeout)
+    async with taken(request, session_id, number=body.turn, queue=body.queue) as turn:
+        tokens = await _input(turn, body, generates=False)
+        answers = _Answers(turn, turn.prompt(f"append-{uuid4().hex}", tokens, options, _names(body)))
+        (output,) = await while_connected(request, answers.generation.finish())
+    finished = output.answer.finished
+    assert finished is not None
+    _check_committed(finished)
+    return json_response({"usage": _usage(finished), "session": await answers.state()})
+
+
+async def generate(request: Request) -> Response:
+    """POST /v1/sessions/{id}/generate."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, TurnBody)
+    desk.check_ready()
+    if body.model not in (desk.model_name, "default"):
+        raise RequestError(404, "model", f"there is no model {body.model[:100]!r}; this server has {desk.model_name!r}")
+    if body.stream_options is not None:
+        raise RequestError(400, "stream_options", "is of no use here: the last event always has the usage")
+    _check_forms(body, needed=False)
+    options = replace(openai_options(body), logprobs=body.logprobs)
+    async with taken(request, request.path_params["id"], number=body.turn, queue=body.queue) as turn:
+        tokens = await _input(turn, body, generates=True)
+        answers = _Answers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
+        if body.stream:
+            return await events(request, answers.chunks())
+        (output,) = await while_connected(request, answers.generation.finish())
+    return json_response(await answers.whole(output))
+
+
+async def opened(desk: Desk, command: OpenSession | ForkSession, conversation: Conversation) -> SessionState:
+    """Open a session in the engine, and here."""
+    if len(desk.conversations) >= _PRUNE_AT:
+        before = desk.conversations.snapshot()
+        answer = await desk.ask(GetSessions())
+        if isinstance(answer, SessionStates):
+            desk.conversations.forget_missing(before, {state.session_id for state in answer.sessions})
+    state = await desk.ask_state(command)
+    desk.conversations.open(conversation)
+    return state
+
+
+async def closed(desk: Desk, session_id: str) -> None:
+    """Close a session; who waits for it is told that it is too late."""
+    conversation = desk.conversations.find(session_id)
+    conversation.is_closing = True
+    answer = await desk.ask(CloseSession(session_id=session_id))
+    if isinstance(answer, Refused) and answer.status != 404:
+        conversation.is_closing = False
+        raise refusal(answer)
+    desk.conversations.forget(conversation)
+    if isinstance(answer, Refused):
+        raise refusal(answer)
+
+
+def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
+    """How a session stands, as clients read it."""
+    return {
+        "id": state.session_id,
+        "object": "session",
+        "length": state.length,
+        "resident": state.resident,
+        "turns": state.turns,
+        "state": state.state,
+        "idle_s": state.idle_ms / 1000,
+        "limits": {"ttl_s": None if state.ttl_ms is None else state.ttl_ms / 1000, "max_tokens": state.max_tokens},
+        "salt": state.salt,
+        **desk.conversations.notes(state.session_id),
+    }
+
+
+def _check_forms(body: AppendBody | TurnBody, *, needed: bool) -> None:
+    forms = {"text": body.text, "input_ids": body.input_ids, "messages": body.messages}
+    given = [name for name, value in forms.items() if value is not None]
+    if len(given) > 1 or (needed and not given):
+        name = given[1] if given else "text"
+        raise RequestError(400, name, f"give {'exactly' if needed else 'at most'} one of text, input_ids and messages")
+
+
+async def _input(turn: Taken, body: AppendBody | TurnBody, *, generates: bool) -> tuple[int, ...]:
+    messages = None if body.messages is None else plain_messages(body.messages)
+    return await turn.input(text=body.text, ids=body.input_ids, messages=messages, generates=generates)
+
+
+def _names(body: AppendBody | TurnBody) -> dict[str, str]:
+    """The client's names of the engine's parameters."""
+    given = "messages" if body.messages is not None else "input_ids" if body.input_ids is not None else "text"
+    return {**_NAMES, "tokens": given}
+
+
+def _check_committed(finished: Finished) -> None:
+    if finished.reason not in ("stop", "length"):
+        raise RequestError(409, "session_id", "the turn was ended before it was done; the session is where it was")
+
+
+def _usage(finished: Finished) -> dict[str, Any]:
+    return usage_json(**asdict(finished.usage))
+
+
+class _Answers:
+    """What goes back for a turn."""
+
+    def __init__(self, turn: Taken, prompt: Prompt) -> None:
+        self._desk = turn.desk
+        self._prompt = prompt
+        self._session_id = turn.of.session_id
+        self.generation = Generation(turn.desk.link, turn.desk.language, turn.desk.metrics, [prompt])
+
+    async def state(self) -> dict[str, Any] | None:
+        """How the session stands now; None if it is gone already."""
+        answer = await self._desk.ask(GetSession(session_id=self._session_id))
+        return state_json(self._desk, answer) if isinstance(answer, SessionState) else None
+
+    async def whole(self, output: Output) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        answer = output.answer
+        assert answer.finished is not None
+        said = self._said(answer.text, answer.tokens, answer.scores)
+        return {**said, **await self._end(answer.finished)}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The pieces of a stream; the last one says how it ended."""
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for _, piece in pieces:
+                said = self._said(piece.text, list(piece.tokens), list(piece.scores))
+                if piece.finished is not None:
+                    yield {**said, **await self._end(piece.finished)}
+                else:
+                    yield {**said, "finish_reason": None}
+
+    def _said(self, text: str, tokens: list[int], scores: list[Score]) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "id": self._prompt.request_id,
+            "object": "session.turn",
+            "text": text,
+            "output_ids": tokens,
+        }
+        if self._prompt.options.logprobs is not None:
+            said["logprobs"] = [
+                {"logprob": finite(score.logprob), "top": [[token, finite(value)] for token, value in score.top]}
+                for score in scores
+            ]
+        return said
+
+    async def _end(self, finished: Finished) -> dict[str, Any]:
+        return {
+            "finish_reason": finished.reason,
+            "matched": finished.matched,
+            "usage": _usage(finished),
+            "spec": as_json(finished.spec),
+            "session": await self.state(),
+        }
