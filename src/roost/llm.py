@@ -1,40 +1,22 @@
 """LLM: the engine as a library, in this process and without the server's packages.
 
-Owns the engine's thread. Any thread may call; requests run side by side. Closing ends what is still running. Made by
-programs, and by the command line.
+Owns the model and its engine. Any thread may call; requests run side by side. Closing ends what is still running. Made
+by programs, and by the command line.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import count
-from queue import SimpleQueue
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
 from roost.config import EngineConfig
-from roost.errors import CapacityError, RequestError
-from roost.front.answer import Answer, Piece, checked, refusal
-from roost.front.options import Options, submits
-from roost.messages import (
-    Abort,
-    Command,
-    Event,
-    FlushCache,
-    GetStats,
-    Refused,
-    Score,
-    SpecStats,
-    Stats,
-    Submit,
-    Usage,
-)
+from roost.dialogue import Messages, Prompt, Session
+from roost.errors import RequestError
+from roost.front.answer import Answer, Piece, checked
+from roost.front.options import Options, milliseconds, submits
+from roost.line import Line
+from roost.messages import FlushCache, GetStats, OpenSession, Score, SpecStats, Stats, Submit, Usage
 from roost.progress import Progress, silent
 from roost.startup import start
-
-Prompt = str | Sequence[int]  # text, or token ids
-Messages = Sequence[dict[str, Any]]  # role and content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +68,7 @@ class LLM:
         self.name = self._running.name
         self.settings = self._running.settings
         self.language = self._running.language
-        self._numbers = count()
-        self._failure: BaseException | None = None
-        self._waiting: dict[int, _Inbox] = {}  # who is told when the engine ends
-        self._closed = False  # nothing more is sent
-        self._lock = threading.RLock()  # of those three; an abandoned stream may be collected while it is held
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._line = Line(self._running.engine)
 
     def __enter__(self) -> "LLM":
         return self
@@ -122,24 +98,28 @@ class LLM:
         """Pieces of the model's answer, as they come; leaving the loop ends the request."""
         return self._stream(self.language.chat_tokens(list(messages)), options)
 
+    def session(
+        self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, salt: str = ""
+    ) -> Session:
+        """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
+        ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
+        name = id if id is not None else self._line.new_id("session")
+        self._line.ask(OpenSession(session_id=name, salt=salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
+        return Session(self._line, self.language, name)
+
     def stats(self) -> Stats:
         """How things stand in the engine."""
-        answer = self._ask(GetStats())
+        answer = self._line.ask(GetStats())
         assert isinstance(answer, Stats), answer
         return answer
 
     def flush_cache(self) -> None:
         """Forget every cached prefix; refused while a request runs."""
-        self._ask(FlushCache())
+        self._line.ask(FlushCache())
 
     def close(self) -> None:
         """End the engine: running requests are aborted first."""
-        with self._lock:  # so that each abort comes after its request, and nothing after the last one
-            self._closed = True
-            for inbox in list(self._waiting.values()):
-                self._abort(inbox)
-        self._running.engine.stop()
-        self._thread.join()
+        self._line.close()
         self._running.executor.close()
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
@@ -149,7 +129,7 @@ class LLM:
         groups = [self._submits(tokens, options) for tokens in prompts]
         asked = [submit for group in groups for submit in group]
         answers = {submit.request_id: Answer(self.language.tokenizer, options) for submit in asked}
-        with self._asked(asked) as events:
+        with self._line.asked(asked) as events:
             num_left = len(asked)
             while num_left:
                 event = checked(events.get())
@@ -161,82 +141,14 @@ class LLM:
         if options.n != 1:
             raise RequestError(400, "n", "a stream has one output; generate gives several")
         answer = Answer(self.language.tokenizer, options)
-        with self._asked(self._submits(tokens, options)) as events:
+        with self._line.asked(self._submits(tokens, options)) as events:
             while answer.finished is None:
                 piece = answer.feed(checked(events.get()))
                 if piece is not None:
                     yield piece
 
-    @contextmanager
-    def _asked(self, asked: list[Submit]) -> Iterator["SimpleQueue[Event]"]:
-        """The events of some requests; leaving before they have ended ends them."""
-        inbox = _Inbox(number=next(self._numbers), request_ids=tuple(submit.request_id for submit in asked))
-        try:
-            for submit in asked:
-                self._send(submit, inbox)
-            yield inbox.events
-        except BaseException:
-            self._abort(inbox)
-            raise
-        finally:
-            self._forget(inbox)
-
     def _submits(self, tokens: tuple[int, ...], options: Options) -> list[Submit]:
-        return submits(f"llm-{next(self._numbers)}", tokens, options, self.language.tokenizer)
-
-    def _ask(self, command: Command) -> Event:
-        inbox = _Inbox(number=next(self._numbers))
-        self._send(command, inbox)
-        try:
-            answer = inbox.events.get()
-        finally:
-            self._forget(inbox)
-        if isinstance(answer, Refused):
-            raise refusal(answer)
-        return answer
-
-    def _send(self, command: Command, inbox: "_Inbox") -> None:
-        with self._lock:
-            if self._closed:
-                raise CapacityError(503, "the engine has ended") from self._failure
-            self._waiting[inbox.number] = inbox
-            self._running.engine.post(command, inbox.events.put)
-
-    def _abort(self, inbox: "_Inbox") -> None:
-        for request_id in inbox.request_ids:
-            self._running.engine.post(Abort(request_id=request_id), _nobody)
-
-    def _forget(self, inbox: "_Inbox") -> None:
-        with self._lock:
-            self._waiting.pop(inbox.number, None)
-
-    def _run(self) -> None:
-        """On the engine's thread: run it, and when it ends tell everybody who still waits."""
-        try:
-            self._running.engine.run()
-        except Exception as error:  # noqa: BLE001 (whatever it was, those who wait must not wait for ever)
-            self._failure = error
-        with self._lock:
-            self._closed = True
-            for inbox in list(self._waiting.values()):
-                inbox.events.put(Refused(request_id="", status=503, message=_ended(self._failure)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Inbox:
-    """Where the events of one call's requests arrive."""
-
-    number: int
-    request_ids: tuple[str, ...] = ()
-    events: "SimpleQueue[Event]" = field(default_factory=SimpleQueue)
-
-
-def _ended(failure: BaseException | None) -> str:
-    return "the engine has ended" + ("" if failure is None else f": {failure}")
-
-
-def _nobody(event: Event) -> None:
-    """Nobody waits for this answer."""
+        return submits(self._line.new_id("llm"), tokens, options, self.language.tokenizer)
 
 
 def _output(answers: list[Answer]) -> Output:

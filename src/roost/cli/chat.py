@@ -1,8 +1,8 @@
 """Talk with a model in the terminal.
 
-The conversation is sent again with every turn; the prefix cache makes that cheap, and each turn says how much of it was
-found there, when the first token came and how fast the others followed, and how many tokens a round of speculation
-gave if there was one. Runs the model here. Called by `main`.
+The conversation is a session: each turn sends only what is new, and says how much it inherited, when the first token
+came and how fast the others followed, and how many tokens a round of speculation gave if there was one. An answer that
+is interrupted is forgotten. Runs the model here. Called by `main`.
 """
 
 import sys
@@ -14,10 +14,20 @@ from rich.console import Console
 
 from roost.cli import sample
 from roost.cli.flags import add_engine, engine_of
+from roost.dialogue import Session
 from roost.errors import RequestError
+from roost.front.options import Options
 from roost.llm import LLM
 from roost.messages import SpecStats
 from roost.terminal import loading_bar
+
+HELP = """/rewind [n]  forget the last n turns (1)
+/fork        go on in a copy of this conversation
+/back        leave the copy, back to where it was made
+/stats       how the conversation and the engine stand
+/help        this
+/exit        end, as an empty line and Ctrl-D do
+Ctrl-C stops an answer; its turn is forgotten."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -29,21 +39,17 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Read, answer, repeat."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     with loading_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
-        console.print(f"{llm.name} is ready. An empty line or Ctrl-D ends the conversation.", style="dim")
-        messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []
-        while text := _read_line():
-            messages.append({"role": "user", "content": text})
+        console.print(f"{llm.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
+        talk = _Talk(llm, console, args.system, sample.options_of(args))
+        while (text := _read_line()) and text != "/exit":
             try:
-                answer = _turn(llm, messages, args, console)
+                talk.take(text)
             except RequestError as error:
-                console.print(str(error), style="red")
-                messages.pop()
-                continue
-            messages.append({"role": "assistant", "content": answer})
+                console.print(str(error), style="red", markup=False)
     return 0
 
 
@@ -54,27 +60,93 @@ def _read_line() -> str:
         return ""
 
 
-def _turn(llm: LLM, messages: list[dict[str, Any]], args: Namespace, console: Console) -> str:
-    """One answer, printed as it comes; returns it."""
-    began = time.monotonic()
-    first: float | None = None
-    text, num_tokens, cached, prompt, spec = "", 0, 0, 0, SpecStats()
-    try:
-        for piece in llm.stream_chat(messages, sample.options_of(args)):
-            first = first or time.monotonic()
-            text += piece.text
-            num_tokens += len(piece.tokens)
-            print(piece.text, end="", flush=True)
-            if piece.finished is not None:
-                cached, prompt = piece.finished.usage.cached_tokens, piece.finished.usage.prompt_tokens
-                spec = piece.finished.spec
-    except KeyboardInterrupt:
-        pass  # the rest of this answer is not wanted
-    print()
-    first = first or time.monotonic()
-    rate = (num_tokens - 1) / max(time.monotonic() - first, 1e-9)
-    note = f"{num_tokens} tokens, {rate:.1f}/s; first after {first - began:.2f} s; {cached} of {prompt} cached"
-    if spec.drafts_offered:
-        note += f"; accept length {spec.accept_length:.2f}"
-    console.print(note, style="dim")
-    return text
+class _Talk:
+    """A conversation, and those that it was forked from."""
+
+    def __init__(self, llm: LLM, console: Console, system: str | None, options: Options) -> None:
+        self._llm = llm
+        self._console = console
+        self._system = system
+        self._options = options
+        self._sessions: list[Session] = [llm.session()]  # the last one is talked to
+
+    def take(self, text: str) -> None:
+        """A line: a command, or something to answer."""
+        command, *words = text.split()
+        match command:
+            case "/rewind":
+                self._rewind(words)
+            case "/fork":
+                self._sessions.append(self._sessions[-1].fork())
+                self._say("a copy; /back returns to where it was made")
+            case "/back":
+                self._back()
+            case "/stats":
+                self._stats()
+            case "/help":
+                self._say(HELP)
+            case _ if command.startswith("/") and command[1:].isalpha():
+                self._say(f"there is no {command}; /help says what there is")
+            case _:
+                self._turn(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+    def _rewind(self, words: list[str]) -> None:
+        back = words[0] if words else "1"
+        turns = self._sessions[-1].state().turns
+        if not back.isdecimal() or not 1 <= int(back) <= turns:
+            raise RequestError(400, "/rewind", f"there are {turns} turns to forget, got {back[:20]}")
+        state = self._sessions[-1].rewind(turn=turns - int(back))
+        self._say(f"{state.turns} turns and {state.length} tokens are left")
+
+    def _back(self) -> None:
+        if len(self._sessions) == 1:
+            raise RequestError(400, "/back", "this is no copy")
+        self._sessions.pop().close()
+        self._say(f"back, after {self._sessions[-1].state().turns} turns")
+
+    def _stats(self) -> None:
+        state, stats = self._sessions[-1].state(), self._llm.stats()
+        self._say(f"{state.turns} turns, {state.length} tokens, {state.resident} of them resident")
+        self._say(f"{stats.sessions} sessions, {stats.session_tokens} tokens resident in them")
+        for pool in stats.pools:
+            book = "full" if pool.window is None else "window"
+            self._say(
+                f"{book} pages: {pool.free} free, {pool.cached} cached, {pool.leased} in use, {pool.total} in all"
+            )
+        if stats.spec.rounds:
+            self._say(f"accept length {stats.spec.accept_length:.2f} in {stats.spec.rounds} rounds")
+
+    def _turn(self, text: str) -> None:
+        """One answer, printed as it comes."""
+        session = self._sessions[-1]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
+        if self._system and not session.state().length:
+            messages.insert(0, {"role": "system", "content": self._system})
+        began = time.monotonic()
+        first: float | None = None
+        num_tokens, inherited, prompt, spec = 0, 0, 0, SpecStats()
+        pieces = session.chat(messages, self._options)
+        try:
+            for piece in pieces:
+                first = first or time.monotonic()
+                num_tokens += len(piece.tokens)
+                print(piece.text, end="", flush=True)
+                if piece.finished is not None:
+                    inherited, prompt = piece.finished.usage.cached_tokens, piece.finished.usage.prompt_tokens
+                    spec = piece.finished.spec
+        except KeyboardInterrupt:
+            print()
+            self._say("this turn is forgotten")
+            return
+        print()
+        first = first or time.monotonic()
+        rate = (num_tokens - 1) / max(time.monotonic() - first, 1e-9)
+        note = (
+            f"{num_tokens} tokens, {rate:.1f}/s; first after {first - began:.2f} s; inherited {inherited} of {prompt}"
+        )
+        if spec.drafts_offered:
+            note += f"; accept length {spec.accept_length:.2f}"
+        self._say(note)

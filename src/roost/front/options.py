@@ -92,7 +92,7 @@ def submits(
             logprobs=options.logprobs,
             prompt_logprobs_from=options.prompt_logprobs_from if number == 0 else None,
             priority=options.priority,
-            timeout_ms=None if options.timeout_s is None else _milliseconds(options.timeout_s),
+            timeout_ms=None if options.timeout_s is None else milliseconds("timeout", options.timeout_s),
             shares_with=None if number == 0 else request_id,
             session_id=None if turn is None else turn.session_id,
             queue=turn is not None and turn.queue,
@@ -103,7 +103,8 @@ def submits(
     return asked
 
 
-def _milliseconds(timeout_s: float) -> int:
-    if not 0.001 <= timeout_s <= 1e9:
-        raise RequestError(400, "timeout", f"must be in [0.001, 1e9] seconds, got {timeout_s}")
-    return int(timeout_s * 1000)
+def milliseconds(param: str, seconds: float) -> int:
+    """A time that a caller gave, in milliseconds."""
+    if not 0.001 <= seconds <= 1e9:
+        raise RequestError(400, param, f"must be in [0.001, 1e9] seconds, got {seconds}")
+    return int(seconds * 1000)

@@ -27,7 +27,7 @@ class Transcript:
     def add(
         self, language: Language, *, length: int, messages: Sequence[Hidden] | None, output: Sequence[int] | None
     ) -> "Transcript":
-        """The transcript after one more turn: new messages (None: plain input), and an answer unless it was an append."""
+        """The transcript after one more turn: messages (None: plain input), and an answer unless it was an append."""
         goes_on = self.is_open and not messages  # nothing new was said: an answer got longer, if anything happened
         answers = output is not None and not goes_on
         last = output[-1] if output else None

@@ -1,0 +1,180 @@
+"""Dialogue: a session in the library. Its tokens and KV stay with the engine from turn to turn.
+
+Owns the transcript that new chat messages are rendered after. A turn that is left early is rolled back; the next call
+waits for that and goes on from there. For one thread at a time. Made by `LLM.session`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeGuard
+
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import Answer, Piece, checked
+from roost.front.options import Options, TurnOf, submits
+from roost.line import Inbox, Line
+from roost.messages import (
+    CloseSession,
+    Event,
+    Finished,
+    ForkSession,
+    GetSession,
+    Refused,
+    RewindSession,
+    SessionState,
+    Tokens,
+    Usage,
+)
+from roost.text.continuation import Transcript, continuation
+from roost.text.language import Hidden, Language
+
+Prompt = str | Sequence[int]  # text, or token ids
+Messages = Sequence[dict[str, Any]]  # role and content
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Turn:
+    """A turn that has not ended."""
+
+    inbox: Inbox
+    messages: Sequence[Hidden] | None  # None: plain input
+    generates: bool
+    output: list[int] = field(default_factory=list)
+    is_left: bool = False  # nobody reads it any more, and it was told to end
+
+
+class Session:
+    """A conversation that is only ever appended to, or cut back."""
+
+    def __init__(self, line: Line, language: Language, session_id: str, transcript: Transcript | None = None) -> None:
+        self._line = line
+        self._language = language
+        self._transcript = transcript or Transcript()
+        self._turn: _Turn | None = None
+        self.id = session_id
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, given: Prompt | Messages) -> Usage:
+        """Add text, token ids or messages; they are prefilled at once, and nothing is generated."""
+        (*_, last) = self._pieces(given, Options(max_new_tokens=0), generates=False)
+        assert last.finished is not None
+        return last.finished.usage
+
+    def generate(self, given: Prompt | Messages | None = None, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+        """Pieces of what follows, after something new if that is given; leaving the loop undoes the turn."""
+        return self._pieces(given, options, generates=True)
+
+    def chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+        """Pieces of the model's answer to new messages; leaving the loop undoes the turn."""
+        return self._pieces(messages, options, generates=True)
+
+    def rewind(self, *, turn: int | None = None, length: int | None = None) -> SessionState:
+        """Cut the session back to so many turns, or tokens."""
+        self._settle()
+        state = self._ask(RewindSession(session_id=self.id, turn=turn, length=length))
+        self._transcript = self._transcript.cut(state.length, state.turns)
+        return state
+
+    def fork(self, *, id: str | None = None) -> "Session":
+        """Another session that goes on from here; this one stays."""
+        self._settle()
+        state = self._ask(
+            ForkSession(session_id=self.id, new_id=id if id is not None else self._line.new_id("session"))
+        )
+        return Session(self._line, self._language, state.session_id, self._transcript)
+
+    def state(self) -> SessionState:
+        """How the session stands."""
+        return self._ask(GetSession(session_id=self.id))
+
+    def close(self) -> None:
+        """Forget the session; a turn that still runs is ended. Closing again does nothing."""
+        try:
+            self._line.ask(CloseSession(session_id=self.id))
+        except RequestError as error:
+            if error.status not in (404, 410):
+                raise
+        except CapacityError:
+            return  # the engine is gone, and all sessions with it
+        if self._turn is not None and self._turn.is_left:
+            self._settle()
+
+    def _ask(self, command: RewindSession | ForkSession | GetSession) -> SessionState:
+        answer = self._line.ask(command)
+        assert isinstance(answer, SessionState), answer
+        return answer
+
+    def _pieces(self, given: Prompt | Messages | None, options: Options, *, generates: bool) -> Iterator[Piece]:
+        self._settle()
+        tokens, messages = self._input(given, generates=generates)
+        name, tokenizer = self._line.new_id("turn"), self._language.tokenizer
+        (submit,) = submits(name, tokens, options, tokenizer, TurnOf(session_id=self.id))
+        answer = Answer(tokenizer, options)
+        turn = _Turn(inbox=self._line.inbox(name), messages=messages, generates=generates)
+        self._line.send(submit, turn.inbox)
+        self._turn = turn
+        try:
+            while answer.finished is None:
+                event = turn.inbox.events.get()
+                self._take(turn, event)
+                piece = answer.feed(checked(event))
+                if piece is not None:
+                    yield piece
+        finally:
+            # Not waited for here: an abandoned stream may be collected on any thread, the engine's own too.
+            turn.is_left = True
+            if self._turn is turn:
+                self._line.abort(turn.inbox)
+
+    def _input(
+        self, given: Prompt | Messages | None, *, generates: bool
+    ) -> tuple[tuple[int, ...], Sequence[Hidden] | None]:
+        """New tokens, and the messages they come from if they do."""
+        transcript = self._transcript
+        if given is None and transcript.is_chat and transcript.length:
+            # the model answers what was appended, or goes on
+            return continuation(self._language, transcript, (), answers=generates), ()
+        if given is None:
+            return (), None
+        if isinstance(given, str) and not transcript.length:
+            return self._language.prompt_tokens(given), None
+        if isinstance(given, str):
+            return tuple(self._language.tokenizer.encode(given, special=False)), None
+        if _are_messages(given):
+            hidden = self._language.hidden(given)
+            return continuation(self._language, transcript, hidden, answers=generates), hidden
+        return tuple(given), None
+
+    def _take(self, turn: _Turn, event: Event) -> None:
+        """Note what an event says about the session."""
+        if isinstance(event, Tokens):
+            turn.output += event.tokens
+        elif isinstance(event, Finished | Refused):
+            if isinstance(event, Finished) and event.reason in ("stop", "length"):
+                self._transcript = self._transcript.add(
+                    self._language,
+                    length=event.usage.prompt_tokens + event.usage.completion_tokens,
+                    messages=turn.messages,
+                    output=turn.output if turn.generates else None,
+                )
+            self._turn = None
+            self._line.forget(turn.inbox)
+
+    def _settle(self) -> None:
+        """See a turn that was left to its end; one that is still read is in the way."""
+        turn = self._turn
+        if turn is not None and not turn.is_left:
+            raise RequestError(409, "session_id", f"session {self.id!r} has a turn that has not ended")
+        while turn is not None and self._turn is turn:
+            self._take(turn, turn.inbox.events.get())
+
+
+def _are_messages(given: Sequence[int] | Messages) -> TypeGuard[Messages]:
+    return len(given) > 0 and isinstance(given[0], dict)
