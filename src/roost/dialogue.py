@@ -150,7 +150,10 @@ class Session:
         if _are_messages(given):
             hidden = self._language.hidden(given)
             return continuation(self._language, transcript, hidden, answers=generates), hidden
-        return tuple(given), None
+        ids = tuple(each for each in given if isinstance(each, int))
+        if len(ids) != len(given):
+            raise RequestError(400, "tokens", "must be a text, token ids or messages")
+        return ids, None
 
     def _take(self, turn: _Turn, event: Event) -> None:
         """Note what an event says about the session."""

@@ -15,6 +15,7 @@ from roost.llm import LLM
 from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.progress import Progress, silent
 from roost.sched.engine import Engine
+from roost.server.link import Watcher
 from roost.server.wire import Started, pack, unpack
 from roost.startup import Running
 from roost.text.language import Language
@@ -87,7 +88,9 @@ class EngineLink:
         """The answer to a command."""
         return await self._post(command).get()
 
-    async def converse(self, submit: Submit, name: str) -> AsyncGenerator[Event, None]:
+    async def converse(
+        self, submit: Submit, name: str, watcher: Watcher | None = None
+    ) -> AsyncGenerator[Event, None]:
         """The events of a request."""
         inbox, ended = self._post(submit), False
         while not ended:

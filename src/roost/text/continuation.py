@@ -76,17 +76,26 @@ def continuation(
     if not messages and transcript.is_open:
         return ()  # the answer goes on as it stands
     said = transcript.said()
-    before = ""
-    if transcript.is_open:
-        before = language.chat_text(said[:-1], add_generation_prompt=True) + ANSWER
-    elif said:
-        before = language.chat_text(said, add_generation_prompt=False)
     whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
-    if not whole.startswith(before):
+    added = _after(language, transcript, said, whole)
+    if added is None:
         raise RequestError(
             400,
             "messages",
             "this model's chat template writes earlier messages differently when later ones follow, so it cannot "
             "continue a session: send text or input_ids, or whole conversations without a session",
         )
-    return language.text_tokens(whole.removeprefix(before), after=transcript.ended_by)
+    return language.text_tokens(added, after=transcript.ended_by)
+
+
+def _after(language: Language, transcript: Transcript, said: list[Hidden], whole: str) -> str | None:
+    """The text of a conversation after what was said; None if it does not begin with that."""
+    if not said:
+        return whole
+    if not transcript.is_open:
+        before = language.chat_text(said, add_generation_prompt=False)
+        return whole.removeprefix(before) if whole.startswith(before) else None
+    before = language.chat_text(said[:-1], add_generation_prompt=True)
+    # a space before an answer is the model's own: its first token has it
+    space, found, added = whole.removeprefix(before).partition(ANSWER)
+    return added if whole.startswith(before) and found and not space.strip() else None

@@ -80,7 +80,25 @@ def test_chat_answers_each_line_and_finds_the_conversation_in_its_cache(
     printed = capsys.readouterr()
     assert printed.out == "he12!\nhe12!\n"
     assert "is ready" in printed.err and printed.err.count("5 tokens, ") == 2
-    assert " 0 of " in printed.err.splitlines()[1] and " 0 of " not in printed.err.splitlines()[2]
+    first, second = re.findall(r"inherited (\d+) of (\d+)", " ".join(printed.err.split()))
+    assert int(first[0]) == 0 and int(second[0]) == int(first[1]) + 5, "all of the first turn, its end too"
+
+
+def test_chat_rewinds_forks_and_says_how_things_stand(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["/help", "/rewind", "hello", "/fork", "and again", "/stats", "/rewind 2", "/back", "/back", "/stats", "/no"]
+    typed(monkeypatch, "\n".join([*lines, "/rewind x", "and again", "/exit", "never read"]))
+    assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
+    printed = capsys.readouterr()
+    said = " ".join(printed.err.split())
+    assert printed.out == "he12!\n" * 3
+    assert "/rewind: there are 0 turns to forget, got 1" in said and "got x" in said
+    assert "2 turns, " in said and "0 turns and 0 tokens are left" in said
+    assert "back, after 1 turns" in said and "/back: this is no copy" in said and "1 turns, " in said
+    assert "there is no /no" in said
+    inherited = re.findall(r"inherited (\d+) of (\d+)", said)
+    assert inherited[1][1] == inherited[2][1], "the copy and where it was made go on from the same place"
 
 
 def test_chat_ends_with_its_input(
@@ -183,7 +201,7 @@ def test_chat_says_the_accept_length_of_each_turn_that_speculated(
     typed(monkeypatch, "hello\nagain\n")
     assert main(["chat", *flags]) == 0
     notes = " ".join(capsys.readouterr().err.split())
-    lengths = [float(each) for each in re.findall(r"cached; accept length (\d\.\d\d)", notes)]
+    lengths = [float(each) for each in re.findall(r"inherited \d+ of \d+; accept length (\d\.\d\d)", notes)]
     assert len(lengths) == 2 and all(1 <= each <= speculating.STEPS + 1 for each in lengths)
 
 
