@@ -88,9 +88,7 @@ class EngineLink:
         """The answer to a command."""
         return await self._post(command).get()
 
-    async def converse(
-        self, submit: Submit, name: str, watcher: Watcher | None = None
-    ) -> AsyncGenerator[Event, None]:
+    async def converse(self, submit: Submit, name: str, watcher: Watcher | None = None) -> AsyncGenerator[Event, None]:
         """The events of a request."""
         inbox, ended = self._post(submit), False
         while not ended:

@@ -32,7 +32,7 @@ from roost.messages import (
 )
 from roost.server.body import read
 from roost.server.desk import Desk, events, finite, json_response, usage_json
-from roost.server.generation import Generation, Output, Prompt, while_connected
+from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
 from roost.server.turns import Conversation
@@ -52,7 +52,10 @@ async def open_session(request: Request) -> Response:
         ttl_ms=None if body.ttl_s is None else int(body.ttl_s * 1000),
         max_tokens=body.max_tokens,
     )
-    state = await opened(desk, command, Conversation(command.session_id))
+    try:
+        state = await opened(desk, command, Conversation(command.session_id))
+    except RequestError as error:
+        raise renamed(error, {"session_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
 
 
@@ -102,7 +105,10 @@ async def fork(request: Request) -> Response:
     desk.check_ready()
     async with desk.conversations.held(request.path_params["id"]) as conversation:
         command = ForkSession(session_id=conversation.id, new_id=body.id or uuid4().hex)
-        state = await opened(desk, command, Conversation(command.new_id, conversation.transcript))
+        try:
+            state = await opened(desk, command, Conversation(command.new_id, conversation.transcript))
+        except RequestError as error:
+            raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
 
 

@@ -87,8 +87,9 @@ def test_chat_answers_each_line_and_finds_the_conversation_in_its_cache(
 def test_chat_rewinds_forks_and_says_how_things_stand(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = ["/help", "/rewind", "hello", "/fork", "and again", "/stats", "/rewind 2", "/back", "/back", "/stats", "/no"]
-    typed(monkeypatch, "\n".join([*lines, "/rewind x", "and again", "/exit", "never read"]))
+    copy = ["/fork", "and again", "/stats", "/rewind 2", "/back"]
+    lines = ["/help", "/rewind", "hello", *copy, "/back", "/stats", "/no", "/rewind x", "and again", "/exit"]
+    typed(monkeypatch, "\n".join([*lines, "never read"]))
     assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
     printed = capsys.readouterr()
     said = " ".join(printed.err.split())

@@ -24,8 +24,8 @@ GEMMA = """{{ bos_token }}{%- if messages[0].role == 'system' -%}{%- set first =
 {% endfor %}{% if add_generation_prompt %}<|im_start|>model
 {% endif %}"""
 # what the system says moves to the last message of a user
-MOVING = """{% for m in messages if m.role != 'system' %}[{{ m.role }}]{% if loop.last %}{{ messages[0].content }} {% endif %}
-{{ m.content }}<|im_end|>{% endfor %}"""
+MOVING = """{% for m in messages if m.role != 'system' %}[{{ m.role }}]
+{%- if loop.last %}{{ messages[0].content }} {% endif %}{{ m.content }}<|im_end|>{% endfor %}"""
 LLAMA2 = """{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[' + m.content + ']' }}
 {%- else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"""
 
@@ -57,9 +57,7 @@ class Held:
         hidden = self.language.hidden(messages)
         self.tokens += continuation(self.language, self.transcript, hidden, answers=output is not None)
         self.tokens += output or []
-        self.transcript = self.transcript.add(
-            self.language, length=len(self.tokens), messages=hidden, output=output
-        )
+        self.transcript = self.transcript.add(self.language, length=len(self.tokens), messages=hidden, output=output)
 
 
 def said(text: str) -> dict[str, str]:
