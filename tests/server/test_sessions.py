@@ -222,7 +222,7 @@ def test_rewind_and_fork_over_http(session: Client) -> None:
     assert (back["length"], back["turns"]) == (one["session"]["length"], 1)
     again = session.do("generate", {"messages": [MORE], **SHORT})
     assert again["usage"]["prompt_tokens"] == two["usage"]["prompt_tokens"]
-    assert inherited(again) == one["session"]["length"]
+    assert one["session"]["length"] - inherited(again) < 16, "at most a page is run again: the fork shares whole ones"
     assert copy.state()["length"] == two["session"]["length"]
     assert copy.do("generate", {"messages": [USER], **SHORT})["session"]["turns"] == 3
     assert error(session.ask("fork", {"id": copy.id})) == (409, "id")
