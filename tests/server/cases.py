@@ -9,9 +9,23 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from roost.server.schema import AbortBody, ChatBody, CompletionBody, EmptyBody, GenerateBody
+from roost.server.schema import (
+    AbortBody,
+    AppendBody,
+    ChatBody,
+    CloseNativeBody,
+    CompletionBody,
+    EmptyBody,
+    ForkBody,
+    GenerateBody,
+    OpenBody,
+    OpenNativeBody,
+    RewindBody,
+    TurnBody,
+)
 
 Path = tuple[str | int, ...]
+SESSION = "fuzzed"  # the name of a session that the test has opened
 MARK = "@@mark@@"  # stands for bytes that no JSON library would write
 
 # Every POST endpoint with a good body that reaches into each of its parts.
@@ -31,7 +45,15 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/generate": (GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 1}}),
     "/abort_request": (AbortBody, {"rid": "nobody"}),
     "/flush_cache": (EmptyBody, {}),
+    "/open_session": (OpenNativeBody, {"capacity_of_str_len": 1}),
+    "/close_session": (CloseNativeBody, {"session_id": "nobody"}),
+    "/v1/sessions": (OpenBody, {}),
+    f"/v1/sessions/{SESSION}/append": (AppendBody, {"text": "a"}),
+    f"/v1/sessions/{SESSION}/generate": (TurnBody, {"text": "a", "max_tokens": 1}),
+    f"/v1/sessions/{SESSION}/rewind": (RewindBody, {"turn": 0}),
+    f"/v1/sessions/{SESSION}/fork": (ForkBody, {}),
 }
+WEIGHTS = (6, 5, 6, 2, 1, 1, 1, 2, 2, 4, 1, 1)
 VALUES = {"int": 7, "float": 0.5, "str": "x", "bool": True, "list": [[]], "dict": {"z": 1}}
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 HUGE = ("9" * 30, "-" + "9" * 30, "9" * 5000, "1e300", "-1e300", "1e999", str(2**63))
@@ -185,6 +207,10 @@ def missing(draw: random.Random, endpoint: str) -> Case | None:
         "/v1/completions": (("prompt",),),
         "/generate": (("text",),),
         "/abort_request": (("rid",),),
+        "/open_session": (("capacity_of_str_len",),),
+        "/close_session": (("session_id",),),
+        f"/v1/sessions/{SESSION}/append": (("text",),),
+        f"/v1/sessions/{SESSION}/rewind": (("turn",),),
     }
     if endpoint not in required:
         return None
@@ -232,7 +258,7 @@ def broken_text(draw: random.Random, endpoint: str) -> Case | None:
 def long_array(draw: random.Random, endpoint: str) -> Case | None:
     """Arrays and objects that are far too long, whatever is in them."""
     field, body = _drawn_field(draw, endpoint)
-    if field.path[-1] == "input_ids":
+    if field.path[-1] in ("input_ids", "messages") and "text" in body:
         del (body := dict(body))["text"]
     value = draw.choice(([1] * 20_000, ["x"] * 3_000, [[]] * 3_000, {str(key): 1 for key in range(2_000)}))
     return Case("long array", endpoint, json.dumps(changed(body, field.path, value)).encode(), (field.name,))
@@ -250,7 +276,7 @@ def cases(num_cases: int, seed: int) -> list[Case]:
     found: list[Case] = []
     while len(found) < num_cases:
         endpoints = list(ENDPOINTS)
-        case = draw.choice(DRAWS)(draw, draw.choices(endpoints, weights=(6, 5, 6, 2, 1))[0])
+        case = draw.choice(DRAWS)(draw, draw.choices(endpoints, weights=WEIGHTS)[0])
         if case is not None:
             found.append(case)
     return found

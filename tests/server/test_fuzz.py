@@ -1,12 +1,16 @@
 """Bad requests drawn from the schemas: each is refused by name, and nothing of them stays."""
 
-from tests.server.cases import Case, cases
+from tests.server.cases import SESSION, Case, cases
 from tests.server.process import Server
 
 
 def test_failure_mode_39_every_bad_request_is_refused_by_the_name_of_its_parameter(rested: Server) -> None:
+    assert rested.post("/v1/sessions", {"id": SESSION}).status_code == 201
     wrong = [told for case in cases(500, seed=39) if (told := complaint(rested, case)) is not None]
     assert not wrong, "\n".join(wrong)
+    (state,) = rested.http.get("/v1/sessions").json()["data"]
+    assert (state["id"], state["length"], state["turns"], state["state"]) == (SESSION, 0, 0, "idle")
+    assert rested.http.delete(f"/v1/sessions/{SESSION}").status_code == 200
 
 
 def complaint(server: Server, case: Case) -> str | None:
