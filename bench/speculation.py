@@ -72,12 +72,14 @@ def run(parts: Parts, spec: SpecConfig, at_once: int, depth: int, page_size: int
     executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
     engine = Engine(resolved, executor, SystemClock())
     ends: list[Finished] = []
+    outputs: list[list[int]] = [[] for _ in parts.prompts]
     num_tokens = 0
 
     def reply(event: Event) -> None:
         nonlocal num_tokens
         if isinstance(event, Tokens):
             num_tokens += len(event.tokens)
+            outputs[int(event.request_id)].extend(event.tokens)
         elif isinstance(event, Finished):
             ends.append(event)
 
@@ -106,6 +108,7 @@ def run(parts: Parts, spec: SpecConfig, at_once: int, depth: int, page_size: int
         "held_over_used": held / max(used, 1),
         "step_ms": 1000 * decode_s / max(num_rounds, 1),
         "tokens_s": sum(each.usage.completion_tokens for each in ends) / decode_s,
+        "outputs": outputs,
     }
 
 
@@ -115,12 +118,14 @@ def sweep(parts: Parts, new_tokens: int) -> list[dict[str, Any]]:
     for at_once in (1, 4, 8):
         for page_size in (1, 64):
             for depth in (0, 1):
-                plain = 0.0
+                plain: dict[str, Any] = {}
                 for name, spec in CASES.items():
                     result = run(parts, spec, at_once, depth, page_size, new_tokens)
-                    plain = plain or result["tokens_s"]
-                    row = {"case": name, "at_once": at_once, "page_size": page_size, "depth": depth, **result}
-                    rows.append(row | {"over_plain": result["tokens_s"] / plain})
+                    plain = plain or result
+                    same = sum(a == b for a, b in zip(result["outputs"], plain["outputs"], strict=True))
+                    over = {"over_plain": result["tokens_s"] / plain["tokens_s"], "same_as_plain": same}
+                    where = {"case": name, "at_once": at_once, "page_size": page_size, "depth": depth}
+                    rows.append(where | {key: value for key, value in result.items() if key != "outputs"} | over)
                     print(_line(rows[-1]), flush=True)
     return rows
 
@@ -142,7 +147,7 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['case']:<6} {row['at_once']} at once, page {row['page_size']:>2}, depth {row['depth']}: "
         f"{row['tokens_s']:7.1f} tok/s, {row['over_plain']:.2f} of plain, accept length {row['accept_length']:.2f} "
-        f"{list(row['histogram'])}, held/used {row['held_over_used']:.2f}"
+        f"{list(row['histogram'])}, held/used {row['held_over_used']:.2f}, {row['same_as_plain']} outputs as plain"
     )
 
 
