@@ -284,7 +284,7 @@ class World:
         resolved = self.options.resolved
         if not resolved.sched.overlap or not resolved.sched.mixed or event.max_new_tokens == 0:
             return
-        if self.options.faults.step:  # after a failure, requests go alone for a step
+        if self.options.faults.step or self.options.faults.poison:  # after a failure, requests go alone for a step
             return
         if ask.last_launch <= self._collecting and ask.sat_out_at < self.report.ticks - 2:
             raise Broken(f"last round: {ask.submit.request_id} ended with nothing in flight")
