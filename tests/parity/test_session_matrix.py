@@ -1,0 +1,49 @@
+"""Sessions are exact on the real engine: drafters, layers, pages and loads, each with each, in every scene.
+
+Each turn inherits what was predicted, says what the same conversation says as one prompt, and leaves every page in its
+place. Pools start as NaN, and every tick is audited page by page.
+"""
+
+import pytest
+
+from tests.parity.forced import null_prompts
+from tests.parity.session_matrix import CELLS, LARGE_PAGES, NAMED, WIDE_PAGES, Cell, drawn
+from tests.parity.session_scenes import SCENES, play
+from tests.parity.talks import Talks
+
+ALWAYS = ("turns", "together", "aborts")  # scenes that every named cell plays
+DRAWN = drawn(SCENES)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_in_each_named_engine_turns_inherit_what_was_predicted(name: str) -> None:
+    talks = play(NAMED[name], *ALWAYS)
+    assert (talks.engine.state.totals.retractions > 0) == (NAMED[name].load == "retracts")
+
+
+@pytest.mark.parametrize("layers", LARGE_PAGES)
+def test_turns_too_long_for_a_context_of_512_cost_a_session_on_pages_of_256_nothing(layers: str) -> None:
+    play(LARGE_PAGES[layers], "over_length", "refusals")
+
+
+def test_thirty_turns_on_pages_of_512_with_eight_branches_leak_nothing() -> None:
+    talks = Talks(WIDE_PAGES, max_running=1)
+    talks.begin("s")
+    for number, prompt in enumerate(null_prompts(*[13, 24, 31] * 10, seed=4)):
+        talks.turn("s", prompt[number > 0 :], 1 + number % 7)
+        talks.assert_at_rest()
+    assert talks.engine.state.counters.snapshot().overshoot > 0
+    assert len(talks.talks["s"].tokens) > 512
+    talks.wind_up()
+    talks.executor.close()
+
+
+@pytest.mark.parametrize(("cell", "scene"), DRAWN, ids=lambda value: value.name if isinstance(value, Cell) else value)
+def test_a_drawn_scene_in_a_drawn_engine_is_exact_and_leaves_nothing_behind(cell: Cell, scene: str) -> None:
+    play(cell, scene)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_every_scene_in_every_engine_is_exact_and_leaves_nothing_behind(cell: Cell) -> None:
+    play(cell, *SCENES)
