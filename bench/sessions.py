@@ -246,7 +246,8 @@ def measure(parts: Parts, spec: SpecConfig, args: argparse.Namespace) -> dict[st
         row = firsts[-1]
         print(
             f"{name}: first token after {history}: session {row['session_ms']:.0f} ms, "
-            f"sent again {row['resent_ms']:.0f} ({row['resent_over_session']:.1f} x), cached {row['resent_cached_ms']:.0f} "
+            f"sent again {row['resent_ms']:.0f} ({row['resent_over_session']:.1f} x), "
+            f"cached {row['resent_cached_ms']:.0f} "
             f"({row['cached_over_session']:.2f} x)",
             flush=True,
         )

@@ -144,7 +144,7 @@ Case = tuple[Cell, str]
 
 
 def drawn(scenes: Iterable[str], num_together: int = 2) -> list[Case]:
-    """Cases in which any values of any two factors, scenes too, meet somewhere: the next is always one that adds most."""
+    """Cases in which any values of two factors, scenes too, meet somewhere: the next is one that adds most."""
     found: list[Case] = []
     open_cases = {
         (cell, scene): set(combinations(enumerate((*cell.factors, scene)), num_together))
