@@ -90,8 +90,8 @@ _OWN = (
     Bug(
         "mode_24_pins_of_a_first_turn",
         "roost.kv.store",
-        "        self.tree.unpin(lease, min(length, lease.shared_len), now=0)",
-        "        self.tree.unpin(lease, lease.shared_len, now=0)",
+        "        self.tree.unpin(lease, 0, now)",
+        "        self.tree.unpin(lease, lease.shared_len, now)",
         "24: a first turn that is aborted leaves what it had found in the tree pinned",
         test=_SESSIONS + "test_24_first_turn_aborted_unpins_what_it_found_in_the_tree[2-plain]",
     ),
