@@ -6,6 +6,7 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 from tests.planted.bug import Bug
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.mode_bugs import mode_bugs
+from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
@@ -223,8 +224,9 @@ _SIMULATED = (
     Bug(
         "retract_suspends",
         "roost.sched.ending",
-        "    state.sessions.end_turn(request.turn, Outcome.SUSPEND, 0, state.now)",
-        "    state.sessions.end_turn(request.turn, Outcome.COMMIT, len(request.turn.record), state.now)",
+        "    state.sessions.end_turn(request.turn, Outcome.SUSPEND, state.now)",
+        "    state.sessions.end_turn(request.turn, Outcome.COMMIT, state.now, len(request.turn.record), "
+        "Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0))",
         "17: a retract takes the finish path",
     ),
     Bug(
@@ -375,4 +377,4 @@ _SIMULATED = (
         "19: more idle sessions lose their residence than the shortfall asks for",
     ),
 )
-BUGS = (*_SIMULATED, *WISH_BUGS, *SPEC_BUGS, *DEVICE_BUGS, *mode_bugs(_SIMULATED))
+BUGS = (*_SIMULATED, *WISH_BUGS, *SESSION_BUGS, *SPEC_BUGS, *DEVICE_BUGS, *mode_bugs(_SIMULATED))

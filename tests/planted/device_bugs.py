@@ -279,8 +279,8 @@ DEVICE_BUGS = (
         "draws_by_position",
         _RUNNER,
         "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions + 1, paths)",
-        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), "
-        "nodes.positions[0] + 1 + 0 * rows, paths)",
+        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions[0] + 1 + 0 * rows, "
+        "paths)",
         "29: every node of a round draws with the same random number",
         test=_OPTIONS + "[warm]",
     ),

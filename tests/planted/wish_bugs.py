@@ -215,9 +215,9 @@ WISH_BUGS = (
     Bug(
         "refusal_names_its_parameter",
         "roost.sched.ending",
-        "    refused = Refused(request_id=request.id, status=error.status, message=str(error), param=error.param)",
-        "    refused = Refused(request_id=request.id, status=error.status, message=str(error))",
-        "36: a turn that waited in vain is not told which parameter was at fault",
+        '    param = error.param if isinstance(error, RequestError) else ""',
+        '    param = ""',
+        "36: a refusal does not say which parameter was at fault",
     ),
     Bug(
         "refusal_sees_idle_sessions",

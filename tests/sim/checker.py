@@ -36,10 +36,19 @@ class Conversation:
     """A client's view of a session."""
 
     id: str
+    salt: str = ""
+    ttl_ms: int | None = None
+    max_tokens: int | None = None
     tokens: list[int] = field(default_factory=list)  # what its finished turns make
+    turns: list[tuple[int, Usage]] = field(default_factory=list)  # of each: tokens after it, and what it cost
     cached: tuple[int, int] | None = (0, 0)  # range the next turn must find in place; None: anything
+    shared_max: int = 0  # tokens whose pages others may have, at most
+    window_from: int = 0  # past this the window is held, wherever it is cut
+    opened: bool = False  # the engine has said so
     closing: bool = False
+    expired: bool = False
     num_open_turns: int = 0
+    last_used: int = 0  # of the clock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +62,7 @@ class Ask:
     output: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)  # of the output
     score_next: int | None = None  # prompt position whose next token is to be scored next, once it has started
+    score_first: int | None = None  # the first of all
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
     num_rounds: int = 0  # live ones that carried drafts
@@ -90,6 +100,7 @@ class Checker:
         self.now = 0  # of the clock, at the start of the tick
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)  # sums of what was told
         self.asks: dict[str, Ask] = {}
+        self.fresh: list[Ask] = []  # sent and not read yet
         self.conversations: dict[str, Conversation] = {}
         self.spec_sum = SpecStats(histogram=(0,) * resolved.spec.accept_max)
         self.counts: dict[str, int] = {}
@@ -106,6 +117,7 @@ class Checker:
             num_open=self._num_open,
         )
         self._num_open += 1
+        self.fresh.append(ask)
         if conversation is not None:
             ask.met_busy = conversation.num_open_turns > 0
         self.asks[submit.request_id] = ask
@@ -145,7 +157,7 @@ class Checker:
     def admitted(self, ask: Ask, inherited_len: int) -> None:
         """A request starts: its prompt is scored from where it asked, or after what its session inherits."""
         if ask.submit.prompt_logprobs_from is not None and ask.score_next is None:
-            ask.score_next = max(ask.submit.prompt_logprobs_from, inherited_len)
+            ask.score_next = ask.score_first = max(ask.submit.prompt_logprobs_from, inherited_len)
 
     def _prompt_scores(self, ask: Ask, event: PromptScores) -> None:
         """Each prompt token is scored once, in order, before the output, and as the oracle says."""
@@ -186,24 +198,34 @@ class Checker:
         """A refusal has a cause that the client can see."""
         submit, conversation = ask.submit, ask.conversation
         history = len(conversation.tokens) if conversation else 0
+        most = self._most_new(history + len(submit.tokens), conversation)
+        done = len(conversation.turns) if conversation else 0
+        taken = submit.turn is not None and submit.turn < done
+        early = submit.turn is not None and submit.turn > done and event.param == "turn"
         explained = {
             400: not submit.tokens and history == 0,
             404: submit.session_id is not None and (conversation is None or conversation.closing),
-            409: ask.met_busy and not submit.queue,
+            409: taken or early or (ask.met_busy and not submit.queue),
             410: conversation is not None and conversation.closing,
-            413: self._most_new(history + len(submit.tokens)) < (submit.max_new_tokens or 0)
-            or self._most_new(history + len(submit.tokens)) < 1,
+            413: most < (submit.max_new_tokens or 0) or most < 1,
             429: ask.num_open >= self._resolved.sched.max_queued,
         }
         if not explained.get(event.status, False):
             raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
         param = {400: "tokens", 413: "tokens", 429: ""}.get(event.status, "session_id")
+        if event.status == 409 and (taken or early):
+            param = "turn"
         if event.param != param:
             raise Broken(f"param: {submit.request_id} got {event}, {param!r} is at fault")
+        usage = conversation.turns[submit.turn or 0][1] if event.status == 409 and conversation and taken else None
+        if event.usage != usage:
+            raise Broken(f"retry: {submit.request_id} got {event}, the turn with its number cost {usage}")
 
-    def _most_new(self, prompt_len: int) -> int:
-        """Most new tokens that context and pools allow."""
+    def _most_new(self, prompt_len: int, conversation: Conversation | None) -> int:
+        """Most new tokens that context, session and pools allow."""
         resolved, most = self._resolved, self._resolved.context - prompt_len
+        if conversation is not None and conversation.max_tokens is not None:
+            most = min(most, conversation.max_tokens - prompt_len)
         while most >= 0 and not all(
             resolved.pages_to_hold(book, resolved.length_to_fit(book, prompt_len + most)) <= spec.num_pages - 1
             for book, spec in enumerate(resolved.books)
@@ -221,6 +243,11 @@ class Checker:
     def _finished(self, ask: Ask, event: Finished, collecting: int) -> None:
         self._end(ask, event.reason)
         self._know_history(ask)
+        if ask.conversation is not None:
+            ask.conversation.last_used = self.now
+        score_from = ask.submit.prompt_logprobs_from if ask.score_first is None else ask.score_first
+        if event.score_from != score_from:
+            raise Broken(f"scores: {ask.submit.request_id} was scored from {score_from}, told {event.score_from}")
         prompt = ask.prompt
         self._check_output(ask, event, prompt)
         if event.spec.rounds != ask.num_rounds:
@@ -259,7 +286,7 @@ class Checker:
             )
         if event.reason in ("stop", "length"):
             asked = ask.submit.max_new_tokens
-            allowed = self._most_new(event.usage.prompt_tokens) if asked is None else asked
+            allowed = self._most_new(event.usage.prompt_tokens, ask.conversation) if asked is None else asked
             if event.max_new_tokens != allowed:
                 raise Broken(f"limit: {ask.submit.request_id} was allowed {event.max_new_tokens} tokens, not {allowed}")
         if not 0 <= event.usage.cached_tokens <= event.usage.prompt_tokens:
@@ -291,7 +318,7 @@ class Checker:
             return
         low, high = (min(bound, len(prompt) - 1) for bound in conversation.cached)
         if not ask.submit.tokens:  # its last page may be shared, and is not written then
-            low = max(0, len(prompt) - 2) // self._page_size * self._page_size
+            low = min(low, max(0, len(prompt) - 2) // self._page_size * self._page_size)
         if not low <= event.usage.cached_tokens <= high:
             raise Broken(
                 f"inheritance: {ask.submit.request_id} found {event.usage.cached_tokens} of {len(prompt)} cached, "
@@ -305,10 +332,45 @@ class Checker:
             return
         if conversation.tokens != ask.history:
             raise Broken(f"history: {ask.submit.request_id} began before another turn of {conversation.id} ended")
+        number = len(conversation.turns)
+        if ask.submit.turn not in (None, number):
+            raise Broken(f"retry: {ask.submit.request_id} is turn {number} of {conversation.id}, not as it asked")
+        if conversation.cached is None or ask.disturbed or not ask.history:  # it may have started on the tree's pages
+            conversation.shared_max = len(prompt)
         conversation.tokens = prompt + ask.output
+        conversation.turns.append((len(conversation.tokens), event.usage))
         written = ask.overshot or ask.last_launch > collecting or event.max_new_tokens == 0
         length = len(conversation.tokens) - (0 if written else 1)
         conversation.cached = (length, length)
+        conversation.window_from = max(0, length - 1) // self._page_size * self._page_size
+
+    def rewound(self, conversation: Conversation, length: int, num_turns: int) -> None:
+        """A session was cut; where nobody else has its pages and its window is held, its KV is cut exactly there."""
+        del conversation.tokens[length:], conversation.turns[num_turns:]
+        before, size = conversation.cached, self._page_size
+        has_window = any(book.window is not None for book in self._resolved.books)
+        if before is None or (has_window and length <= conversation.window_from):
+            conversation.cached = None
+            return
+        low, high = min(before[0], length), length if before[1] < length else min(before[1], length)
+        if length <= conversation.shared_max:  # a shared page is not written; with pairs its last slot is another's
+            low = max(0, low - self._resolved.spec.pair) // size * size
+        conversation.cached = (low, high) if low else None  # what is left of nothing is looked up in the tree
+
+    def forked(self, conversation: Conversation, new_id: str) -> Conversation:
+        """A session was forked: both share its whole pages from now on."""
+        conversation.shared_max = len(conversation.tokens)
+        return Conversation(
+            id=new_id,
+            salt=conversation.salt,
+            ttl_ms=conversation.ttl_ms,
+            max_tokens=conversation.max_tokens,
+            tokens=list(conversation.tokens),
+            turns=list(conversation.turns),
+            cached=None,
+            opened=True,
+            last_used=self.now,
+        )
 
     def disturbed(self, request_id: str) -> None:
         """A request was suspended: what its session finds next is not predicted."""

@@ -1,12 +1,21 @@
 """Options of one simulated run: everything a seed decides before the first tick."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SpecConfig, resolve
+from roost.config import (
+    EngineConfig,
+    MemoryConfig,
+    ModelTraits,
+    Resolved,
+    SchedConfig,
+    SessionConfig,
+    resolve,
+)
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
 from tests.shapes import spec_config
 from tests.sim.model import Model
+from tests.sim.visits import Habits, draw_habits
 from tests.sim.wishes import Wishes, draw_wishes
 
 TICKS = 90  # with faults and new work; then everything must come to its end
@@ -40,6 +49,7 @@ class Options:
     num_stops: int
     shared_prompts: int
     wishes: Wishes
+    habits: Habits
 
 
 def draw(seed: int) -> Options:
@@ -67,7 +77,14 @@ def draw(seed: int) -> Options:
         mixed=rng.random() < 0.5,
         overlap=rng.random() < 0.6,
     )
-    resolved = _draw_pool(rng, page_size, sched, spec_config(spec, _draw_max_batch(seed, spec)), traits)
+    habits = draw_habits(random.Random(f"habits {seed}"))
+    config = EngineConfig(
+        memory=MemoryConfig(page_size=page_size, strict_memory=2),
+        sched=sched,
+        session=_draw_limits(seed, habits, context),
+        spec=spec_config(spec, _draw_max_batch(seed, spec)),
+    )
+    resolved = _draw_pool(rng, config, traits)
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
@@ -97,6 +114,7 @@ def draw(seed: int) -> Options:
         num_stops=rng.choice([0, 0, 1]),
         shared_prompts=rng.choice([1, 3]),
         wishes=draw_wishes(random.Random(f"wishes {seed}"), calm),
+        habits=habits,
     )
 
 
@@ -128,19 +146,31 @@ def _window(rng: random.Random, vocab: int, page_size: int, full: bool) -> Model
     return ModelTraits(vocab_size=vocab, window=window, has_full_layers=full)
 
 
-def _draw_pool(
-    rng: random.Random, page_size: int, sched: SchedConfig, spec: SpecConfig, traits: ModelTraits
-) -> Resolved:
+def _draw_limits(seed: int, habits: Habits, context: int) -> SessionConfig:
+    """Limits of sessions, where clients do more than talk."""
+    rng = random.Random(f"limits {seed}")
+    if habits == Habits():
+        return SessionConfig()
+    return SessionConfig(
+        max_sessions=rng.choice([1024, 1024, 1, 3, 5]),
+        max_session_tokens=rng.choice([None, None, rng.randint(8, context)]),
+        max_resident_tokens=rng.choice([None, None, 0, rng.randint(1, 2 * context)]),
+    )
+
+
+def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits) -> Resolved:
     """Pools between what one request of the whole context needs and what all need at once."""
+    page_size, context = config.memory.page_size, config.sched.context
+    assert context is not None
 
     def with_pools(full: int, window: int) -> Resolved:
-        memory = MemoryConfig(page_size=page_size, pool_tokens=full, window_pool_tokens=window, strict_memory=2)
-        return resolve(EngineConfig(memory=memory, sched=sched, spec=spec), traits)
+        memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window)
+        return resolve(replace(config, memory=memory), traits)
 
     ample = with_pools(10**6 * page_size, 10**6 * page_size)
     sizes = []
     for book in range(len(ample.books)):
-        pages = ample.pages_to_hold(book, ample.length_to_fit(book, sched.context)) + 1
+        pages = ample.pages_to_hold(book, ample.length_to_fit(book, context)) + 1
         factor = rng.choice([1, 1, 1.2, 1.5, 2, 4])
         if rng.random() < 0.1:
             factor = 0.7  # the longest requests are refused

@@ -7,13 +7,14 @@ from roost.messages import Event, FlushCache, Flushed, GetStats, Refused, Stats
 from roost.sched.engine import Engine
 from tests.sim.checker import Broken, Checker
 from tests.sim.rules import Rules
+from tests.sim.visits import Visits
 
 
 class Questions:
     """Asks one engine."""
 
-    def __init__(self, engine: Engine, checker: Checker, rules: Rules, counts: dict[str, int]) -> None:
-        self._engine, self._checker, self._rules, self._counts = engine, checker, rules, counts
+    def __init__(self, engine: Engine, checker: Checker, rules: Rules, visits: Visits, counts: dict[str, int]) -> None:
+        self._engine, self._checker, self._rules, self._visits, self._counts = engine, checker, rules, visits, counts
         self.num_steps = 0  # collected
         self.num_broken = 0
         self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
@@ -26,6 +27,7 @@ class Questions:
                 assert isinstance(event, Stats), event
                 self._checker.check_stats(event)
                 self._check_activity(event)
+                self._check_sessions(event)
             except AssertionError as broken:
                 self.broken = self.broken or broken
 
@@ -44,6 +46,22 @@ class Questions:
                 raise Broken(f"stats: {pool}, accounts {[kinds.count(kind) for kind in range(4)]}")
         if stats.step_age_ms < 0 or (stats.step_age_ms and not (state.requests or state.flights)):
             raise Broken(f"stats: the last step is {stats.step_age_ms} ms old")
+
+    def _check_sessions(self, stats: Stats) -> None:
+        counts, state = self._visits.counts, self._engine.state
+        told = (stats.sessions_opened, stats.sessions_closed, stats.sessions_expired, stats.sessions)
+        opened, closed, expired = (counts.get(what, 0) for what in ("opened", "closed", "expired"))
+        if told != (opened, closed, expired, opened - closed - expired):
+            raise Broken(f"stats: {stats}, sessions {counts}")
+        kept = [lease.settled_len for lease in state.store.leases.values() if isinstance(lease.holder, str)]
+        on_turns = sum(request.turn.session is not None for request in state.running)
+        if (stats.sessions_resident, stats.session_tokens) != (len(kept) + on_turns, sum(kept)):
+            raise Broken(f"stats: {stats}, sessions keep {kept}, {on_turns} run")
+        reclaimed = self._counts.get("note: reclaim", 0) + self._counts.get("note: over_limit", 0)
+        if stats.sessions_reclaimed < reclaimed or ("flushed" not in self._counts) > (
+            stats.sessions_reclaimed == reclaimed
+        ):
+            raise Broken(f"stats: {stats}, {reclaimed} sessions were reclaimed")
 
     def flush(self) -> None:
         """Ask for an empty cache; it is refused as long as anything runs."""

@@ -98,6 +98,10 @@ class Rules:
                 raise Broken(f"order: {[each.id for each in line]} is not in order")
         for request in state.requests.values():
             self._check_place(request)
+        most = self._resolved.session.max_resident_tokens
+        kept = sum(lease.settled_len for lease in state.store.leases.values() if isinstance(lease.holder, str))
+        if most is not None and kept > most:
+            raise Broken(f"limit: idle sessions keep {kept} tokens, {most} are allowed")
 
     def _check_place(self, request: Request) -> None:
         state, session, leader = self._state, request.turn.session, request.leader
@@ -186,6 +190,32 @@ class Rules:
             if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
                 return  # it was cut back after its window had moved on
         self._published[name] = (length, self.num_evictions)
+
+    def reclaimed(self, session_id: str) -> None:
+        """An idle session loses its lease: none that was used before it may keep one."""
+        table, known = self._state.sessions.table, self._checker.conversations
+        lease = table[session_id].lease
+        assert lease is not None
+        self.publishes(session_id, lease, lease.proven_len)
+        resident = [name for name, session in table.items() if session.lease is not None]
+        idle = [known[name] for name in resident if name in known and not known[name].num_open_turns]
+        before = [each.id for each in idle if each.last_used < known[session_id].last_used]
+        if before and not known[session_id].num_open_turns:
+            raise Broken(f"reclaim: {session_id} is reclaimed, {before} were used before it")
+
+    def rewound(self, session_id: str, length: int) -> None:
+        """A session is cut: no more than that much of what it published can be found, with windows perhaps nothing."""
+        published, evictions = self._published.pop(session_id, (0, -1))
+        if self._state.store.window_book is None:
+            self._published[session_id] = (min(published, length), evictions)
+
+    def forked(self, session_id: str, new_id: str) -> None:
+        """A session is forked: the other finds whole pages of what it holds, or has left in the tree."""
+        lease = self._state.sessions.table[session_id].lease
+        if lease is not None:
+            self.publishes(new_id, lease, lease.proven_len)
+        elif session_id in self._published:
+            self._published[new_id] = self._published[session_id]
 
     def _check_found(self, request_id: str, settled_len: int) -> None:
         """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from roost.clock import VirtualClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SessionConfig, resolve
 from roost.kv import ledger
 from roost.kv.audit import audit_pages
 from roost.kv.lease import Lease
@@ -23,9 +23,12 @@ from roost.messages import (
     CloseSession,
     Event,
     Finished,
+    ForkSession,
     OpenSession,
     Refused,
+    RewindSession,
     SessionClosed,
+    SessionState,
     SpecStats,
     Submit,
     Tokens,
@@ -71,6 +74,7 @@ class Setting:
     context: int = 96
     max_running: int = 4
     draft_skill: float = 1.0
+    session: SessionConfig = SessionConfig()
 
     def resolved(self) -> Resolved:
         """The engine's configuration."""
@@ -85,7 +89,7 @@ class Setting:
         )
         traits = ModelTraits(vocab_size=VOCAB, window=self.window)
         spec = spec_config(self.spec, self.spec_max_batch)
-        return resolve(EngineConfig(memory=memory, sched=sched, spec=spec), traits)
+        return resolve(EngineConfig(memory=memory, sched=sched, session=self.session, spec=spec), traits)
 
 
 class NarrowRows(Resolved):
@@ -322,6 +326,39 @@ class Script:
             del self.histories[event.session_id]
 
         self.engine.post(CloseSession(session_id=session_id), reply)
+
+    def rewind(self, session_id: str, length: int) -> SessionState | Refused:
+        """Cut a session's history, in a tick of its own, unless that is refused."""
+
+        def cut(state: SessionState) -> None:
+            assert state.length == length
+            del self.histories[session_id][length:]
+
+        return self._command(RewindSession(session_id=session_id, length=length), cut)
+
+    def fork(self, session_id: str, new_id: str) -> SessionState | Refused:
+        """Open a session with another's history, in a tick of its own, unless that is refused."""
+
+        def copy(state: SessionState) -> None:
+            self.histories[new_id] = list(self.histories[session_id])
+
+        return self._command(ForkSession(session_id=session_id, new_id=new_id), copy)
+
+    def _command(
+        self, command: RewindSession | ForkSession, done: Callable[[SessionState], None]
+    ) -> SessionState | Refused:
+        answers: list[SessionState | Refused] = []
+
+        def reply(event: Event) -> None:
+            assert isinstance(event, SessionState | Refused), event
+            answers.append(event)
+            if isinstance(event, SessionState):
+                done(event)
+
+        self.engine.post(command, reply)
+        self.tick()
+        (answer,) = answers
+        return answer
 
     def _deliver(self, handle: Handle, event: Event) -> None:
         assert handle.end is None, f"{handle} got {event} after its end"

@@ -13,16 +13,7 @@ from roost.errors import StepFailure
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
 from roost.kv.pages import PageId
-from roost.messages import (
-    Abort,
-    CloseSession,
-    Event,
-    Finished,
-    OpenSession,
-    Refused,
-    SessionClosed,
-    Submit,
-)
+from roost.messages import Abort, Event, Finished, Refused, Submit
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
@@ -32,6 +23,7 @@ from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
 from tests.sim.rules import Rules
+from tests.sim.visits import Visits
 from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
@@ -68,7 +60,8 @@ class World:
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
         self.report = Report(seed=options.seed)
-        self.questions = Questions(self.engine, self.checker, self.rules, self.report.counts)
+        self.visits = Visits(options.seed, options.habits, self.engine, self.checker, self.rules, self.clock)
+        self.questions = Questions(self.engine, self.checker, self.rules, self.visits, self.report.counts)
         self._log = log
         self._named = 0
         self._collecting = -1
@@ -189,13 +182,13 @@ class World:
         if kind == "suspend":
             self.checker.disturbed(subject)
             self.rules.publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
-        elif kind == "reclaim":
+        elif kind in ("reclaim", "over_limit"):
             self.checker.lost_residence(subject)
-            if numbers[1] <= 0:
+            if numbers[-1] <= 0:
                 raise Broken(f"reclaim: {subject} is reclaimed although nothing is missing")
-            lease = self.engine.state.sessions.table[subject].lease
-            assert lease is not None
-            self.rules.publishes(subject, lease, lease.proven_len)
+            self.rules.reclaimed(subject)
+        elif kind == "expire":
+            self.visits.expired(subject)
         elif kind == "admit":
             self.rules.admitted(subject, numbers[0])
         elif kind == "fail":
@@ -231,17 +224,16 @@ class World:
             max_new = max(0, min(max_new, context - length))
         stop_ids = frozenset(self._token() for _ in range(self.options.num_stops))
         salt = "" if conversation else rng.choice(["", "", "salt"])
-        ask = self._send(
-            Submit(
-                request_id=self._fresh("r"),
-                tokens=tuple(tokens),
-                max_new_tokens=max_new,
-                stop_token_ids=stop_ids,
-                session_id=conversation.id if conversation else None,
-                queue=queue,
-                salt=salt,
-            )
+        submit = Submit(
+            request_id=self._fresh("r"),
+            tokens=tuple(tokens),
+            max_new_tokens=max_new,
+            stop_token_ids=stop_ids,
+            session_id=conversation.id if conversation else None,
+            queue=queue,
+            salt=salt,
         )
+        ask = self._send(self.visits.number(submit))
         num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
         has_place = num_waiting + 3 < self.options.resolved.sched.max_queued or self._wishing.random() < 0.1
         if has_place and self._wishing.random() < self.options.wishes.group:
@@ -297,27 +289,12 @@ class World:
         if ask.last_launch <= self._collecting and ask.sat_out_at < self.report.ticks - 2:
             raise Broken(f"last round: {ask.submit.request_id} ended with nothing in flight")
 
-    def _open(self) -> None:
-        conversation = Conversation(id=self._fresh("s"))
-        self.checker.conversations[conversation.id] = conversation
-        salt = self.rng.choice(["", "salt"])
-        self.engine.post(OpenSession(session_id=conversation.id, salt=salt), lambda event: None)
-
     def _close(self, conversation: Conversation) -> None:
         if conversation.closing:
             return
-        conversation.closing = True
         self._say(f"close {conversation.id}")
         self._count("fault: close" if self.troubled else "close")
-
-        def reply(event: Event) -> None:
-            try:
-                assert isinstance(event, SessionClosed), event
-                self.checker.closed(event)
-            except AssertionError as broken:
-                self._broken = self._broken or broken
-
-        self.engine.post(CloseSession(session_id=conversation.id), reply)
+        self.visits.close(conversation)
 
     def _abort(self, ask: Ask) -> None:
         ask.aborted = True
@@ -340,7 +317,7 @@ class World:
             self._submit(None)
         talks = list(self.checker.conversations.values())
         if len(talks) < options.num_sessions:
-            self._open()
+            self.visits.open(self._fresh("s"), self.rng.choice(["", "salt"]))
         for conversation in talks:
             if conversation.closing:
                 continue
@@ -351,6 +328,7 @@ class World:
             elif rng.random() < 0.04:
                 self._submit(conversation, queue=rng.random() < 0.6)
         self._misbehave(talks)
+        self.visits.visit(options.num_sessions, self._fresh)
         if self._wishing.random() < options.wishes.stats:
             self.questions.ask_stats()
         if self._wishing.random() < options.wishes.flush:
@@ -407,14 +385,16 @@ class World:
         running = [request.lease.id for request in self.engine.state.running]
         fails = running and self.troubled and self.rng.random() < self.options.faults.allocation
         self._no_pages_for = self.rng.choice(running) if fails else None
+        self.visits.before_tick()
         self.engine.tick()  # audits every page: --strict-memory 2
-        broken = self._broken or self.questions.broken
+        broken = self._broken or self.questions.broken or self.visits.broken
         if broken is not None:
             raise broken
         for step, named in self.rules.out.items():
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
+        self.visits.after_tick()
         self.report.audits += 1
         for ask in aborted:
             if not ask.ended:
@@ -424,6 +404,7 @@ class World:
         """Trouble, then calm, then the final count."""
         try:
             for _ in range(TICKS):
+                self.visits.jump()
                 self._clients()
                 self._tick()
             self.troubled = False
@@ -437,6 +418,8 @@ class World:
         self.report.digest = self.checker.digest()
         for how, count in self.checker.counts.items():
             self.report.counts["ended: " + how] = count
+        for what, count in self.visits.counts.items():
+            self.report.counts["visit: " + what] = count
         return self.report
 
     def _calm_down(self) -> None:

@@ -4,7 +4,7 @@ Reads everything, changes nothing. Called by the engine loop as often as --stric
 """
 
 from roost.errors import InvariantError
-from roost.kv.holdings import own_pages
+from roost.kv.holdings import num_own, own_pages
 from roost.kv.lease import Lease
 from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, cached, describe, leased
 from roost.kv.node import Node
@@ -15,8 +15,8 @@ from roost.kv.store import Store
 def audit_sums(store: Store) -> None:
     """Conservation by counts: free + leased + cached + retiring + sink is the pool, in every book."""
     for book, spec in enumerate(store.books):
-        num_leased = sum(len(own_pages(store, lease, book)) for lease in store.leases.values())
-        num_cached = sum(len(node.held(book)) for node in store.tree.nodes.values())
+        num_leased = sum(num_own(store, lease, book) for lease in store.leases.values())
+        num_cached = sum(node.num_held(book) for node in store.tree.nodes.values())
         parts = (store.ledger.num_free(book), num_leased, num_cached, store.ledger.num_retiring(book), 1)
         if sum(parts) != spec.num_pages:
             raise _broken(

@@ -13,10 +13,20 @@ from roost.kv.store import Store
 
 def own_pages(store: Store, lease: Lease, book: BookId) -> list[PageId]:
     """Pages accounted to the lease itself, not to the tree."""
+    return [page for page in _own_entries(store, lease, book) if page != SINK]
+
+
+def num_own(store: Store, lease: Lease, book: BookId) -> int:
+    """How many these are, without a walk over them: a session's turn must not cost more the longer it is."""
+    entries = _own_entries(store, lease, book)
+    return len(entries) - entries.count(SINK)
+
+
+def _own_entries(store: Store, lease: Lease, book: BookId) -> list[PageId]:
     first = lease.shared_len
     if book == store.window_book:  # before the frontier only the anchor is held
         first = max(first, min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len)
-    return [page for page in lease.pages[book][first // store.page_size :] if page != SINK]
+    return lease.pages[book][first // store.page_size :]
 
 
 def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:
@@ -34,8 +44,8 @@ def num_held(store: Store, lease: Lease, book: BookId) -> int:
     """Pages that nobody else can have because of this lease: its own and those it pins."""
     if book != store.window_book:
         return len(lease.pages[book])
-    pinned = sum(len(node.held(book)) for node in pinned_nodes(store, lease, book))
-    return len(own_pages(store, lease, book)) + pinned
+    pinned = sum(node.num_held(book) for node in pinned_nodes(store, lease, book))
+    return num_own(store, lease, book) + pinned
 
 
 def num_freed(store: Store, leases: Sequence[Lease], book: BookId) -> int:
@@ -44,9 +54,9 @@ def num_freed(store: Store, leases: Sequence[Lease], book: BookId) -> int:
     for lease in leases:
         for node in pinned_nodes(store, lease, book):
             pins[node.id] = (node, pins.get(node.id, (node, 0))[1] + 1)
-    own = sum(len(own_pages(store, lease, book)) for lease in leases)
+    own = sum(num_own(store, lease, book) for lease in leases)
     return own + sum(
-        len(node.held(book))
+        node.num_held(book)
         for node, count in pins.values()
         if count == (node.window_pins if book == store.window_book else node.pins)
     )

@@ -41,6 +41,10 @@ class Node:
         """The pages it still has in a book."""
         return [page for page in self.pages[book] if page != SINK]
 
+    def num_held(self, book: BookId) -> int:
+        """How many these are."""
+        return len(self.pages[book]) - self.pages[book].count(SINK)
+
     def path_pages(self, book: BookId) -> list[PageId]:
         """Pages of a book along the path that ends here."""
         runs = []

@@ -39,7 +39,7 @@ def _pool(state: State, book: int) -> PoolStats:
     """Pages of a book by account; the sink page is none of them."""
     ledger, tree = state.store.ledger, state.store.tree
     total, free, retiring = state.resolved.books[book].num_pages - 1, ledger.num_free(book), ledger.num_retiring(book)
-    cached = sum(len(node.held(book)) for node in tree.nodes.values())
+    cached = sum(node.num_held(book) for node in tree.nodes.values())
     return PoolStats(
         window=state.resolved.books[book].window,
         total=total,

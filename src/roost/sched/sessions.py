@@ -61,6 +61,7 @@ def rewind_session(state: State, command: RewindSession) -> SessionState:
         turn = bisect_right(session.turns, length, key=lambda each: each.end_len)
     state.sessions.rewind(session, length, num_turns=turn)
     state.trace.note("rewind", session.id, length, 0 if session.lease is None else session.lease.settled_len)
+    left_alone(state, session)
     return session_state(state, session)
 
 

@@ -271,3 +271,5 @@ class Sessions:
             return
         session.turn = None
         session.last_used = now
+        if session.id in self._idle:
+            self._idle.move_to_end(session.id)

@@ -6,7 +6,16 @@ Stop texts are token ids written as text (tests.sim.wishes). Time stands still u
 from dataclasses import dataclass, field, replace
 
 from roost.clock import VirtualClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SpecConfig, resolve
+from roost.config import (
+    EngineConfig,
+    MemoryConfig,
+    ModelTraits,
+    Resolved,
+    SchedConfig,
+    SessionConfig,
+    SpecConfig,
+    resolve,
+)
 from roost.messages import Command, Event, Finished, Refused, Tokens
 from roost.sched.engine import Engine
 from roost.step import Executor, StepId, StepPlan, StepResult, Ticket
@@ -18,11 +27,18 @@ VOCAB = 50
 MODEL = Model(vocab=VOCAB, window_1=None, window_2=None, draft_skill=0)
 
 
-def resolved(num_pages: int = 40, spec: str = "none", **sched: int | bool) -> Resolved:
+def resolved(
+    num_pages: int = 40, spec: str = "none", session: SessionConfig | None = None, **sched: int | bool
+) -> Resolved:
     """A small configuration: page 4, context 64."""
     memory = MemoryConfig(page_size=4, pool_tokens=(num_pages + 1) * 4, strict_memory=2)
     base = SchedConfig(context=64, max_running=3, max_queued=4, chunk=16)
-    config = EngineConfig(memory=memory, sched=replace(base, **sched), spec=SpecConfig(spec=spec))  # type: ignore[arg-type]
+    config = EngineConfig(
+        memory=memory,
+        sched=replace(base, **sched),  # type: ignore[arg-type]
+        session=session or SessionConfig(),
+        spec=SpecConfig(spec=spec),
+    )
     return resolve(config, ModelTraits(vocab_size=VOCAB))
 
 
@@ -105,7 +121,7 @@ class Desk:
         raise AssertionError("the engine does not come to rest")
 
 
-def desk(executor: Executor | None = None, **options: int | bool | str) -> Desk:
+def desk(executor: Executor | None = None, **options: int | bool | str | SessionConfig) -> Desk:
     """A desk with some options changed."""
     small, clock = resolved(**options), VirtualClock()  # type: ignore[arg-type]
     return Desk(Engine(small, executor or witness(small), clock, new_finder=Finder), clock)

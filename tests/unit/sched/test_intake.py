@@ -9,8 +9,11 @@ from roost.messages import (
     Event,
     Finished,
     FlushCache,
+    ForkSession,
+    GetSession,
     OpenSession,
     Refused,
+    RewindSession,
     SessionClosed,
     Submit,
 )
@@ -67,6 +70,18 @@ BAD = [
     (Abort(request_id="nobody"), 404, ["request_id", "'nobody'"]),
     (OpenSession(session_id="s"), 409, ["session_id", "'s'"]),
     (CloseSession(session_id="nobody"), 404, ["session_id", "'nobody'"]),
+    (OpenSession(session_id=""), 400, ["session_id", "1 to 256"]),
+    (OpenSession(session_id="x" * 257), 400, ["session_id", "1 to 256", "257"]),
+    (OpenSession(session_id="t", ttl_ms=0), 400, ["ttl_ms", "[1, ", "0"]),
+    (OpenSession(session_id="t", max_tokens=0), 400, ["max_tokens", "[1, ", "0"]),
+    (GetSession(session_id="nobody"), 404, ["session_id", "'nobody'"]),
+    (RewindSession(session_id="nobody", turn=0), 404, ["session_id", "'nobody'"]),
+    (RewindSession(session_id="s", turn=0), 409, ["session_id", "'s'", "not ended"]),
+    (ForkSession(session_id="nobody", new_id="t"), 404, ["session_id", "'nobody'"]),
+    (ForkSession(session_id="s", new_id="t"), 409, ["session_id", "'s'", "not ended"]),
+    (_submit(turn=0), 400, ["turn", "session"]),
+    (_submit(session_id="s", turn=-1, queue=True), 400, ["turn", "at least 0", "-1"]),
+    (_submit(session_id="s", turn=1), 409, ["session_id", "'s'"]),
 ]
 
 

@@ -1,0 +1,196 @@
+"""Planted bugs of sessions between turns: rewind, fork, time, limits and numbers.
+
+Found by the seeds whose clients do more than talk (tests/sim/visits.py), or by a test where chance would not do.
+"""
+
+from tests.planted.bug import Bug
+
+_TABLE, _SESSIONS, _QUEUE = "roost.session.table", "roost.sched.sessions", "roost.sched.queue"
+_MODES, _UNIT = "tests/sim/test_rewind_modes.py::", "tests/unit/sched/test_sessions.py::"
+
+SESSION_BUGS = (
+    Bug(
+        "rewind_cuts_the_tokens",
+        _TABLE,
+        "        session.record.cut(length)",
+        "        session.record.cut(len(session.record))",
+        "a rewound session still has the tokens past the cut",
+    ),
+    Bug(
+        "rewind_cuts_the_turns",
+        _TABLE,
+        "        del session.turns[num_turns:]",
+        "        del session.turns[len(session.turns) :]",
+        "a rewound session keeps its list of turns, so their numbers stay taken",
+    ),
+    Bug(
+        "rewind_trims_the_lease",
+        _TABLE,
+        "        self._store.trim(lease, length)",
+        "        self._store.trim(lease, lease.settled_len)",
+        "a rewound session keeps the KV of what it said after the cut",
+    ),
+    Bug(
+        "rewind_to_the_page_floor",
+        "roost.kv.store",
+        "            length = floor_to(length, self.page_size)",
+        "            length = ceil_div(length, self.page_size) * self.page_size",
+        "a rewind into a page that others share keeps all of it",
+    ),
+    Bug(
+        "rewind_leaves_shared_pages",
+        "roost.kv.store",
+        "            first = max(keep, lease.shared_len // self.page_size)",
+        "            first = keep",
+        "a rewind frees pages that the tree owns",
+    ),
+    Bug(
+        "rewind_unpins",
+        "roost.kv.store",
+        "        self.tree.unpin(lease, min(length, lease.shared_len), now=0)",
+        "        lease.shared_len = min(length, lease.shared_len)",
+        "what a rewind lets go of stays pinned for ever",
+    ),
+    Bug(
+        "rewind_behind_the_window",
+        "roost.kv.store",
+        "        while length > 0 and not self._window_held(lease, length):",
+        "        while length < 0 and not self._window_held(lease, length):",
+        "4: a session goes on from a point whose window is gone",
+    ),
+    Bug(
+        "rewind_finds_the_tree",
+        _TABLE,
+        "        if match is not None and match.length > lease.settled_len:",
+        "        if match is not None and match.length > length:",
+        "a session whose window is gone starts anew although the tree holds a point to go on from",
+        test=_MODES + "test_rewind_behind_the_window_goes_on_from_what_the_tree_holds",
+    ),
+    Bug(
+        "rewind_into_a_shared_page_is_told",
+        _TABLE,
+        "            if lease.settled_len < wanted:  # a shared page is not written",
+        "            if lease.settled_len < 0:",
+        "a turn after a rewind is told that tokens were cached which it computes again",
+    ),
+    Bug(
+        "fork_copies_the_record",
+        _TABLE,
+        "            record=session.record.copy(),",
+        "            record=session.record,",
+        "what a fork says becomes its source's history",
+    ),
+    Bug(
+        "fork_copies_the_turns",
+        _TABLE,
+        "            turns=list(session.turns),",
+        "            turns=session.turns,",
+        "a fork's turns are counted as its source's",
+    ),
+    Bug(
+        "fork_computes_the_partial_page",
+        _TABLE,
+        "            max_tokens=session.max_tokens,",
+        "            max_tokens=session.max_tokens, lease=session.lease,",
+        "a fork writes into the page that its source is still filling",
+    ),
+    Bug(
+        "fork_publishes",
+        _TABLE,
+        "            self._publish(session)",
+        "            assert session.record",
+        "a fork finds nothing of what its source holds",
+    ),
+    Bug(
+        "ttl_from_the_last_turn",
+        _TABLE,
+        "        session.last_used = now",
+        "        session.last_used = min(session.last_used, now)",
+        "a session's time counts from its opening, however busy it was",
+    ),
+    Bug(
+        "ttl_waits_for_the_turn",
+        _TABLE,
+        "        return None if self.ttl_ns is None or self.turn is not None else self.last_used + self.ttl_ns",
+        "        return None if self.ttl_ns is None else self.last_used + self.ttl_ns",
+        "a session is closed under its turn",
+    ),
+    Bug(
+        "ttl_of_those_left_alone",
+        _SESSIONS,
+        "        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)",
+        "        state.expiry_min = session.expires_at",
+        "6: a session stays for ever because another has more time",
+    ),
+    Bug(
+        "ttl_before_the_command",
+        "roost.sched.engine",
+        "            expire(self.state)",
+        "            self.state.stopping = self.state.stopping",
+        "the command that wakes the engine still finds a session whose time is up",
+        test=_UNIT + "test_a_command_that_wakes_the_engine_finds_no_session_past_its_time",
+    ),
+    Bug(
+        "session_limit",
+        "roost.sched.fit",
+        '        limits["--max-session-tokens" if is_flag else "the session\'s max_tokens"] = session_max',
+        '        limits["--max-session-tokens" if is_flag else "the session\'s max_tokens"] = session_max + 1',
+        "a session comes to one token more than it may have",
+    ),
+    Bug(
+        "sessions_limit",
+        _SESSIONS,
+        "    if len(state.sessions.table) >= most:",
+        "    if len(state.sessions.table) > most:",
+        "there is one session more than there may be",
+    ),
+    Bug(
+        "resident_limit",
+        _SESSIONS,
+        "        if excess <= 0:",
+        "        if excess <= 1:",
+        "idle sessions keep one token more than they may",
+    ),
+    Bug(
+        "reclaim_by_last_use",
+        _TABLE,
+        "            self._idle.move_to_end(session.id)",
+        "            self._idle.move_to_end(session.id, last=False)",
+        "19: the session that was used last loses its KV first",
+    ),
+    Bug(
+        "retry_runs_once",
+        _QUEUE,
+        "    if number < len(session.turns):",
+        "    if number < 0:",
+        "a turn that was sent twice runs twice",
+    ),
+    Bug(
+        "retry_in_the_queue_runs_once",
+        _QUEUE,
+        "        check_number(turn.session, request.submit.turn)",
+        "        check_number(turn.session, None)",
+        "a turn that waited behind its first copy runs again",
+    ),
+    Bug(
+        "turn_not_before_its_time",
+        _QUEUE,
+        "    if number > len(session.turns) and session.turn is None:",
+        "    if number > len(session.turns) and session.closing:",
+        "a turn runs although those before it are missing",
+    ),
+    Bug(
+        "retry_is_told_its_own_usage",
+        _QUEUE,
+        "        self.usage: Usage = session.turns[number].usage",
+        "        self.usage: Usage = session.turns[-1].usage",
+        "a retried turn is told what another one cost",
+    ),
+    Bug(
+        "scores_say_where_they_begin",
+        "roost.sched.admission",
+        "            request.cached_len, request.scored_from = request.turn.cached_len, request.score_from",
+        "            request.cached_len = request.turn.cached_len",
+        "20: scores begin later than asked, and nobody is told",
+    ),
+)

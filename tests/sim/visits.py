@@ -1,0 +1,311 @@
+"""Visits: what simulated clients do with sessions besides talking, and what they must be told.
+
+They open, close, rewind, fork and look at them, number their turns, send some twice, and let time pass. Each answer is
+worked out from what was said before; the engine is looked at only for what is shared through the tree.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from roost.clock import VirtualClock
+from roost.messages import (
+    CloseSession,
+    Command,
+    Event,
+    ForkSession,
+    GetSession,
+    GetSessions,
+    OpenSession,
+    Refused,
+    RewindSession,
+    SessionClosed,
+    SessionState,
+    SessionStates,
+    Submit,
+)
+from roost.sched.engine import Engine
+from tests.sim.checker import Ask, Broken, Checker, Conversation
+from tests.sim.rules import Rules
+
+MS = 1_000_000
+Refusal = tuple[int, str]  # status, parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Chance per tick of each visit; share of the sessions, or turns, that have each option."""
+
+    rewind: float = 0
+    fork: float = 0
+    look: float = 0
+    jump: float = 0
+    ttl: float = 0
+    max_tokens: float = 0
+    numbered: float = 0
+
+
+def draw_habits(rng: random.Random) -> Habits:
+    """The habits of a seed's clients; in half of the seeds they only talk."""
+    if rng.random() < 0.5:
+        return Habits()
+    return Habits(
+        rewind=rng.choice([0, 0.1, 0.4]),
+        fork=rng.choice([0, 0.05, 0.2]),
+        look=rng.choice([0.1, 0.5]),
+        jump=rng.choice([0, 0, 0.05]),
+        ttl=rng.choice([0, 0, 0.5, 1]),
+        max_tokens=rng.choice([0, 0.5]),
+        numbered=rng.choice([0, 0.5]),
+    )
+
+
+class Visits:
+    """All visits of one run."""
+
+    def __init__(
+        self, seed: int, habits: Habits, engine: Engine, checker: Checker, rules: Rules, clock: VirtualClock
+    ) -> None:
+        self._rng = random.Random(f"visits {seed}")  # apart, so that those who only talk are not disturbed
+        self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
+        self._gone = "nobody"  # the last session that went away
+        self._due: set[str] = set()  # whose time is up in this tick
+        self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
+        self.counts: dict[str, int] = {}
+
+    def post(self, command: Command, check: Callable[[Event], None]) -> None:
+        """Send a command whose answer must pass a check."""
+
+        def reply(event: Event) -> None:
+            try:
+                check(event)
+            except AssertionError as broken:
+                self.broken = self.broken or broken
+
+        self._engine.post(command, reply)
+
+    def count(self, what: str) -> None:
+        """One more of something."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # --- opening and closing -----------------------------------------------------------------------------------
+
+    def open(self, name: str, salt: str) -> None:
+        """Open a session; it is refused when there are as many as there may be."""
+        rng, limits = self._rng, self._engine.state.resolved.session
+        most = limits.max_session_tokens
+        own = rng.randint(8, most or self._engine.state.resolved.context)
+        conversation = Conversation(
+            id=name,
+            salt=salt,
+            ttl_ms=rng.choice([1, 5, 20, 60]) if rng.random() < self._habits.ttl else None,
+            max_tokens=own if rng.random() < self._habits.max_tokens else None,
+        )
+        command = OpenSession(
+            session_id=name, salt=salt, ttl_ms=conversation.ttl_ms, max_tokens=conversation.max_tokens
+        )
+        conversation.max_tokens = most if conversation.max_tokens is None else conversation.max_tokens
+        self._checker.conversations[name] = conversation
+
+        def check(event: Event) -> None:
+            self._expect(command, event, self._full())
+            if isinstance(event, Refused):
+                del self._checker.conversations[name]
+                conversation.closing = True
+                return
+            conversation.opened, conversation.last_used = True, self._checker.now
+            self.count("opened")
+            self._check_state(conversation, event)
+
+        self.post(command, check)
+
+    def close(self, conversation: Conversation) -> None:
+        """Close a session, unless it goes by itself in the same tick."""
+        conversation.closing = True
+        command = CloseSession(session_id=conversation.id)
+
+        def check(event: Event) -> None:
+            if conversation.expired:
+                self._expect(command, event, (404, "session_id"))
+                return
+            assert isinstance(event, SessionClosed), event
+            self.count("closed")
+            self._gone = conversation.id
+            self._checker.closed(event)
+
+        self.post(command, check)
+
+    # --- visits ------------------------------------------------------------------------------------------------
+
+    def number(self, submit: Submit) -> Submit:
+        """A turn with a number: mostly the next, sometimes one that was, or is not yet due."""
+        conversation = self._checker.conversations.get(submit.session_id or "")
+        if conversation is None or self._rng.random() >= self._habits.numbered:
+            return submit
+        right = len(conversation.turns)
+        return replace(submit, turn=self._rng.choice([right, right, right, self._rng.randint(0, right), right + 1]))
+
+    def jump(self) -> None:
+        """Let time pass."""
+        if self._rng.random() < self._habits.jump:
+            self.count("jump")
+            self._clock.advance(self._rng.choice([4, 20, 70]) * MS)
+
+    def visit(self, num_sessions: int, fresh: Callable[[str], str]) -> None:
+        """What clients do with their sessions before one tick."""
+        rng, habits = self._rng, self._habits
+        talks = [each for each in self._checker.conversations.values() if each.opened]
+        if talks and rng.random() < habits.rewind:
+            self._rewind(rng.choice(talks))
+        if talks and rng.random() < habits.fork:
+            same = rng.random() < 0.1 or len(talks) > num_sessions + 2
+            self._fork(rng.choice(talks), rng.choice(talks).id if same else fresh("s"))
+        if rng.random() < habits.look:
+            self._look(rng.choice(talks) if talks else None)
+
+    def _rewind(self, conversation: Conversation) -> None:
+        rng, length, num_turns = self._rng, len(conversation.tokens), len(conversation.turns)
+        command = RewindSession(session_id=conversation.id)
+        if rng.random() < 0.5:
+            command = replace(command, turn=rng.choice([*range(num_turns + 1), max(0, num_turns - 1), num_turns + 1]))
+        if command.turn is None or rng.random() < 0.05:
+            near = max(0, length - rng.randint(0, 5))
+            command = replace(command, length=rng.choice([near, near, rng.randint(0, length), length + 1, -1]))
+        busy = self._busy(conversation)
+
+        def check(event: Event) -> None:
+            given = command.turn if command.length is None else command.length
+            most = len(conversation.turns) if command.length is None else len(conversation.tokens)
+            assert given is not None
+            bad: Refusal | None = None
+            if command.turn is not None and command.length is not None:
+                bad = (400, "turn")
+            elif not 0 <= given <= most:
+                bad = (400, "turn" if command.length is None else "length")
+            self._expect(command, event, busy() or bad)
+            if isinstance(event, Refused):
+                return
+            ends = [end for end, _ in conversation.turns]
+            kept = given if command.length is None else sum(end <= given for end in ends)
+            target = given if command.length is not None else ends[given - 1] if given else 0
+            self.count("rewound")
+            self._rules.rewound(conversation.id, target)
+            self._checker.rewound(conversation, target, kept)
+            self._check_state(conversation, event)
+
+        self.post(command, check)
+
+    def _fork(self, conversation: Conversation, new_id: str) -> None:
+        command, busy = ForkSession(session_id=conversation.id, new_id=new_id), self._busy(conversation)
+
+        def check(event: Event) -> None:
+            taken = new_id in [each.id for each in self._checker.conversations.values() if each.opened]
+            self._expect(command, event, busy() or ((409, "new_id") if taken else None) or self._full())
+            if isinstance(event, Refused):
+                return
+            fork = self._checker.forked(conversation, new_id)
+            self._checker.conversations[new_id] = fork
+            self.count("opened")
+            self.count("forked")
+            self._rules.forked(conversation.id, new_id)
+            self._check_state(fork, event)
+
+        self.post(command, check)
+
+    def _look(self, conversation: Conversation | None) -> None:
+        """Ask for one session, one that is gone, or all of them."""
+        if self._rng.random() < 0.2:
+            self.post(GetSessions(), self._check_states)
+            return
+        gone = conversation is None or self._rng.random() < 0.1
+        command = GetSession(session_id=self._gone if conversation is None or gone else conversation.id)
+
+        def check(event: Event) -> None:
+            known = self._checker.conversations.get(command.session_id)
+            self._expect(command, event, (404, "session_id") if known is None else None)
+            if known is not None:
+                self._check_state(known, event)
+
+        self.post(command, check)
+
+    # --- what they are told ------------------------------------------------------------------------------------
+
+    def _busy(self, conversation: Conversation) -> Callable[[], Refusal | None]:
+        """Why a session cannot be changed by a command that is sent now, asked when it is answered."""
+        asks: list[Ask] = [ask for ask in self._checker.asks.values() if ask.conversation is conversation]
+        before, closing = [ask for ask in asks if not ask.ended], conversation.closing
+
+        def refusal() -> Refusal | None:
+            if self._checker.conversations.get(conversation.id) is not conversation:
+                return 404, "session_id"
+            if closing:
+                return 410, "session_id"
+            return (409, "session_id") if any(not ask.ended for ask in before) else None
+
+        return refusal
+
+    def _full(self) -> Refusal | None:
+        num_open = sum(each.opened for each in self._checker.conversations.values())
+        return (429, "") if num_open >= self._engine.state.resolved.session.max_sessions else None
+
+    def _expect(self, command: Command, event: Event, refusal: Refusal | None) -> None:
+        told = (event.status, event.param) if isinstance(event, Refused) else None
+        if told != refusal:
+            raise Broken(f"visit: {command} was answered with {event}, expected {refusal}")
+
+    def _check_states(self, event: Event) -> None:
+        assert isinstance(event, SessionStates), event
+        known = [each for each in self._checker.conversations.values() if each.opened]
+        if [each.session_id for each in event.sessions] != [each.id for each in known]:
+            raise Broken(f"state: {event}, but these are open: {[each.id for each in known]}")
+        for conversation, state in zip(known, event.sessions, strict=True):
+            self._check_state(conversation, state)
+
+    def _check_state(self, conversation: Conversation, event: Event) -> None:
+        """What a session is said to be is what its turns have made of it."""
+        assert isinstance(event, SessionState), event
+        self.count("looked at")
+        asks = [ask for ask in self._checker.asks.values() if ask.conversation is conversation and not ask.ended]
+        fixed = (event.session_id, event.ttl_ms, event.max_tokens, event.salt, event.turns)
+        known = (conversation.id, conversation.ttl_ms, conversation.max_tokens, conversation.salt)
+        idle = event.state == "idle"
+        good = fixed == (*known, len(conversation.turns)) and (idle or bool(asks))
+        good = good and (event.state != "closing" or conversation.closing)
+        if idle:
+            good = good and event.length == len(conversation.tokens)
+            good = good and event.idle_ms == (self._checker.now - conversation.last_used) // MS
+            low, high = conversation.cached if conversation.cached is not None else (0, event.length)
+            good = good and (event.resident == low if low == high else 0 <= event.resident <= event.length)
+        else:
+            good = good and event.length >= len(conversation.tokens) and event.idle_ms == 0
+        if not good:
+            raise Broken(f"state: {event} of {conversation}, {len(asks)} turns have not ended")
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def before_tick(self) -> None:
+        """Work out whose time is up: no turn that was read has it, and the last one ended long enough ago."""
+        fresh = [ask.conversation for ask in self._checker.fresh]
+        for conversation in list(self._checker.conversations.values()):
+            taken = conversation.num_open_turns - sum(each is conversation for each in fresh)
+            if conversation.ttl_ms is None or not conversation.opened or taken:
+                continue
+            if self._checker.now - conversation.last_used >= conversation.ttl_ms * MS:
+                self._due.add(conversation.id)
+                conversation.closing = conversation.expired = True
+                del self._checker.conversations[conversation.id]
+                self._gone = conversation.id
+                self.count("expired")
+
+    def expired(self, session_id: str) -> None:
+        """The engine closes a session because its time is up."""
+        if session_id not in self._due:
+            raise Broken(f"ttl: {session_id} is closed before its time")
+
+    def after_tick(self) -> None:
+        """The engine's sessions are those that were opened and have not gone."""
+        self._checker.fresh.clear()
+        self._due.clear()
+        table = set(self._engine.state.sessions.table)
+        if table != set(self._checker.conversations):
+            raise Broken(f"ttl: {table ^ set(self._checker.conversations)} are open on one side only")
