@@ -9,7 +9,7 @@ from collections.abc import Callable
 from roost.messages import ForkSession, GetSession, Refused, RewindSession, SessionState
 from tests.parity.rounds import text_of
 from tests.parity.session_matrix import MAX_RUNNING, Cell
-from tests.parity.talks import Asked, Talks
+from tests.parity.talks import Asked, Talks, next_tokens
 from tests.parity.tiny import VOCAB
 
 Scene = Callable[[Talks], None]
@@ -25,7 +25,7 @@ def turns(talks: Talks) -> None:
     for num_in, num_new in ((21, 4), (5, 1), (3, 0), (1, 6), (0, 3), (30, 9), (2, 2)):
         assert talks.turn("s", num_in, num_new).finished.reason == "length"
     tokens = talks.prompt(6)
-    (first,) = talks.next_tokens(talk.tokens + tokens, 1)
+    (first,) = next_tokens(talks.cell.kind, talk.tokens + tokens, 1)
     asked = talks.turn("s", tokens, 9, stop_token_ids=frozenset([first]))
     assert (asked.finished.reason, asked.finished.matched, asked.tokens) == ("stop", first, (first,))
     assert len(talks.turn("s", 4, 7).tokens) == 7  # its own limit, not one of those before it
@@ -37,7 +37,7 @@ def stop_texts(talks: Talks) -> None:
     talks.begin("s")
     for num_in in (19, 4, 5):
         tokens = talks.prompt(num_in, first=num_in == 19)
-        said = talks.next_tokens(talks.talks["s"].tokens + tokens, 5)
+        said = next_tokens(talks.cell.kind, talks.talks["s"].tokens + tokens, 5)
         stop = text_of(said[2:4], in_special=True)
         end = next(end for end in range(1, 6) if stop in text_of(said[:end], in_special=True))
         asked = talks.turn("s", tokens, 12, stop=(stop,), stop_in_special=True)

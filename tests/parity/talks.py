@@ -27,6 +27,7 @@ from roost.messages import (
     Submit,
     Tokens,
 )
+from roost.models.model import Head
 from roost.sched.request import Mark
 from roost.text.stream import StopFinder
 from tests.parity.doubles import NULL
@@ -38,6 +39,14 @@ from tests.parity.tiny import VOCAB, Served
 from tests.sim.script import accounts
 
 Prompt = tuple[int, ...]
+
+
+def next_tokens(kind: str, text: Prompt, number: int) -> Prompt:
+    """What greedy decoding says next, by dense passes."""
+    output: Prompt = ()
+    for _ in range(number):
+        output += (int(slow_logits(kind, text + output)[-1].argmax()),)
+    return output
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,11 +97,11 @@ class Asked:
 class Talks(Served):
     """A cell's engine and its clients."""
 
-    def __init__(self, cell: Cell, **sizes: int) -> None:
+    def __init__(self, cell: Cell, head: Head | None = None, **sizes: int) -> None:
         super().__init__(
             model_of(cell.kind),
             cell.config(**sizes),
-            head=cell.head,
+            head=head or cell.head,
             new_finder=lambda stops, in_special: StopFinder(TOKENIZER, stops, skip_special=not in_special),
         )
         self.cell = cell
@@ -238,13 +247,6 @@ class Talks(Served):
             assert score.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=NEAR), (submit, place)
             best = (-rows[place - 1]).argsort(kind="stable")[: submit.logprobs or 0]
             assert [token for token, _ in score.top] == best.tolist(), (submit, place)
-
-    def next_tokens(self, text: Prompt, number: int) -> Prompt:
-        """What greedy decoding says next, by dense passes."""
-        output: Prompt = ()
-        for _ in range(number):
-            output += (int(slow_logits(self.cell.kind, text + output)[-1].argmax()),)
-        return output
 
     # --- at rest -----------------------------------------------------------------------------------------------
 

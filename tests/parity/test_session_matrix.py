@@ -4,12 +4,15 @@ Each turn inherits what was predicted, says what the same conversation says as o
 place. Pools start as NaN, and every tick is audited page by page.
 """
 
+from functools import cache
+
 import pytest
 
-from tests.parity.forced import null_prompts
+from tests.parity.forced import Knowing, Prompt, model_of, null_prompts
+from tests.parity.heads import make_head
 from tests.parity.session_matrix import CELLS, LARGE_PAGES, NAMED, WIDE_PAGES, Cell, drawn
 from tests.parity.session_scenes import SCENES, play
-from tests.parity.talks import Talks
+from tests.parity.talks import Talks, next_tokens
 
 ALWAYS = ("turns", "together", "aborts")  # scenes that every named cell plays
 DRAWN = drawn(SCENES)
@@ -36,6 +39,50 @@ def test_thirty_turns_on_pages_of_512_with_eight_branches_leak_nothing() -> None
     assert len(talks.talks["s"].tokens) > 512
     talks.wind_up()
     talks.executor.close()
+
+
+@pytest.mark.parametrize(
+    ("layers", "drafter", "page_size", "load"),
+    [
+        ("window", "chain0", 1, "retracts"),
+        ("window", "chain1", 256, "retracts"),
+        ("window", "tree1", 16, "whole"),
+        ("mixed", "chain0", 256, "whole"),
+        ("mixed", "chain1", 16, "retracts"),
+        ("mixed", "tree1", 1, "whole"),
+    ],
+)
+def test_rounds_that_overshoot_beside_a_window_leave_what_was_returned(
+    layers: str, drafter: str, page_size: int, load: str
+) -> None:
+    cell = Cell(drafter=drafter, layers=layers, page_size=page_size, load=load)
+    turns, text = _conversation(cell.kind)
+    head = Knowing(make_head("eagle", model_of(cell.kind)), text, decoy_after=range(0, len(text), 3))
+    talks = Talks(cell, head=head, max_running=1)
+    talks.begin("s")
+    for number, (prompt, num_new) in enumerate(turns):
+        if number % 2:  # one that is gone in the middle of its rounds, on the same text
+            gone = talks.say("s", prompt, num_new + 9)
+            talks.tick(3)
+            talks.abort(gone)
+            talks.finish_all()
+            talks.assert_at_rest()
+        talks.turn("s", prompt, num_new)
+        talks.assert_at_rest()
+    assert talks.engine.state.counters.snapshot().overshoot > 0
+    assert talks.talks["s"].tokens == text
+    talks.wind_up()
+    talks.executor.close()
+
+
+@cache
+def _conversation(kind: str) -> tuple[list[tuple[Prompt, int]], Prompt]:
+    """Inputs with how many tokens each shall get, cut at every length of a last round; and all that is said."""
+    turns = list(zip(null_prompts(23, 5, 6, 4, 7, seed=5), (6, 3, 8, 7, 4), strict=True))
+    text: Prompt = ()
+    for prompt, num_new in turns:
+        text += prompt + next_tokens(kind, text + prompt, num_new)
+    return turns, text
 
 
 @pytest.mark.parametrize(("cell", "scene"), DRAWN, ids=lambda value: value.name if isinstance(value, Cell) else value)
