@@ -278,9 +278,8 @@ DEVICE_BUGS = (
     Bug(
         "draws_by_position",
         _RUNNER,
-        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions + 1, paths)",
-        "        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions[0] + 1 + 0 * rows, "
-        "paths)",
+        "        drawn_at = nodes.positions + 1  # a token is drawn for the place after its node",
+        "        drawn_at = (nodes.positions[:1] + 1).expand_as(nodes.positions)",
         "29: every node of a round draws with the same random number",
         test=_OPTIONS + "[warm]",
     ),

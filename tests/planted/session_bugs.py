@@ -72,6 +72,7 @@ SESSION_BUGS = (
         "            if lease.settled_len < wanted:  # a shared page is not written",
         "            if lease.settled_len < 0:",
         "a turn after a rewind is told that tokens were cached which it computes again",
+        test=_MODES + "test_rewind_anywhere_goes_on_exactly_from_there[4-chain-depth1]",
     ),
     Bug(
         "fork_copies_the_record",

@@ -129,5 +129,6 @@ def test_a_server_that_speculates_says_what_the_library_says_without(start_tiny:
 
 
 def test_a_server_with_a_wrong_flag_ends_and_names_it(start_tiny: StartTiny) -> None:
-    with pytest.raises(AssertionError, match="roost: --spec eagle3 needs --draft, the folder of its head"):
+    with pytest.raises(AssertionError, match="roost: --spec eagle3 needs --draft, the folder of its head") as ended:
         start_tiny("--spec", "eagle3")
+    assert "Fatal" not in str(ended.value)  # and says nothing else

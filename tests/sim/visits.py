@@ -50,8 +50,8 @@ def draw_habits(rng: random.Random) -> Habits:
     if rng.random() < 0.5:
         return Habits()
     return Habits(
-        rewind=rng.choice([0, 0.1, 0.4]),
-        fork=rng.choice([0, 0.05, 0.2]),
+        rewind=rng.choice([0.1, 0.5]),
+        fork=rng.choice([0, 0.1, 0.4]),
         look=rng.choice([0.1, 0.5]),
         jump=rng.choice([0, 0, 0.05]),
         ttl=rng.choice([0, 0, 0.5, 1]),
@@ -109,10 +109,11 @@ class Visits:
 
         def check(event: Event) -> None:
             self._expect(command, event, self._full())
+            del self._checker.conversations[name]
             if isinstance(event, Refused):
-                del self._checker.conversations[name]
                 conversation.closing = True
                 return
+            self._checker.conversations[name] = conversation  # in the order they were opened
             conversation.opened, conversation.last_used = True, self._checker.now
             self.count("opened")
             self._check_state(conversation, event)
@@ -155,11 +156,13 @@ class Visits:
         """What clients do with their sessions before one tick."""
         rng, habits = self._rng, self._habits
         talks = [each for each in self._checker.conversations.values() if each.opened]
+        idle = [each for each in talks if not each.num_open_turns and each.tokens]
         if talks and rng.random() < habits.rewind:
-            self._rewind(rng.choice(talks))
+            self._rewind(rng.choice(idle if idle and rng.random() < 0.8 else talks))
         if talks and rng.random() < habits.fork:
             same = rng.random() < 0.1 or len(talks) > num_sessions + 2
-            self._fork(rng.choice(talks), rng.choice(talks).id if same else fresh("s"))
+            source = rng.choice(idle if idle and rng.random() < 0.8 else talks)
+            self._fork(source, rng.choice(talks).id if same else fresh("s"))
         if rng.random() < habits.look:
             self._look(rng.choice(talks) if talks else None)
 

@@ -284,7 +284,7 @@ class World:
         resolved = self.options.resolved
         if not resolved.sched.overlap or not resolved.sched.mixed or event.max_new_tokens == 0:
             return
-        if self.options.faults.step:  # after a failure, requests go alone for a step
+        if self.options.faults.step or self.options.faults.poison:  # after a failure, requests go alone for a step
             return
         if ask.last_launch <= self._collecting and ask.sat_out_at < self.report.ticks - 2:
             raise Broken(f"last round: {ask.submit.request_id} ended with nothing in flight")
@@ -311,6 +311,7 @@ class World:
     def _clients(self) -> None:
         """What clients do before one tick."""
         rng, options = self.rng, self.options
+        self.visits.visit(options.num_sessions, self._fresh)
         num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
         has_place = num_waiting < options.resolved.sched.max_queued or rng.random() < 0.1
         if rng.random() < options.submit_rate and has_place:
@@ -328,7 +329,6 @@ class World:
             elif rng.random() < 0.04:
                 self._submit(conversation, queue=rng.random() < 0.6)
         self._misbehave(talks)
-        self.visits.visit(options.num_sessions, self._fresh)
         if self._wishing.random() < options.wishes.stats:
             self.questions.ask_stats()
         if self._wishing.random() < options.wishes.flush:

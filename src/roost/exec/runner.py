@@ -150,8 +150,8 @@ class Runner:
         """The target's token after each node, and the path that agrees with it."""
         rows_host = np.repeat(plan.rows[batch.sampling], batch.num_nodes)
         paths = trees.path_tokens.flatten(0, 1)[nodes.cells] if trees.width > 1 else None
-        rows = self._tensor(rows_host)
-        sampled = self._sampler.sample(logits, rows, rows_host.tolist(), nodes.positions + 1, paths)
+        drawn_at = nodes.positions + 1  # a token is drawn for the place after its node
+        sampled = self._sampler.sample(logits, self._tensor(rows_host), rows_host.tolist(), drawn_at, paths)
         targets = torch.full_like(trees.tokens, NOTHING)
         targets.view(-1)[nodes.cells] = sampled
         return accept(trees, targets, plan.shape.accept_max_of(trees.width))

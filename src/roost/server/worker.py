@@ -78,7 +78,7 @@ def _die_with_thread(args: threading.ExceptHookArgs) -> None:
 
 def _die_with_server(folder: Path) -> None:
     """Wait for the end of standard input, then end at once: nobody is left to hear anything, or to tidy up."""
-    while sys.stdin.buffer.read(4096):
+    while os.read(sys.stdin.fileno(), 4096):  # not by the buffer, whose lock an interpreter that ends would want
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
