@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test test-full check sim replay planted table bench bench-serving bench-spec format clean
+.PHONY: serve test test-full check sim replay planted table bench bench-serving bench-spec bench-sessions format clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,6 +62,10 @@ bench-serving: $(VENV)/.ready
 # Speculation beside plain decoding: accept lengths, rates, costs. PROMPTS=file, DRAFT=folder, JSON=path.
 bench-spec: $(VENV)/.ready
 	$(BIN)/python -m bench.speculation $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(DRAFT),--draft $(DRAFT)) $(if $(JSON),--json $(JSON))
+
+# Sessions: flat turns, first tokens against sending everything again, idle sessions, host time. JSON=path.
+bench-sessions: $(VENV)/.ready
+	$(BIN)/python -m bench.sessions $(if $(JSON),--json $(JSON))
 
 # Host time of the control plane.
 bench: $(VENV)/.ready

@@ -11,6 +11,7 @@ from tests.planted.bug import Bug
 
 _LENGTHS = "tests/parity/test_spec_lengths.py::"
 _OUTPUT = "tests/parity/test_spec_output.py::"
+_SESSIONS = "tests/parity/test_session_modes.py::"
 
 # mode and simulated bug -> the test on the real engine
 _TESTS = {
@@ -30,6 +31,25 @@ _TESTS = {
     ("13", "row_rests"): _LENGTHS + "test_13_row_and_pages_rest_while_a_launched_step_may_write_them[chain]",
     ("14", "stale_draft_slot"): _LENGTHS
     + "test_14_next_turn_drafts_right_after_a_rewind_at_any_offset_in_a_page[chain-1]",
+    ("15", "own_id_clears"): _SESSIONS
+    + "test_15_refused_and_waiting_turns_leave_the_session_with_the_turn_that_has_it[plain]",
+    ("16", "abort_in_queue"): _SESSIONS
+    + "test_16_turn_aborted_in_the_queue_frees_its_session_and_a_close_completes[plain]",
+    ("17", "retract_suspends"): _SESSIONS
+    + "test_17_turn_retracted_twice_stays_one_turn_of_its_session[finished-chain 1]",
+    ("18", "disconnect_ends_turn"): _SESSIONS
+    + "test_18_next_turn_right_after_a_disconnect_goes_on_from_the_commit_point[3-plain]",
+    ("18", "abort_before_result"): _SESSIONS + "test_18_abort_that_was_read_comes_before_the_last_result",
+    ("19", "reclaim_idle"): _SESSIONS + "test_19_idle_sessions_beyond_rows_and_pages_let_others_in_and_resume[plain]",
+    ("19", "admission_counts_idle"): _SESSIONS
+    + "test_19_idle_sessions_beyond_rows_and_pages_let_others_in_and_resume[plain]",
+    ("22", "close_waits_for_turn"): _SESSIONS
+    + "test_22_close_during_decode_ends_the_turn_and_frees_nothing_under_it[plain]",
+    ("23", "abort_rolls_back_tokens"): _SESSIONS
+    + "test_23_abort_keeps_no_text_of_its_turn_and_all_kv_of_those_before[4-plain]",
+    ("23", "abort_keeps_kv"): _SESSIONS
+    + "test_23_abort_keeps_no_text_of_its_turn_and_all_kv_of_those_before[4-window]",
+    ("27", "salt"): _SESSIONS + "test_27_kv_of_one_salt_is_never_inherited_under_another[plain]",
     ("28", "stop_inside_a_run"): _OUTPUT + "test_28_stop_token_inside_an_accepted_run_ends_the_output_there[2-1]",
     ("31", "next_prompt_token"): _OUTPUT
     + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]",
@@ -42,6 +62,62 @@ _OWN = (
         "    reserves = tuple(reserve if book.window is None else spec.tokens - memory.page_size for book in books)",
         "11: a round has a page of the window pool too few",
         test=_LENGTHS + "test_11_window_pool_is_counted_to_the_page[qwen2-window-spec1-1]",
+    ),
+    Bug(
+        "mode_20_lease_passed_over",
+        "roost.session.table",
+        "        if session is not None and session.lease is not None:",
+        "        if session is not None and session.lease is not None and match_max is None:",
+        "20: scores asked from before the inherited length cut the key, and the session's KV is orphaned",
+        test=_SESSIONS + "test_20_scores_asked_from_the_start_are_raised_to_what_is_inherited[plain]",
+    ),
+    Bug(
+        "mode_21_over_length_runs",
+        "roost.sched.fit",
+        "    if wanted <= most:",
+        "    if wanted <= most or submit.session_id is not None:",
+        "21: a turn that is too long is run all the same",
+        test=_SESSIONS + "test_21_over_length_turn_is_refused_and_its_session_goes_on_as_if_it_had_not_been[plain]",
+    ),
+    Bug(
+        "mode_22_refused_lease",
+        "roost.session.table",
+        "        if turn.session is None or lease is not turn.session.lease:",
+        "        if turn.session is None or lease is not None:",
+        "22: a turn that admission turns away takes its session's KV with it",
+        test=_SESSIONS + "test_22_turn_that_admission_turns_away_keeps_what_its_session_has[plain]",
+    ),
+    Bug(
+        "mode_24_pins_of_a_first_turn",
+        "roost.kv.store",
+        "        self.tree.unpin(lease, 0, now)",
+        "        self.tree.unpin(lease, lease.shared_len, now)",
+        "24: a first turn that is aborted leaves what it had found in the tree pinned",
+        test=_SESSIONS + "test_24_first_turn_aborted_unpins_what_it_found_in_the_tree[2-plain]",
+    ),
+    Bug(
+        "mode_24_empty_lease",
+        "roost.session.table",
+        "        if lease.settled_len == 0:",
+        "        if lease.settled_len < 0:",
+        "24: after an aborted first turn the session holds an empty lease, and never looks into the tree",
+        test=_SESSIONS + "test_24_first_turn_aborted_unpins_what_it_found_in_the_tree[2-plain]",
+    ),
+    Bug(
+        "mode_25_pages_copied",
+        "roost.kv.store",
+        "        lease.holder = holder",
+        "        lease.holder, lease.pages = holder, [[page for page in pages] for pages in lease.pages]",
+        "25: a change of holder walks the pages of the whole history",
+        test=_SESSIONS + "test_25_host_work_of_a_turn_does_not_grow_with_its_history[plain]",
+    ),
+    Bug(
+        "mode_27_salt_is_fixed",
+        "roost.sched.intake",
+        '    if session is not None and submit.salt not in ("", session.space):',
+        '    if session is not None and submit.salt not in ("", session.space, submit.salt):',
+        "27: a turn with another salt than its session's is taken",
+        test=_SESSIONS + "test_27_kv_of_one_salt_is_never_inherited_under_another[plain]",
     ),
     Bug(
         "mode_26_first_token_stops",
