@@ -12,7 +12,7 @@ import msgspec
 
 from roost.errors import RequestError
 from roost.front.options import Options, submits
-from roost.messages import Abort, OpenSession, Submit
+from roost.messages import Abort, OpenSession, Refused, Submit
 from roost.sampling import Sampling
 from roost.server import schema
 from tests.parity import option_asks
@@ -133,6 +133,24 @@ def _turns(queued: bool, setting: Setting) -> None:
         served.check([alone], accepts=False)
         history = alone.tokens + served.output(submit.request_id)
     assert not setting.expects_accepts or served.num_accepted(asks) > 0
+
+
+def _numbers(setting: Setting) -> None:
+    """Three numbered turns, each sent twice: the copy is refused with what the first one cost."""
+    served = Speculating(setting)
+    history: tuple[int, ...] = ()
+    served.post(OpenSession(session_id="s"))
+    for number, each in enumerate(some(3, seed=66, num_new=9)):
+        turn = replace(each, request_id=f"turn{number}", session_id="s", turn=number)
+        served.serve([turn])
+        served.post(replace(turn, request_id=f"again{number}"))
+        served.run()
+        alone = replace(turn, tokens=history + turn.tokens, session_id=None, turn=None)
+        served.check([alone], accepts=False)
+        history = alone.tokens + served.output(turn.request_id)
+        refused = [event for event in served.events if isinstance(event, Refused)]
+        assert [event.request_id for event in refused] == [f"again{past}" for past in range(number + 1)]
+        assert refused[-1].status == 409 and refused[-1].usage == served.finish(turn.request_id).usage
 
 
 def _salt(setting: Setting) -> None:
@@ -278,6 +296,7 @@ OPTIONS: dict[str, Case] = {
     "shares_with": Case(says="n = 4: each output as alone, cached tokens as predicted", check=_outputs_of_one_prompt),
     "session_id": Case(says="three turns, each as its whole history", check=partial(_turns, False)),
     "queue": Case(says="three turns sent at once", check=partial(_turns, True)),
+    "turn": Case(says="three turns, each sent twice: the copy does not run", check=_numbers),
     "salt": Case(says="two salts, one prompt: cached tokens as predicted", check=_salt),
 }
 CIRCUMSTANCES: dict[str, Case] = {
