@@ -149,6 +149,7 @@ def _settings(
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
         **asdict(resolved.sched),
+        **{key: value for key, value in asdict(resolved.session).items() if value is not None},
         "weights": weights,
         "device": str(device),
         "threads": torch.get_num_threads(),

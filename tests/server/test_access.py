@@ -13,7 +13,14 @@ from roost.server.serve import HEADER_BYTES_MAX
 from tests.server.process import Server
 
 KEYS = ("owl-1", "owl-2")
-POSTS = ("/v1/chat/completions", "/v1/completions", "/generate", "/abort_request", "/flush_cache")
+POSTS = (
+    *("/v1/chat/completions", "/v1/completions", "/generate", "/abort_request", "/flush_cache"),
+    *(
+        "/open_session",
+        "/close_session",
+        *(f"/v1/sessions/s/{verb}" for verb in ("append", "generate", "rewind", "fork")),
+    ),
+)
 GETS = ("/v1/models", "/v1/models/default", "/server_info", "/metrics")
 
 
