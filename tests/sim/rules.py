@@ -232,6 +232,8 @@ class Rules:
                 least = min(length, request.turn.prefill_len - 1) - 1
                 if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
                     least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
+                    if self._state.store.window_book is not None:
+                        least = 0  # the window behind that point may have moved on before
                 if settled_len < least // page_size * page_size:
                     raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
