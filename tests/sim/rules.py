@@ -26,6 +26,7 @@ class Rules:
         self._state, self._checker, self._resolved = state, checker, resolved
         self._begins: set[str] = set()  # requests whose row the device has not been told of
         self._shared_at_start: dict[str, int] = {}
+        self._frontiers: dict[str, int] = {}  # who lost its lease: where its window began then
         self._published: dict[
             str, tuple[int, int]
         ] = {}  # who lost its lease: (length kept in the tree, evictions then)
@@ -190,6 +191,15 @@ class Rules:
             if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
                 return  # it was cut back after its window had moved on
         self._published[name] = (length, self.num_evictions)
+        self._frontiers[name] = lease.evicted_len
+
+    def _has_moved_on(self, name: str, length: int) -> bool:
+        """Whether the window behind an earlier point was gone when somebody's pages went to the tree."""
+        store = self._state.store
+        if store.window_book is None:
+            return False
+        first = store.books[store.window_book].first_needed(length, store.page_size)
+        return self._frontiers.get(name, length) > first
 
     def reclaimed(self, session_id: str) -> None:
         """An idle session loses its lease: none that was used before it may keep one."""
@@ -232,8 +242,8 @@ class Rules:
                 least = min(length, request.turn.prefill_len - 1) - 1
                 if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
                     least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
-                    if self._state.store.window_book is not None:
-                        least = 0  # the window behind that point may have moved on before
+                    if self._has_moved_on(name or "", floor_to(max(0, least), page_size)):
+                        least = 0
                 if settled_len < least // page_size * page_size:
                     raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
