@@ -95,7 +95,7 @@ def in_process(weights: str, threads: int, repeats: int) -> dict[str, Any]:
         sched=SchedConfig(context=4096),
     )
     running = start(config)
-    timer, model = Timer(), running.executor.runner.model
+    timer, model = Timer(), running.executor.runner.passes.model
     model.forward = timer.wrap(model.forward)  # type: ignore[method-assign]
     model.logits = timer.wrap(model.logits)  # type: ignore[method-assign]
     decode(running, 1, timer)  # warm

@@ -18,4 +18,6 @@ class Backend:
 
 TORCH = Backend(name="torch", branch_pages=True, needs_host_lengths=True)
 
-BACKENDS = (TORCH,)
+TRITON = Backend(name="triton", branch_pages=True, needs_host_lengths=False)
+
+BACKENDS = (TORCH, TRITON)

@@ -32,6 +32,9 @@ class ModelConfig:
     model: str = field(default="default", metadata={"help": "a GGUF file, a Hugging Face folder, or 'default'"})
     weights: str = field(default="auto", metadata={"help": "auto, int8, fp32 or bf16"})
     device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    backend: str = field(
+        default="auto", metadata={"help": "attention by torch or triton; auto: triton on cuda, torch on a CPU"}
+    )
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
 
 
@@ -41,10 +44,14 @@ class MemoryConfig:
 
     page_size: int = field(default=16, metadata={"help": "tokens per page"})
     pool_tokens: int | None = field(
-        default=None, metadata={"help": "KV slots for full-attention and draft layers; four contexts if absent"}
+        default=None,
+        metadata={"help": "KV slots for full-attention and draft layers; if absent four contexts, on cuda what fits"},
     )
     window_pool_tokens: int | None = field(
         default=None, metadata={"help": "KV slots for sliding-window layers; as --pool-tokens if absent"}
+    )
+    memory_fraction: float | None = field(
+        default=None, metadata={"help": "share of a GPU's memory to use for weights, KV and the rest; 0.9 if absent"}
     )
     strict_memory: int = field(default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page"})
 
@@ -62,6 +69,9 @@ class SchedConfig:
     chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
+    graphs: bool | None = field(
+        default=None, metadata={"help": "replay decode rounds as CUDA graphs; on with the triton backend if absent"}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +249,7 @@ class EngineConfig:
 class Resolved:
     """The configuration as the engine uses it: checked, with every derived number in one place."""
 
+    backend: Backend
     memory: MemoryConfig
     sched: SchedConfig
     session: SessionConfig
@@ -248,6 +259,7 @@ class Resolved:
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
+    graphs: bool  # whether rounds are captured, where the device can
     warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property
@@ -340,6 +352,8 @@ def _route(
             f"--spec-topk {spec.topk} with --page-size {memory.page_size} needs an attention backend with branch "
             f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
         )
+    if sched.graphs and backend.needs_host_lengths:
+        raise ConfigError(f"--graphs: the {backend.name} backend plans on the host, which cannot be captured")
     if traits.recurrent_state and sched.overlap:
         warning = "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap"
         return replace(sched, overlap=False), (warning,)
@@ -369,6 +383,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     reserve = spec.alloc_len_per_decode(memory.page_size)
     reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
     resolved = Resolved(
+        backend=backend,
         memory=memory,
         sched=sched,
         session=config.session,
@@ -378,6 +393,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         context=context,
         books=books,
         reserves=reserves,
+        graphs=sched.graphs is not False and not backend.needs_host_lengths,
         warnings=warnings,
     )
     for number, book in enumerate(books):

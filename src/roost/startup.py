@@ -5,16 +5,23 @@ that cannot work is a ConfigError here, before anybody is served. Called by the 
 """
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from roost.backend import BACKENDS, TORCH, TRITON, Backend
 from roost.clock import SystemClock
 from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
 from roost.errors import ConfigError
+from roost.exec.device.open import open_device
 from roost.exec.executor import TorchExecutor
+from roost.exec.memory import pool_tokens, token_bytes, workspace_bytes
+from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
@@ -29,6 +36,7 @@ from roost.weights.pull import find_model
 
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
+BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +59,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     name, path = find_model(config.model.model, progress)
     device = _device(config.model)
     weights = _weights(config.model, device)
+    backend = _backend(config, device)
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
@@ -58,14 +67,16 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
         # On a thread that ends: one that has computed keeps a team of OpenMP threads, and beside the team of the thread
         # that runs the steps these make every parallel operation wait (measured: half the rate).
-        loaded = loader.submit(_load, config, path, weights, device, progress).result()
+        loaded = loader.submit(_load, config, path, weights, device, backend, progress).result()
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > loaded.traits.vocab_size:
         raise ConfigError(
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {loaded.traits.vocab_size}"
         )
-    resolved = resolve(config, loaded.traits)
-    executor = TorchExecutor(model, resolved, device, head)
+    config = _with_pool(config, loaded, device)
+    resolved = resolve(config, loaded.traits, backend)
+    with _enough_memory():
+        executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,
         executor,
@@ -93,7 +104,9 @@ class _Loaded:
     head: Head | None
 
 
-def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, progress: Progress) -> _Loaded:
+def _load(
+    config: EngineConfig, path: Path, weights: str, device: torch.device, backend: Backend, progress: Progress
+) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path, progress), config.spec, None
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
@@ -102,9 +115,10 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
         check_hooks(capabilities)
         target = family.read_config(Fields(source.config()))
         check_head(folder, spec.spec, target, layer_ids=ids, topk=spec_shape(spec).topk)
-    model = load_model(source, weights=weights, device=device)
-    if spec.draft is not None:
-        head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
+    with _enough_memory():
+        model = load_model(source, weights=weights, device=device, ops=_ops(backend))
+        if spec.draft is not None:
+            head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
     traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
     return _Loaded(language=source.language(), model=model, traits=traits, head=head)
 
@@ -130,6 +144,59 @@ def _device(config: ModelConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
+def _backend(config: EngineConfig, device: torch.device) -> Backend:
+    """Who does attention: Triton where there is a GPU for it."""
+    name, on_gpu = config.model.backend, device.type == "cuda"
+    if name not in BACKEND_NAMES:
+        raise ConfigError(f"--backend must be one of {', '.join(BACKEND_NAMES)}, got {name}")
+    has_triton = find_spec("triton") is not None
+    if name == "triton" and not (on_gpu and has_triton):
+        missing = "has no Triton package" if on_gpu else "has no CUDA device to run it on"
+        raise ConfigError(f"--backend triton: this machine {missing}; use torch")
+    if config.sched.graphs and not on_gpu:
+        raise ConfigError("--graphs is for CUDA devices; use --no-graphs or leave it out")
+    if config.memory.memory_fraction is not None and not on_gpu:
+        raise ConfigError("--memory-fraction is for CUDA devices; on a CPU give --pool-tokens")
+    return TRITON if on_gpu and has_triton and name != "torch" else TORCH
+
+
+def _ops(backend: Backend) -> Ops:
+    """The operations that go with a backend."""
+    if backend is TORCH:
+        return TORCH_OPS
+    from roost.kernels.ops import TRITON_OPS  # noqa: PLC0415 (Triton is not on every machine)
+
+    return TRITON_OPS
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Says what to lower when the device's memory does not do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the device's memory does not do for the model and its KV: lower --memory-fraction, --pool-tokens, "
+            f"--max-running or --chunk, or use --no-graphs or a smaller model ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device) -> EngineConfig:
+    """The configuration with its pool as large as the device allows, where that is asked for and known."""
+    memory, opened = config.memory, open_device(device)
+    known = opened.memory()
+    if known is None:
+        return config
+    if memory.pool_tokens is not None:
+        if memory.memory_fraction is not None:
+            raise ConfigError("--memory-fraction and --pool-tokens both say how large the pool is; give one")
+        return config
+    widest = max(2 * loaded.model.config.intermediate_size, loaded.model.config.hidden_size)
+    workspace = workspace_bytes(config, loaded.model, loaded.traits, widest)
+    tokens = pool_tokens(memory.memory_fraction, *known, workspace, token_bytes(loaded.model, loaded.head))
+    return replace(config, memory=replace(memory, pool_tokens=tokens))
+
+
 def _weights(config: ModelConfig, device: torch.device) -> str:
     """The form of the weights: int8 pays on a CPU, where a token is bound by the bytes of the weights."""
     if config.weights not in WEIGHTS:
@@ -152,6 +219,8 @@ def _settings(
         **{key: value for key, value in asdict(resolved.session).items() if value is not None},
         "weights": weights,
         "device": str(device),
+        "backend": resolved.backend.name,
+        "graphs": resolved.graphs,
         "threads": torch.get_num_threads(),
         "page_size": resolved.page_size,
         "pool_tokens": [book.num_pages * resolved.page_size for book in resolved.books],

@@ -152,7 +152,7 @@ class Knowing:
 def told(kind: str, config: EngineConfig, texts: Sequence[Prompt], accept_lens: Sequence[int] = ()) -> Served:
     """An engine whose drafter knows the texts, prompts and outputs."""
     served = Served(model_of(kind), config)
-    served.executor.runner.drafter = Told(served.engine.state.resolved.spec, texts, accept_lens)
+    served.executor.runner.passes.drafter = Told(served.engine.state.resolved.spec, texts, accept_lens)
     return served
 
 

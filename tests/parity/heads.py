@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.weights.draft import load_head
-from tests.parity.tiny import CPU, VOCAB
+from tests.parity.tiny import DEVICE, VOCAB
 
 Config = dict[str, object]
 
@@ -233,4 +233,4 @@ def make_head(kind: str, model: Decoder) -> Head:
     """A random head for a tiny target, by way of its files."""
     with TemporaryDirectory() as folder:
         path = {"eagle": write_eagle, "eagle3": write_eagle3}[kind](Path(folder))
-        return load_head(path, kind, model, layer_ids=None, weights="fp32", device=CPU)
+        return load_head(path, kind, model, layer_ids=None, weights="fp32", device=DEVICE)

@@ -168,7 +168,7 @@ def test_tables_follow_every_launched_plan_broken_or_not(monkeypatch: pytest.Mon
     for ticket in tickets:
         with pytest.raises(StepFailure):
             runs.collect(ticket)
-    assert runs.runner.tables[0].pages[0, :4].tolist() == [1, 2, 3, 0]
+    assert runs.runner.passes.tables[0].pages[0, :4].tolist() == [1, 2, 3, 0]
 
 
 @pytest.mark.parametrize(

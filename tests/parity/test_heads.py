@@ -11,6 +11,8 @@ from torch import Tensor
 from roost.config import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend, causal_attention
+from roost.layers.ops import TORCH_OPS, Ops
+from roost.layers.rotary import Turns, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import Capabilities, Head, KvShape, Model
 from roost.weights.draft import check_hooks, head_kind, load_head
@@ -67,7 +69,8 @@ def passes(head: Head, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor,
 def reading(head: Head) -> Attend:
     """Attention of one sequence from its start, without pages."""
 
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+        query, key = rotate(turning, turns).tensor_split((turning.shape[1] - value.shape[1],), dim=1)
         assert head.kv.windows[layer] is None
         assert key.shape[1:] == (head.kv.num_kv_heads, head.kv.head_dim)
         return causal_attention(query, key, value, start=0, first=0, window=None, scale=head.kv.scale)
@@ -148,6 +151,10 @@ class Deep:
     @property
     def kv(self) -> KvShape:
         return replace(tiny("llama").model().kv, windows=(None,) * self.num_layers)
+
+    @property
+    def ops(self) -> Ops:
+        return TORCH_OPS
 
     def embed(self, tokens: Tensor) -> Tensor:
         raise AssertionError

@@ -80,7 +80,7 @@ Say = Callable[[Sequence[tuple[int, ...]], SpecShape, Head | None], Said]
 @pytest.fixture(scope="module")
 def model(exact: LLM) -> Decoder:
     """The default model itself."""
-    model = exact._running.executor.runner.model
+    model = exact._running.executor.runner.passes.model
     assert isinstance(model, Decoder)
     return model
 

@@ -205,7 +205,7 @@ def _draft_kv(head: Head, prompt: tuple[int, ...], chunk: int) -> Tensor:
     served = Served(model_of("llama"), configure(spec=TREE, chunk=chunk, depth=0), head=head)
     served.submit("r", prompt, 1)
     served.run()
-    drafter = served.executor.runner.drafter
+    drafter = served.executor.runner.passes.drafter
     assert isinstance(drafter, EagleDrafter)
     pool, at = drafter.pool, torch.arange(len(prompt))
     (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()

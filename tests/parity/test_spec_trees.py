@@ -36,7 +36,7 @@ def served_with_decoys(kind: str, name: str) -> Served:
 
 def draft_kv(served: Served, num_positions: int) -> Tensor:
     """Draft KV of the first positions of the only row there was."""
-    drafter = served.executor.runner.drafter
+    drafter = served.executor.runner.passes.drafter
     assert isinstance(drafter, EagleDrafter)
     pool, at = drafter.pool, torch.arange(num_positions)
     (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()

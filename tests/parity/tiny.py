@@ -1,10 +1,12 @@
 """Tiny random checkpoints, their transformers reference, and an engine that serves them.
 
 Nothing is downloaded: weights come from a seed. KV pools start as NaN, so that a read of a slot nobody wrote shows in
-the output. Used by the tests of this folder.
+the output. $ROOST_TEST_BACKEND=triton has the engines read through kernels: on a GPU, or interpreted. Used by the tests
+of this folder.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -22,9 +24,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from roost.backend import BACKENDS, TRITON
 from roost.clock import VirtualClock
 from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
 from roost.exec.executor import TorchExecutor
+from roost.layers.ops import TORCH_OPS, Ops
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig
 from roost.models.model import Head
@@ -37,6 +41,9 @@ from roost.spec.shape import PLAIN, SpecShape
 from tests.shapes import spec_config
 
 CPU = torch.device("cpu")
+BACKEND = {each.name: each for each in BACKENDS}[os.environ.get("ROOST_TEST_BACKEND", "torch")]
+DEVICE = torch.device("cuda" if BACKEND is TRITON and torch.cuda.is_available() else "cpu")
+GRAPHS = os.environ.get("ROOST_TEST_GRAPHS", "on") == "on"
 WINDOW = 9
 VOCAB = 97
 
@@ -117,7 +124,16 @@ class Tiny:
 
     def model(self, weights: str = "fp32") -> Decoder:
         """Roost's model of it."""
-        return Decoder(self.config, self.reference.state_dict(), weights, CPU)
+        return Decoder(self.config, self.reference.state_dict(), weights, DEVICE, ops())
+
+
+def ops() -> Ops:
+    """The operations that go with the backend."""
+    if BACKEND is not TRITON:
+        return TORCH_OPS
+    from roost.kernels.ops import TRITON_OPS  # noqa: PLC0415 (Triton is not on every machine)
+
+    return TRITON_OPS
 
 
 @cache
@@ -179,12 +195,14 @@ class Served:
     def __init__(
         self, model: Decoder, config: EngineConfig, head: Head | None = None, new_finder: NewFinder | None = None
     ) -> None:
-        resolved = resolve(config, model.traits)
+        if BACKEND is TRITON and not GRAPHS:
+            config = replace(config, sched=replace(config.sched, graphs=False))
+        resolved = resolve(config, model.traits, BACKEND)
         self.notes: list[Note] = []
         self.events: list[Event] = []
-        self.executor = TorchExecutor(model, resolved, CPU, head)
-        drafter = self.executor.runner.drafter
-        for pool in self.executor.runner.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
+        self.executor = TorchExecutor(model, resolved, DEVICE, head)
+        drafter = self.executor.runner.passes.drafter
+        for pool in self.executor.runner.passes.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
             pool.keys.fill_(torch.nan)
             pool.values.fill_(torch.nan)
         self.clock = VirtualClock()

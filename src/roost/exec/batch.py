@@ -1,15 +1,21 @@
 """Batch: where everything of a step lies in the target's flat batch, and in the drafter's.
 
-Host arithmetic over a plan and the rows' lengths. Whatever samples has a *root* and nodes: a round its tree, a final
-chunk its last token alone. Never touches tokens. Called by the runner.
+Host arithmetic over the rows' widths; where a row's tokens start, only the device may know. Whatever samples has a
+*root* and nodes: a round its tree, a final chunk its last token alone. Steps of as many rounds of one width are laid
+out alike, so their layout is sent once. Never touches tokens. Called by the runner.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from roost.step import Ints, StepPlan
+from roost.exec.device.device import Device
+from roost.layers.spans import tiles
+from roost.spec.shape import SpecShape
+from roost.step import StepPlan
 
 Index = NDArray[np.int64]
 
@@ -17,77 +23,178 @@ Index = NDArray[np.int64]
 class Batch:
     """The layout of one step."""
 
-    def __init__(self, plan: StepPlan, starts: Ints) -> None:
-        self._plan = plan
-        self.starts = starts.astype(np.int64)
-        self.widths = plan.widths.astype(np.int64)
+    def __init__(self, widths: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
+        self.shape = shape
+        self.widths = widths.astype(np.int64)
+        self.is_prefill, self.is_final = is_prefill, is_final
         self.offsets = np.cumsum(self.widths) - self.widths
-        self.ends = self.starts + self.widths  # first row position past what each row's tokens are written to
-        self.sampling = np.flatnonzero(plan.is_final | ~plan.is_prefill)  # rows that get a token
-        self.drafting = np.flatnonzero(~plan.is_prefill & (plan.widths > 1))  # rounds that carry drafts
+        self.sampling = np.flatnonzero(is_final | ~is_prefill)  # rows that get a token
+        self.drafting = np.flatnonzero(~is_prefill & (widths > 1))  # rounds that carry drafts
 
-    @cached_property
-    def token_rows(self) -> Index:
-        """The row of each token."""
-        return np.repeat(self._plan.rows.astype(np.int64), self.widths)
+    @classmethod
+    def of_plan(cls, plan: StepPlan) -> "Batch":
+        """The layout of a plan."""
+        return cls(plan.widths, plan.is_prefill, plan.is_final, plan.shape)
 
-    @cached_property
-    def token_places(self) -> Index:
-        """The row position that each token is written to."""
-        return ramps(self.widths) + np.repeat(self.starts, self.widths)
+    @classmethod
+    def of_rounds(cls, number: int, width: int, shape: SpecShape) -> "Batch":
+        """The layout of rounds of one width."""
+        none = np.zeros(number, dtype=np.bool_)
+        return cls(np.full(number, width), none, none, shape)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the target runs."""
+        return int(self.widths.sum())
 
     @cached_property
     def num_nodes(self) -> Index:
         """Nodes of each sampling row."""
-        return np.where(self._plan.is_prefill, 1, self.widths)[self.sampling]
+        return np.where(self.is_prefill, 1, self.widths)[self.sampling]
+
+    @cached_property
+    def root_ramps(self) -> Index:
+        """Where each sampling row's root is among its row's tokens."""
+        return np.where(self.is_prefill, self.widths - 1, 0)[self.sampling]
 
     @cached_property
     def root_tokens(self) -> Index:
         """The token of the batch that is each sampling row's root."""
-        return (self.offsets + np.where(self._plan.is_prefill, self.widths - 1, 0))[self.sampling]
-
-    @cached_property
-    def root_places(self) -> Index:
-        """The position of each sampling row's root."""
-        return (self.starts + np.where(self._plan.is_prefill, self.widths - 1, 0))[self.sampling]
-
-    @cached_property
-    def node_tokens(self) -> Index:
-        """The token of the batch that each node is, sampling row by sampling row."""
-        return np.repeat(self.root_tokens, self.num_nodes) + ramps(self.num_nodes)
+        return self.offsets[self.sampling] + self.root_ramps
 
     @cached_property
     def node_offsets(self) -> Index:
         """Number of the first node of each sampling row, among all nodes."""
         return np.cumsum(self.num_nodes) - self.num_nodes
 
-    def node_cells(self, tree_width: int) -> Index:
-        """Where each node stands in trees [num_sampling, tree_width], flattened."""
-        return np.repeat(np.arange(len(self.sampling)) * tree_width, self.num_nodes) + ramps(self.num_nodes)
+    @cached_property
+    def tree_width(self) -> int:
+        """Nodes that the trees of the step are padded to."""
+        return self.shape.tokens if len(self.drafting) else 1
 
     @cached_property
     def num_pairs(self) -> Index:
         """Pairs of each row that the drafter takes over: a chunk's tokens, or as many as a round can accept."""
-        shape = self._plan.shape
-        rounds = np.array([shape.accept_max_of(width) for width in self.widths.tolist()])
-        return np.where(self._plan.is_prefill, self.widths, rounds)
+        rounds = np.array([self.shape.accept_max_of(width) for width in self.widths.tolist()])
+        return np.where(self.is_prefill, self.widths, rounds)
 
     @cached_property
-    def chunk_successors(self) -> Index:
-        """The token after each pair's position, where a chunk says it; 0 where the step has yet to find it."""
-        plan = self._plan
-        after = np.append(plan.tokens[1:], 0)
-        after[plan.token_offsets[1:][plan.is_prefill] - 1] = plan.next_tokens[plan.is_prefill]
-        successors = np.zeros(self.num_pairs.sum(), dtype=np.int64)
-        successors[np.repeat(plan.is_prefill, self.num_pairs)] = after[: len(plan.tokens)].clip(min=0)
-        return successors
-
-    @cached_property
-    def pair_offsets(self) -> Index:
-        """First pair of each row."""
-        return np.cumsum(self.num_pairs) - self.num_pairs
+    def tree_of(self) -> Index:
+        """Each row's place among the sampling rows, if it is a round of several tokens; else -1."""
+        places = np.full(len(self.widths), -1)
+        places[self.drafting] = np.searchsorted(self.sampling, self.drafting)
+        return places
 
 
 def ramps(lengths: Index) -> Index:
     """0, 1, … length - 1 for each length, one after the other."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def successors(plan: StepPlan, num_pairs: Index) -> Index:
+    """The token after each pair's position, where a chunk says it; 0 where the step has yet to find it."""
+    after = np.append(plan.tokens[1:], 0)
+    after[plan.token_offsets[1:][plan.is_prefill] - 1] = plan.next_tokens[plan.is_prefill]
+    found = np.zeros(num_pairs.sum(), dtype=np.int64)
+    found[np.repeat(plan.is_prefill, num_pairs)] = after[: len(plan.tokens)].clip(min=0)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cut:
+    """How a flat batch is cut into runs of tokens, one for each row: on the host, and on the device."""
+
+    widths: Index
+    offsets: Index
+    is_round: np.ndarray  # [num_runs] bool
+    tree_of: Index  # [num_runs] which tree a run's tokens are; -1: none
+    tile_len: int
+    sent: dict[str, Tensor]  # widths, offsets, tree_of, tile_spans, tile_firsts
+
+
+_TILE_LEN_MAX = 16
+
+
+def _cut_arrays(name: str, widths: Index, tree_of: Index) -> tuple[int, dict[str, np.ndarray]]:
+    tile_len = min(_TILE_LEN_MAX, 1 << (int(widths.max(initial=1)) - 1).bit_length())
+    spans, firsts = tiles(widths.tolist(), tile_len)
+    return tile_len, {
+        f"{name}.widths": widths,
+        f"{name}.offsets": np.cumsum(widths) - widths,
+        f"{name}.tree_of": tree_of,
+        f"{name}.tile_spans": np.array(spans, dtype=np.int64),
+        f"{name}.tile_firsts": np.array(firsts, dtype=np.int64),
+    }
+
+
+class Layout:
+    """A batch's layout on the device."""
+
+    def __init__(self, batch: Batch, device: Device, *, pairs: bool, chunks: dict[str, np.ndarray]) -> None:
+        self.batch = batch
+        widths, sampling, num_nodes = batch.widths, batch.sampling, batch.num_nodes
+        tile_len, cut = _cut_arrays("tokens", widths, batch.tree_of)
+        arrays: dict[str, np.ndarray] = {
+            "token_runs": np.repeat(np.arange(len(widths)), widths),
+            "token_ramps": ramps(widths),
+            "sampling": sampling,
+            "root_ramps": batch.root_ramps,
+            "node_tokens": np.repeat(batch.root_tokens, num_nodes) + ramps(num_nodes),
+            "node_roots": np.repeat(np.arange(len(sampling)), num_nodes),
+            "node_cells": np.repeat(np.arange(len(sampling)) * batch.tree_width, num_nodes) + ramps(num_nodes),
+            "node_offsets": batch.node_offsets,
+            "drafting": batch.tree_of[batch.drafting],
+            "draft_widths": widths[batch.drafting],
+            **cut,
+            **chunks,
+        }
+        pair_len = 0
+        if pairs:
+            pair_len, cut = _cut_arrays("pairs", batch.num_pairs, np.full(len(widths), -1))
+            arrays |= {**cut, **_pair_arrays(batch)}
+        sent = device.send(arrays)
+        self.sent = sent
+        self.tokens = _cut(batch, widths, batch.tree_of, tile_len, sent, "tokens")
+        self.pairs = _cut(batch, batch.num_pairs, batch.tree_of, pair_len, sent, "pairs") if pairs else None
+
+    @property
+    def is_rounds(self) -> bool:
+        """Whether all tokens are nodes, in order: no row is a chunk."""
+        return not self.batch.is_prefill.any()
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the rows are rounds of one width, that of their trees."""
+        return self.is_rounds and bool((self.batch.widths == self.batch.tree_width).all())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.sent[name]
+
+
+def _cut(batch: Batch, widths: Index, tree_of: Index, tile_len: int, sent: dict[str, Tensor], name: str) -> Cut:
+    return Cut(
+        widths=widths,
+        offsets=np.cumsum(widths) - widths,
+        is_round=~batch.is_prefill,
+        tree_of=tree_of,
+        tile_len=tile_len,
+        sent={key.removeprefix(f"{name}."): value for key, value in sent.items() if key.startswith(f"{name}.")},
+    )
+
+
+def _pair_arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """A round's pairs are its accepted path; a final chunk's last pair ends in the token just sampled."""
+    counts, sampling = batch.num_pairs, batch.sampling
+    offsets = np.cumsum(counts) - counts
+    of_sampling = np.where(batch.is_prefill, 1, counts)[sampling]
+    firsts = offsets[sampling] + np.where(batch.is_prefill, counts - 1, 0)[sampling]
+    accept_max = batch.shape.accept_max_of(batch.tree_width)
+    return {
+        "pair_runs": np.repeat(np.arange(len(counts)), counts),
+        "pair_ramps": ramps(counts),
+        "pair_sources": np.repeat(batch.offsets, counts) + ramps(counts),  # right for chunks
+        "pair_firsts": firsts,
+        "pair_at": np.repeat(firsts, of_sampling) + ramps(of_sampling),
+        "pair_cells": np.repeat(np.arange(len(sampling)) * accept_max, of_sampling) + ramps(of_sampling),
+        "pair_roots": np.repeat(batch.root_tokens, of_sampling),
+    }

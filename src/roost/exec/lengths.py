@@ -19,6 +19,10 @@ class Lengths:
         self.device = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.host_seen = np.zeros(num_rows, dtype=np.int64)  # as of the last step that advanced or refreshed a row
 
+    def move(self, rows: Tensor, ends: Tensor) -> None:
+        """The rows of a step are `ends` long now."""
+        self.device[rows] = ends
+
     def of_step(self, plan: StepPlan) -> "StepLengths":
         """The lengths that a step starts from; after plain steps the host knows them without asking the device."""
         lengths = StepLengths(self, plan)
@@ -56,9 +60,8 @@ class StepLengths:
             self._total = int(self.ends.sum())
         return self._total
 
-    def advance(self, ends: Tensor) -> None:
-        """The step has run, and its rows are `ends` long; the host sees what it knows without asking."""
+    def advance(self) -> None:
+        """The step has run; the host sees what it knows without asking."""
         plan, lengths = self._plan, self._lengths
-        lengths.device[torch.from_numpy(plan.rows.astype(np.int64)).to(ends.device)] = ends
         certain = plan.is_prefill | (not plan.shape.speculates)
         lengths.host_seen[plan.rows[certain]] = self.ends[certain]

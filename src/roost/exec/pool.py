@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roost.config import Resolved
+from roost.exec.device.device import Device
 from roost.models.model import KvShape
 from roost.step import TableDelta
 
@@ -17,21 +18,25 @@ from roost.step import TableDelta
 class Table:
     """The page table of one book: for each row the pages of its positions."""
 
-    def __init__(self, resolved: Resolved, book: int, device: torch.device) -> None:
+    def __init__(self, resolved: Resolved, book: int, device: Device) -> None:
+        self._device = device
         self.page_size = resolved.page_size
         self.window = resolved.books[book].window
         self.num_slots = resolved.books[book].num_pages * self.page_size
         pages_per_row = resolved.row_width // self.page_size
-        self.pages = torch.zeros((resolved.num_rows, pages_per_row), dtype=torch.int32, device=device)
+        num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the sink page
+        self.pages = torch.zeros((num_rows, pages_per_row), dtype=torch.int32, device=device.torch)
 
     def apply(self, delta: TableDelta) -> None:
         """Change the entries that a plan says have changed."""
+        if not len(delta.pages):
+            return
         lengths = np.diff(delta.offsets)
         rows = np.repeat(delta.rows, lengths)
         indices = np.arange(len(delta.pages)) + np.repeat(delta.firsts - delta.offsets[:-1], lengths)
-        device = self.pages.device
-        entries = (torch.tensor(rows, device=device), torch.tensor(indices, device=device))
-        self.pages[entries] = torch.tensor(delta.pages, device=device)
+        entries = rows.astype(np.int64) * self.pages.shape[1] + indices
+        sent = self._device.send({"entries": entries, "pages": delta.pages})
+        self.pages.view(-1)[sent["entries"]] = sent["pages"].to(torch.int32)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Slots of some positions, each in its row."""
@@ -48,13 +53,3 @@ class Pool:
         device = table.pages.device
         self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
         self.values = torch.empty(shape, dtype=kv.dtype, device=device)
-
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put a layer's KV [num_tokens, num_kv_heads, head_dim] into slots."""
-        self.keys[layer, slots] = key
-        self.values[layer, slots] = value
-
-    def copy(self, sources: Tensor, dests: Tensor) -> None:
-        """Copy whole slots, all layers; every source is read before any slot is written."""
-        for buffer in (self.keys, self.values):
-            buffer[:, dests] = buffer[:, sources]

@@ -101,6 +101,10 @@ class Sampler:
         if path.penalises:
             self._count(setup)
 
+    def is_plain(self, rows: Sequence[int]) -> bool:
+        """Whether the best token is all that these rows want."""
+        return all(self._path(row).is_plain for row in rows)
+
     @torch.inference_mode()
     def sample(
         self,

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from roost.layers.rotary import Turns
 from roost.spec.shape import Branches
 
-# (layer, query, key, value) of the flat batch -> what the heads read: the model's one way to its KV
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# (layer, queries and keys side by side, values, turns) of the flat batch, before they turn -> what the heads read: the
+# model's one way to its KV
+Attend = Callable[[int, Tensor, Tensor, Turns], Tensor]
 
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
 

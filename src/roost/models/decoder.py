@@ -5,27 +5,20 @@ since each operation costs a decode step on the host. Holds weights; keeps nothi
 from Hugging Face's tensor names, called by exec; draft heads are made of the same layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from roost.config import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype, make_linear
-from roost.layers.norm import rms_norm
-from roost.layers.rotary import Rope, Turns, frequencies, rotate, turns_at
+from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
+from roost.layers.rotary import Rope, Turns, frequencies, turns_at
 from roost.models.model import KvShape
 from roost.models.tensors import Tensors
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +92,37 @@ class Layer:
     norm_after_feed: Tensor | None
     rope: int  # which of the model's
 
-    def read(self, hidden: Tensor, eps: float) -> Tensor:
-        """What attention reads of an input."""
-        return hidden if self.norm_before_attention is None else rms_norm(hidden, self.norm_before_attention, eps)
+    @property
+    def first_norm(self) -> Tensor:
+        """The norm of what attention reads, which every layer of a model has."""
+        assert self.norm_before_attention is not None
+        return self.norm_before_attention
 
 
-def run_layer(
-    config: DecoderConfig, layer: Layer, number: int, hidden: Tensor, normed: Tensor, turns: Turns, attend: Attend
-) -> Tensor:
-    """What a layer puts out: `hidden`, what attention over `normed` adds to it, and what the feed-forward adds."""
-    eps = config.norm_eps
-    query, key, value = _heads(config, layer, normed, turns)
-    mixed = layer.out(attend(number, query, key, value).flatten(1))
-    if layer.norm_after_attention is not None:
-        mixed = rms_norm(mixed, layer.norm_after_attention, eps)
-    hidden = hidden + mixed
-    gate, up = layer.gate_up(rms_norm(hidden, layer.norm_before_feed, eps)).chunk(2, dim=-1)
-    fed = layer.down(ACTIVATIONS[config.activation](gate) * up)
-    if layer.norm_after_feed is not None:
-        fed = rms_norm(fed, layer.norm_after_feed, eps)
-    return hidden + fed
+class Stack:
+    """Layers one after the other: the residual stream, and what is about to be added to it."""
 
+    def __init__(self, config: DecoderConfig, ops: Ops) -> None:
+        self._config = config
+        self._ops = ops
 
-def _heads(config: DecoderConfig, layer: Layer, normed: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned, and values of a layer: each [num_tokens, its heads, head_dim]."""
-    heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
-    turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
-    if layer.qk_norm is not None:
-        turning = rms_norm(turning, layer.qk_norm, config.norm_eps)
-    query, key = rotate(turning, turns).split((config.num_heads, config.num_kv_heads), dim=1)
-    return query, key, value
+    def run(
+        self, layer: Layer, number: int, hidden: Tensor, normed: Tensor, turns: Turns, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden` with what attention over `normed` adds to it, and what the feed-forward will add."""
+        config, ops, eps = self._config, self._ops, self._config.norm_eps
+        heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
+        turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.qk_norm is not None:
+            turning = ops.norm(turning, layer.qk_norm, eps)
+        mixed = layer.out(attend(number, turning, value, turns).flatten(1))
+        if layer.norm_after_attention is not None:
+            mixed = ops.norm(mixed, layer.norm_after_attention, eps)
+        hidden, normed = ops.add_norm(hidden, mixed, layer.norm_before_feed, eps)
+        fed = layer.down(ops.gate_up(layer.gate_up(normed), config.activation))
+        if layer.norm_after_feed is not None:
+            fed = ops.norm(fed, layer.norm_after_feed, eps)
+        return hidden, fed
 
 
 def kv_shape(config: DecoderConfig, dtype: torch.dtype) -> KvShape:
@@ -145,8 +139,17 @@ def kv_shape(config: DecoderConfig, dtype: torch.dtype) -> KvShape:
 class Decoder:
     """A checkpoint on a device."""
 
-    def __init__(self, config: DecoderConfig, state: Mapping[str, Tensor], weights: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        state: Mapping[str, Tensor],
+        weights: str,
+        device: torch.device,
+        ops: Ops = TORCH_OPS,
+    ) -> None:
         self.config = config
+        self.ops = ops
+        self._stack = Stack(config, ops)
         self.dtype = activation_dtype(weights)
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
         tensors = Tensors(state, device, self.dtype)
@@ -207,15 +210,16 @@ class Decoder:
         num_layers = len(self._layers)
         assert all(0 <= number <= num_layers for number in capture), capture
         turns = [turns_at(positions, frequency, self.dtype) for frequency in self._frequencies]
-        hidden, eps = self.embed(tokens), self.config.norm_eps
-        inputs: dict[int, Tensor] = {}
+        hidden, eps, ops = self.embed(tokens), self.config.norm_eps, self.ops
+        norms = [layer.first_norm for layer in self._layers] + [self._norm]
+        normed = ops.norm(hidden, norms[0], eps)
+        inputs = {0: hidden}
         for number, layer in enumerate(self._layers):
-            if number in capture:
-                inputs[number] = hidden
-            normed = layer.read(hidden, eps)
-            hidden = run_layer(self.config, layer, number, hidden, normed, turns[layer.rope], attend)
-        inputs[num_layers] = hidden
-        return rms_norm(hidden, self._norm, eps), tuple(inputs[number] for number in capture)
+            hidden, fed = self._stack.run(layer, number, hidden, normed, turns[layer.rope], attend)
+            hidden, normed = ops.add_norm(hidden, fed, norms[number + 1], eps)
+            if number + 1 in capture:
+                inputs[number + 1] = hidden
+        return normed, tuple(inputs[number] for number in capture)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [num_tokens, vocab_size]."""

@@ -17,9 +17,8 @@ from torch.nn.functional import embedding
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
-from roost.layers.norm import rms_norm
 from roost.layers.rotary import frequencies, turns_at
-from roost.models.decoder import DecoderConfig, Loader, kv_shape, run_layer
+from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shape
 from roost.models.fields import Fields
 from roost.models.llama import read_config
 from roost.models.model import KvShape, Model
@@ -85,6 +84,7 @@ class Eagle:
     ) -> None:
         layers = config.layers
         self._config, self._model, self.dtype = layers, model, activation_dtype(weights)
+        self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
         loader = Loader(layers, tensors, weights)
@@ -120,10 +120,12 @@ class Eagle:
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
         turns = turns_at(positions, self._frequency, self.dtype)
-        hidden = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
+        hidden = normed = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
         for number, layer in enumerate(self._layers):
-            normed = layer.read(hidden, self._config.norm_eps)
-            hidden = run_layer(self._config, layer, number, hidden, normed, turns, attend)
+            if number > 0:
+                normed = self._ops.norm(hidden, layer.first_norm, self._config.norm_eps)
+            hidden, fed = self._stack.run(layer, number, hidden, normed, turns, attend)
+            hidden = hidden + fed
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -150,6 +152,7 @@ class Eagle3:
         layers = config.layers
         self.captures = captures
         self._config, self.dtype = config, activation_dtype(weights)
+        self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         loader = Loader(layers, tensors, weights)
         self._embed = _embedding(config, tensors, model)
@@ -183,16 +186,17 @@ class Eagle3:
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], before the final norm."""
-        config = self._config.layers
+        eps, norm = self._config.layers.norm_eps, self._ops.norm
         turns = turns_at(positions, self._frequency, self.dtype)
-        normed = rms_norm(hidden, self._hidden_norm, config.norm_eps)
-        both = torch.cat([self._layer.read(self._embed(tokens), config.norm_eps), normed], dim=-1)
+        normed = norm(hidden, self._hidden_norm, eps)
+        both = torch.cat([norm(self._embed(tokens), self._layer.first_norm, eps), normed], dim=-1)
         residual = normed if self._config.norm_before_residual else hidden
-        return run_layer(config, self._layer, 0, residual, both, turns, attend)
+        residual, fed = self._stack.run(self._layer, 0, residual, both, turns, attend)
+        return residual + fed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token in its own vocabulary."""
-        return self._head(rms_norm(hidden, self._norm, self._config.layers.norm_eps))
+        return self._head(self._ops.norm(hidden, self._norm, self._config.layers.norm_eps))
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of its own."""

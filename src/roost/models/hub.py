@@ -4,8 +4,9 @@ Both styles are read: rope_theta with rope_scaling, and rope_parameters, which t
 option that would change the output is refused by name unless it is supported or neutral. Called by the families.
 """
 
+from roost.layers.ops import ACTIVATIONS
 from roost.layers.rotary import Bands, Rope
-from roost.models.decoder import ACTIVATIONS, DecoderConfig, LayerKind
+from roost.models.decoder import DecoderConfig, LayerKind
 from roost.models.fields import Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"

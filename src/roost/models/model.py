@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roost.config import ModelTraits
 from roost.layers.attention import Attend
+from roost.layers.ops import Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class KvShape:
 
 class Model(Protocol):
     """A decoder."""
+
+    @property
+    def ops(self) -> Ops:
+        """The operations it was made with."""
+        ...
 
     @property
     def traits(self) -> ModelTraits:

@@ -20,6 +20,10 @@ class Accepted:
     tokens: Tensor  # [R, accept_max], padded with NOTHING
     nodes: Tensor  # [R, accept_max] the node each token was drawn at, in rising order; the last again in the padding
 
+    def first(self, number: int) -> "Accepted":
+        """Those of the first rounds."""
+        return Accepted(lens=self.lens[:number], tokens=self.tokens[:number], nodes=self.nodes[:number])
+
 
 def accept(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
     """Walk down the trees along `targets` [R, T], the target's token after each node."""

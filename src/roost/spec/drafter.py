@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from roost.layers.attention import Span
+from roost.exec.attention import Runs
 from roost.spec.tree import Trees
 from roost.step import RowSetup
 
@@ -21,7 +21,7 @@ class Rounds:
 
     rows: Tensor  # [R]
     rows_host: Sequence[int]
-    starts: Sequence[int]  # device lengths when the step starts, mirrored on the host
+    starts: Sequence[int] | None  # device lengths when the step starts, where the host knows them
     lengths: Tensor  # [R] the same, on the device
     roots: Tensor  # [R] last sampled tokens
 
@@ -34,7 +34,7 @@ class Pairs:
     row's new length.
     """
 
-    spans: Sequence[Span]  # the rows' pairs in the flat batch
+    runs: Runs  # the rows' pairs in the flat batch
     rows: Tensor  # [num_pairs]
     positions: Tensor  # [num_pairs] p
     tokens: Tensor  # [num_pairs] the token at p + 1

@@ -5,13 +5,12 @@ state of each row and its best next tokens. A round's first drafts are those; ea
 branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the runner.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from roost.exec.attention import Attention, Branched, Lane, Read, attend_through
 from roost.exec.pool import Pool, Table
-from roost.layers.attention import Attend, Read, paged_attention, plan_branch_reads, plan_reads
+from roost.layers.attention import Attend
 from roost.models.model import Head
 from roost.spec.drafter import Pairs, Rounds
 from roost.spec.shape import SpecShape
@@ -22,8 +21,8 @@ from roost.step import RowSetup
 class EagleDrafter:
     """A head, its KV, and where each row stands."""
 
-    def __init__(self, head: Head, shape: SpecShape, table: Table) -> None:
-        self._head, self._shape, self._table = head, shape, table
+    def __init__(self, head: Head, shape: SpecShape, table: Table, attention: Attention) -> None:
+        self._head, self._shape, self._table, self._attention = head, shape, table, attention
         self.pool = Pool(table, len(head.kv.windows), head.kv)
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
@@ -42,9 +41,9 @@ class EagleDrafter:
         """Run the head over what a step wrote; keep where each row stands."""
         sources, table = pairs.sources, self._table
         hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.captured))
-        reads = plan_reads(table.pages, pairs.spans, page_size=table.page_size, window=None)
+        read = self._attention.read(table, pairs.runs, self._head.kv.scale)
         slots = table.slots(pairs.rows, pairs.positions)
-        output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, reads))
+        output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, read))
         if len(pairs.head_rows):
             hidden = output[pairs.heads]
             tokens, scores = self._best(hidden)
@@ -57,7 +56,7 @@ class EagleDrafter:
         topk, rows = self._shape.topk, rounds.rows
         places = Places(rounds, self._shape, self._table)
         if topk > 1 and self._table.page_size > 1:
-            self.pool.copy(*places.tail_copies())
+            self._attention.copy(self.pool, *places.tail_copies())
         tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
         hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
         beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
@@ -74,16 +73,24 @@ class EagleDrafter:
             if topk > 1 and step < self._shape.steps - 2:  # a path goes on from its parent, wherever that was
                 branch = picked // topk
                 hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
-                self.pool.copy(*places.moves(branch, step + 1))
+                self._attention.copy(self.pool, *places.moves(branch, step + 1))
         all_tokens, all_scores, all_parents = (torch.cat(column, dim=1) for column in zip(*met, strict=True))
         candidates = Candidates(tokens=all_tokens, scores=all_scores, parents=all_parents)
         return best_trees(rounds.roots, candidates, self._shape.tokens)
 
     def _pass(self, tokens: Tensor, hidden: Tensor, rounds: Rounds, places: "Places", step: int) -> Tensor:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
-        table, positions = self._table, (rounds.lengths + step)[:, None].expand_as(tokens)
-        reads = plan_branch_reads(table.pages, rounds.rows_host, places.branches, step, page_size=table.page_size)
-        attend = self._attend(places.slots(step).flatten(), reads)
+        positions = (rounds.lengths + step)[:, None].expand_as(tokens)
+        branched = Branched(
+            shape=self._shape,
+            step=step,
+            rows=rounds.rows,
+            lengths=rounds.lengths,
+            rows_host=rounds.rows_host,
+            starts_host=rounds.starts,
+        )
+        read = self._attention.read_branches(self._table, branched, self._head.kv.scale)
+        attend = self._attend(places.slots(step).flatten(), read)
         output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
         return output.view_as(hidden)
 
@@ -94,14 +101,9 @@ class EagleDrafter:
         shape = (*hidden.shape[:-1], self._shape.topk)
         return self._head.token_ids(ids).view(shape), scores.view(shape)
 
-    def _attend(self, slots: Tensor, reads: Sequence[Read]) -> Attend:
-        pool, scale = self.pool, self._head.kv.scale
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            pool.write(layer, slots, key, value)
-            return paged_attention(query, pool.keys[layer], pool.values[layer], reads, scale=scale)
-
-        return attend
+    def _attend(self, slots: Tensor, read: Read) -> Attend:
+        lane = Lane(pool=self.pool, slots=slots, read=read)
+        return attend_through(self._attention, [lane], [(0, layer) for layer in range(len(self._head.kv.windows))])
 
 
 class Places:
@@ -109,7 +111,6 @@ class Places:
 
     def __init__(self, rounds: Rounds, shape: SpecShape, table: Table) -> None:
         size = table.page_size
-        self.branches = [shape.branches(start, size) for start in rounds.starts]  # for reads that the host plans
         self._rows, self._table = rounds.rows[:, None], table
         self._number = torch.arange(shape.topk, device=rounds.rows.device)  # [K]
         self._last = (rounds.lengths % size)[:, None]  # [R, 1]
@@ -121,7 +122,7 @@ class Places:
         return self._table.slots(self._rows, self._base + self._number * self._stride + self._last + step)
 
     def tail_copies(self) -> tuple[Tensor, Tensor]:
-        """(from, to) slots that give each branch after the first the prefix's partial page.
+        """(from, to) slots [R, n] that give each branch after the first the prefix's partial page.
 
         A whole page for every branch, whatever the length: what is not in the prefix goes from the sink to the sink.
         """
@@ -131,12 +132,13 @@ class Places:
         starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]
         dests = self._table.slots(self._rows[:, :, None], starts + offset)
         sources = torch.where(is_prefix, sources, 0)[:, None].expand_as(dests)
-        return sources.flatten(), torch.where(is_prefix[:, None], dests, 0).flatten()
+        dests = torch.where(is_prefix[:, None], dests, 0)
+        return sources.flatten(1), dests.flatten(1)
 
     def moves(self, branch: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-        """(from, to) slots by which branch k goes on from what branch `branch[k]` wrote in its first steps."""
+        """(from, to) slots [R, n] by which branch k goes on from what branch `branch[k]` wrote in its first steps."""
         offset = self._last[:, :, None] + torch.arange(num_steps, device=self._rows.device)  # [R, 1, num_steps]
         rows, base, stride = (each[:, :, None] for each in (self._rows, self._base, self._stride))
         sources = self._table.slots(rows, base + branch[:, :, None] * stride + offset)
         dests = self._table.slots(rows, base + self._number[:, None] * stride + offset)
-        return sources.flatten(), dests.flatten()
+        return sources.flatten(1), dests.flatten(1)

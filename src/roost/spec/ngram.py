@@ -35,7 +35,8 @@ class NgramDrafter:
 
     def propose(self, rounds: Rounds) -> Trees:
         """Chains of what followed the longest match; the latest one, where several are as long."""
-        known = self._tokens[rounds.rows, : max(rounds.starts) + 1].to(torch.int64)  # [R, longest], root included
+        longest = self._tokens.shape[1] if rounds.starts is None else max(rounds.starts) + 1
+        known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
         at = _best_match(known, rounds.lengths)
         period = (rounds.lengths - at)[:, None]  # from there on the text may go round in circles
         steps = torch.arange(self._num_drafts, device=known.device)

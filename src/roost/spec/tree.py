@@ -32,6 +32,15 @@ class Trees:
         drafted = self.tokens[:, None, 1:].expand(-1, self.width, -1)
         return drafted.masked_fill(~self.sees[:, :, 1:], NOTHING)
 
+    def first(self, number: int) -> "Trees":
+        """Those of the first rounds."""
+        return Trees(
+            tokens=self.tokens[:number],
+            parents=self.parents[:number],
+            depths=self.depths[:number],
+            sees=self.sees[:number],
+        )
+
     def cut(self, widths: Tensor) -> "Trees":
         """The trees without the nodes past each round's width [R]."""
         beyond = torch.arange(self.width, device=widths.device) >= widths[:, None]

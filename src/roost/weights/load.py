@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from roost.errors import ConfigError
+from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
 from roost.models.registry import decoder_config
 from roost.progress import Progress, silent
@@ -27,9 +28,9 @@ def open_source(path: Path, progress: Progress = silent) -> Source:
     return GgufFile(path, progress)
 
 
-def load_model(source: Source, *, weights: str, device: torch.device) -> Decoder:
+def load_model(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Decoder:
     """The model of a checkpoint, its weights kept as `weights` says."""
     config = decoder_config(source.config())  # before the tensors: it says best why a checkpoint does not fit
-    model = Decoder(config, source, weights, device)
+    model = Decoder(config, source, weights, device, ops)
     source.progress(source.total_bytes, source.total_bytes)  # what is known and dropped was never read
     return model

@@ -53,7 +53,8 @@ def lengths(*device: int) -> Lengths:
 
 def moved(step: StepLengths) -> StepLengths:
     """A step that has run."""
-    step.advance(torch.tensor(step.ends, dtype=torch.int64))
+    step._lengths.move(torch.tensor(step._plan.rows), torch.tensor(step.ends, dtype=torch.int64))
+    step.advance()
     return step
 
 

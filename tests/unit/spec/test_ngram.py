@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from roost.layers.attention import Span
+from roost.exec.attention import Runs
+from roost.exec.batch import Batch, Layout
+from roost.exec.device.cpu import CpuDevice
 from roost.sampling import Sampling
 from roost.spec.drafter import Pairs, Rounds
 from roost.spec.ngram import MATCH_MAX, NgramDrafter
-from roost.spec.shape import SpecShape
+from roost.spec.shape import PLAIN, SpecShape
 from roost.step import RowId, RowSetup
 
 SHAPE = SpecShape(steps=5, topk=1, tokens=6)
@@ -101,8 +103,18 @@ def test_a_row_that_begins_again_forgets_what_it_was() -> None:
 
 def test_what_a_step_adds_is_known_to_the_next() -> None:
     drafter, hidden = begun({2: [1, 2, 3, 9, 9]}), torch.zeros(1, 1)
+    batch = Batch(np.array([2]), np.array([True]), np.array([True]), PLAIN)
+    rows, starts = np.array([2]), np.array([4])
+    runs = Runs(
+        cut=Layout(batch, CpuDevice(), pairs=False, chunks={}).tokens,
+        rows=torch.tensor(rows),
+        starts=torch.tensor(starts),
+        rows_host=rows,
+        starts_host=starts,
+        trees=None,
+    )
     pairs = Pairs(
-        spans=[Span(row=2, offset=0, width=2, start=4)],
+        runs=runs,
         rows=torch.tensor([2, 2]),
         positions=torch.tensor([4, 5]),
         tokens=torch.tensor([1, 2]),

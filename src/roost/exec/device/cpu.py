@@ -1,0 +1,39 @@
+"""The CPU: an operation has run when its call returns, so there is nothing to wait for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.exec.device.device import Fetched, Replay
+
+
+class CpuDevice:
+    """The host itself."""
+
+    torch = torch.device("cpu")
+    runs_beside_the_host = False
+    num_processors = 1
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Nothing to prepare."""
+        return nullcontext()
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Copies: an array may be changed afterwards."""
+        return {name: torch.tensor(array, dtype=torch.int64) for name, array in arrays.items()}
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """They are here."""
+        arrays = [tensor.numpy() for tensor in tensors]
+        return lambda: arrays
+
+    def capture(self, work: Callable[[], None]) -> Replay | None:
+        """There are no graphs."""
+        return None
+
+    def memory(self) -> tuple[int, int] | None:
+        """Nobody counts it: the pool is as large as it is told to be."""
+        return None

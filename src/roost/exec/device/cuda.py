@@ -1,0 +1,73 @@
+"""A CUDA GPU: a stream for steps, a stream for copies, pinned memory between, and graphs. The only user of torch.cuda.
+
+Nothing here waits for the device but a fetched result, and `capture`, at start-up.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.exec.device.device import Fetched, Replay
+
+
+class CudaDevice:
+    """One GPU."""
+
+    runs_beside_the_host = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch = device
+        self._forward, self._copies = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._forward.wait_stream(torch.cuda.current_stream(device))  # weights were loaded there
+        self._graph_pool = torch.cuda.graph_pool_handle()
+        self.num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def forward(self) -> AbstractContextManager[object]:
+        """The stream of the steps."""
+        return torch.cuda.stream(self._forward)
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Through one pinned buffer; the allocator keeps that until the copy is done."""
+        total = sum(array.size for array in arrays.values())
+        pinned = torch.empty(total, dtype=torch.int64, pin_memory=True)
+        if total:
+            np.concatenate([array.reshape(-1) for array in arrays.values()], out=pinned.numpy(), casting="unsafe")
+        parts = pinned.to(self.torch, non_blocking=True).split([array.size for array in arrays.values()])
+        return {name: part.view(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Copies taken in the order of the steps, and brought here beside them."""
+        taken = [tensor.clone() for tensor in tensors]
+        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
+        with torch.cuda.stream(self._copies):
+            here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in taken]
+            for source, dest in zip(taken, here, strict=True):
+                dest.copy_(source, non_blocking=True)
+                source.record_stream(self._copies)
+            arrived = torch.cuda.Event()
+            arrived.record(self._copies)
+
+        def wait() -> list[np.ndarray]:
+            arrived.synchronize()
+            return [tensor.numpy() for tensor in here]
+
+        return wait
+
+    def capture(self, work: Callable[[], None]) -> Replay | None:
+        """A CUDA graph of some work, which runs once before, so that everything it needs is compiled and loaded."""
+        with torch.cuda.stream(self._forward):
+            work()
+            self._forward.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._forward):
+                work()
+        return graph.replay
+
+    def memory(self) -> tuple[int, int] | None:
+        """What the driver has left and what torch keeps unused; and all there is."""
+        free, total = torch.cuda.mem_get_info(self.torch)
+        unused = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
+        return free + unused, total

@@ -1,0 +1,117 @@
+"""Graphs: rounds that were captured once, at a few batch sizes, and are replayed.
+
+A captured round reads its rows from a buffer and everything else from the device's own state: a replay needs rows and
+nothing more. Rows past the real ones are the sink's: what they write goes to the sink page, what they say is not looked
+at. Between the two passes tokens may be drawn otherwise than greedily. Owns the captured tensors. Called by the runner.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.config import Resolved
+from roost.exec.batch import Batch, Layout
+from roost.exec.device.device import Device, Replay
+from roost.exec.passes import Ahead, Done, Inputs, Passes
+from roost.exec.sizes import Sizes, check_fits, round_sizes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Captured:
+    """One batch size and width."""
+
+    sizes: Sizes
+    rows_host: np.ndarray  # what `rows` holds
+    rows: Tensor
+    ahead: Ahead
+    sampled: Tensor  # [num_nodes] greedy tokens, unless somebody puts others there
+    done: Done
+    run_ahead: Replay
+    run_behind: Replay
+
+
+class Graphs:
+    """Captured rounds, by batch size and width."""
+
+    def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
+        self._passes, self._resolved, self._device = passes, resolved, device
+        self._captured: dict[tuple[int, int], Captured] = {}
+        shape, limit = resolved.spec, resolved.spec_max_batch
+        for batch in reversed(batch_sizes(resolved.sched.max_running)):  # the largest first: the others fit its memory
+            if shape.speculates and (limit is None or smaller(batch, resolved) < limit):
+                self._capture(batch, shape.tokens)
+            if not shape.speculates or (limit is not None and batch > limit):
+                self._capture(batch, 1)
+
+    def find(self, number: int, width: int) -> Captured | None:
+        """The smallest that holds `number` rounds of `width` nodes."""
+        sizes = [batch for batch, nodes in self._captured if nodes == width and batch >= number]
+        return self._captured[min(sizes), width] if sizes else None
+
+    def load(self, captured: Captured, rows: np.ndarray, width: int) -> None:
+        """Put the rows of a step in place; the rest is the sink's."""
+        needed = round_sizes(len(rows), width, self._resolved.spec, self._resolved.page_size)
+        check_fits(needed, captured.sizes, f"a captured round of {captured.sizes.rows} rows")
+        padded = np.full(captured.sizes.rows, self._passes.sink)
+        padded[: len(rows)] = rows
+        if not np.array_equal(padded, captured.rows_host):
+            captured.rows.copy_(self._device.send({"rows": padded})["rows"])
+            captured.rows_host = padded
+
+    def _capture(self, number: int, width: int) -> None:
+        """Capture rounds that are all the sink's."""
+        passes, resolved = self._passes, self._resolved
+        batch = Batch.of_rounds(number, width, resolved.spec)
+        sizes = round_sizes(number, width, resolved.spec, resolved.page_size)
+        layout = Layout(batch, self._device, pairs=passes.drafter is not None, chunks={})
+        check_fits(
+            Sizes(**{**_zeros(), "rows": number, "nodes": batch.num_tokens, "pairs": int(batch.num_pairs.sum())}),
+            sizes,
+            "the layout of a captured round",
+        )
+        rows_host = np.full(number, passes.sink)
+        rows = torch.full((number,), passes.sink, device=self._device.torch)
+        inputs = Inputs(layout=layout, rows=rows, rows_host=rows_host, starts_host=None)
+        firsts: list[tuple[Ahead, Tensor]] = []  # of each run the tensors; the last run is the captured one
+        seconds: list[Done] = []
+
+        def ahead() -> None:
+            made = passes.ahead(inputs)
+            firsts[:] = [(made, made.logits.argmax(dim=-1))]
+
+        def behind() -> None:
+            seconds[:] = [passes.behind(inputs, *firsts[0])]
+
+        run_ahead = self._device.capture(ahead)
+        if run_ahead is None:
+            return
+        run_ahead()  # what `behind` is captured with must hold something
+        run_behind = self._device.capture(behind)
+        assert run_behind is not None
+        self._captured[number, width] = Captured(
+            sizes=sizes,
+            rows_host=rows_host,
+            rows=rows,
+            ahead=firsts[0][0],
+            sampled=firsts[0][1],
+            done=seconds[0],
+            run_ahead=run_ahead,
+            run_behind=run_behind,
+        )
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Numbers of rounds that are captured: close together where a row more costs much."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
+    return [size for size in sizes if size < most] + [most]
+
+
+def smaller(batch: int, resolved: Resolved) -> int:
+    """The captured size before `batch`; 0 before the first."""
+    return max((size for size in batch_sizes(resolved.sched.max_running) if size < batch), default=0)
+
+
+def _zeros() -> dict[str, int]:
+    return dict.fromkeys(Sizes.__slots__, 0)

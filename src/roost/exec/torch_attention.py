@@ -1,0 +1,71 @@
+"""The torch backend: reads are planned on the host, from lengths that it is told.
+
+Runs anywhere, and is the default on CPUs; every other backend is held against it. Called by the runner and drafters.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.errors import InvariantError
+from roost.exec.attention import Branched, Read, Runs
+from roost.exec.pool import Pool, Table
+from roost.layers.attention import Span, Tree, paged_attention, plan_branch_reads, plan_reads
+from roost.layers.rotary import Turns, rotate
+
+
+class TorchAttention:
+    """Attention in plain torch."""
+
+    def read(self, table: Table, runs: Runs, scale: float) -> Read:
+        """What is read, row by row, or rows of like length together."""
+        reads = plan_reads(table.pages, _spans(runs), page_size=table.page_size, window=table.window)
+        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
+
+    def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
+        """The prefix, and each branch's own pages."""
+        if branched.starts_host is None:
+            raise InvariantError("the torch backend needs the rows' lengths on the host")
+        branches = [branched.shape.branches(start, table.page_size) for start in branched.starts_host]
+        reads = plan_branch_reads(table.pages, branched.rows_host, branches, branched.step, page_size=table.page_size)
+        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
+
+    def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+        """Queries and keys turned together."""
+        num_kv_heads = value.shape[1]
+        query, key = rotate(turning, turns).split((turning.shape[1] - num_kv_heads, num_kv_heads), dim=1)
+        pool.keys[layer, slots] = key
+        pool.values[layer, slots] = value
+        return query
+
+    def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
+        """All groups at once: every source is read before any slot is written."""
+        for buffer in (pool.keys, pool.values):
+            buffer[:, dests.flatten()] = buffer[:, sources.flatten()]
+
+
+def _spans(runs: Runs) -> list[Span]:
+    """The runs as the host plans them; rounds are read together, so a chain is one more tree."""
+    if runs.starts_host is None:
+        raise InvariantError("the torch backend needs the rows' lengths on the host")
+    cut = runs.cut
+    columns = np.stack([runs.rows_host, cut.offsets, cut.widths, runs.starts_host], axis=1).tolist()
+    chains: dict[int, Tree] = {}
+    spans = []
+    for (row, offset, width, start), is_round, tree in zip(
+        columns, cut.is_round.tolist(), cut.tree_of.tolist(), strict=True
+    ):
+        nodes = None
+        if is_round and width > 1:
+            if width not in chains:
+                chains[width] = _chain(width, runs.rows.device)
+            nodes = chains[width]
+            if runs.trees is not None:
+                nodes = Tree(depths=runs.trees.depths[tree, :width], sees=runs.trees.sees[tree, :width, :width])
+        spans.append(Span(row=row, offset=offset, width=width, start=start, tree=nodes))
+    return spans
+
+
+def _chain(width: int, device: torch.device) -> Tree:
+    number = torch.arange(width, device=device)
+    return Tree(depths=number, sees=number <= number[:, None])
