@@ -11,7 +11,7 @@ LAYERS = (
     ("roost", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
     ("roost.sampling", "roost.spec.shape", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
-    ("roost.kv", "roost.layers", "roost.obs"),
+    ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.exec", "roost.spec", "roost.weights", "roost.front"),
     ("roost.startup", "roost.terminal"),
@@ -30,6 +30,7 @@ CONTROL_PLANE = (
 )
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 ALLOWED_INSIDE = {  # what only some packages may import besides that
+    "roost.kernels": ("triton",),
     "roost.text": ("tokenizers", "jinja2"),
     "roost.weights.gguf": ("gguf",),
     "roost.terminal": ("rich",),

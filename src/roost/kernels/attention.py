@@ -1,0 +1,283 @@
+"""Paged attention over spans: decode, extend, tree verify and draft branches in one kernel.
+
+out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.spans.
+A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
+in blocks; several shares (splits) of a tile are merged by a second kernel. Bytes moved: 2 * num_keys * head_dim *
+itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by exec and spec.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from roost.layers.spans import Spans
+
+_LOG2_E = 1.4426950408889634
+_SPLITS_MAX = 32
+_SPLIT_LEN_MIN = 64  # keys of the largest block
+_BLOCK_M_MAX = 256  # rows of a program: a head of a token each
+
+# Device columns may be slices of larger buffers, and lengths change: neither may cause a compilation.
+_COLUMNS = ("rows", "offsets", "widths", "starts", "tile_spans", "tile_firsts", "of_span", "depths", "sees")
+_UNALIGNED = [*_COLUMNS, "bases", "shifts", "table"]
+_UNSPECIALISED = ["num_nodes", "row_stride"]
+
+
+def num_splits(num_tiles: int, num_kv_heads: int, num_processors: int, keys_max: int) -> int:
+    """How many shares of each tile's keys give every multiprocessor about two programs."""
+    wanted = 2 * num_processors // max(1, num_tiles * num_kv_heads)
+    return max(1, min(wanted, _SPLITS_MAX, -(-keys_max // _SPLIT_LEN_MIN)))
+
+
+def paged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    spans: Spans,
+    *,
+    page_size: int,
+    window: int | None,
+    scale: float,
+    num_splits: int = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
+
+    A tile whose span is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there are
+    many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
+    """
+    group = query.shape[1] // keys.shape[1]
+    block_m = max(16, triton.next_power_of_2(spans.tile_len * group))
+    assert block_m <= _BLOCK_M_MAX, f"{spans.tile_len} tokens of {group} heads are too large a tile"
+    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
+    assert keys.stride(2) == query.stride(2) == table.stride(1) == 1
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
+    assert output.is_contiguous()
+    partials = sums = None
+    if num_splits > 1:
+        shape = (*query.shape[:2], num_splits)
+        partials = torch.empty((*shape, query.shape[2]), dtype=torch.float32, device=query.device)
+        sums = torch.empty(shape, dtype=torch.float32, device=query.device)
+    tiles = (spans.offsets, spans.widths, spans.tile_spans, spans.tile_firsts)
+    num_tiles, head_dim = spans.tile_spans.shape[0], query.shape[2]
+    sizes = {"TILE_LEN": spans.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
+    block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
+    if num_tiles:
+        _attend[(num_tiles, keys.shape[1], num_splits)](
+            *(query, keys, values, table, output, partials, sums),
+            *(*tiles, spans.rows, spans.starts, *_masks(spans), *_shifts(spans)),
+            *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], table.stride(0)),
+            **sizes,
+            **{"GROUP": group, "PAGE_SIZE": page_size, "WINDOW": window or 0, "WIDE": knobs.runtime.interpret},
+            **{"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages},
+        )
+    if num_tiles and num_splits > 1:
+        _merge[(num_tiles * spans.tile_len, query.shape[1])](
+            *(partials, sums, output, *tiles),
+            **sizes,
+            **{"NUM_SPLITS": num_splits, "BLOCK_S": triton.next_power_of_2(num_splits), "num_warps": 2},
+        )
+    return output
+
+
+def _masks(spans: Spans) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
+    masks = spans.masks
+    if masks is None:
+        return None, None, None, 0
+    assert masks.depths.is_contiguous() and masks.sees.is_contiguous()
+    return masks.of_span, masks.depths, masks.sees.view(torch.uint8), masks.sees.shape[1]
+
+
+def _shifts(spans: Spans) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if spans.shifts is None else (spans.shifts.bases, spans.shifts.shifts)
+
+
+def _blocks(dtype: torch.dtype, head_dim: int, block_m: int) -> tuple[int, int, int]:
+    """Keys of a block, warps, and stages: half of them look pages up, the others hold blocks in shared memory."""
+    num_warps = 8 if block_m >= 128 else 4
+    if dtype == torch.float32:
+        return (32 if block_m < 64 and head_dim <= 128 else 16), num_warps, 2
+    if head_dim > 128:
+        return 32, num_warps, 5 if block_m < 64 else 3
+    return 64, num_warps, 3 if block_m == 64 else 5  # of 64 rows, two programs share a multiprocessor
+
+
+@triton.jit
+def _slots(table, block, place, is_live, base, shift, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Slots of a block's positions, through the row's pages; int64."""
+    if PAGE_SIZE % BLOCK_N == 0 and base is None:  # a block lies within a page
+        slot = tl.load(table + block // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + (place % PAGE_SIZE)
+    else:
+        kept = place if base is None else tl.where(place < base, place, place + shift)
+        page = tl.load(table + kept // PAGE_SIZE, mask=is_live, other=0).to(tl.int64)
+        slot = page * PAGE_SIZE + kept % PAGE_SIZE
+    return slot
+
+
+@triton.jit
+def _positions(place, start, width, tree, depths, num_nodes):
+    """Positions of keys, which for nodes of a tree are not their places."""
+    of = place
+    if depths is not None:
+        is_own = (tree >= 0) & (place >= start) & (place < start + width)
+        depth = tl.load(depths + tree * num_nodes + (place - start), mask=is_own, other=0)
+        of = tl.where(is_own, start + depth.to(tl.int32), place)
+    return of
+
+
+@triton.jit(do_not_specialize=_UNSPECIALISED, do_not_specialize_on_alignment=_UNALIGNED)
+def _attend(
+    query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    keys,  # [num_slots, num_kv_heads, HEAD_DIM]
+    values,
+    table,  # [num_rows, pages_per_row]
+    output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    partials,  # [num_tokens, num_kv_heads * GROUP, num_splits, HEAD_DIM], or None
+    sums,  # [num_tokens, num_kv_heads * GROUP, num_splits], or None
+    offsets,
+    widths,
+    tile_spans,
+    tile_firsts,
+    rows,
+    starts,
+    of_span,
+    depths,
+    sees,
+    num_nodes,
+    bases,
+    shifts,
+    scale,  # of exponents of two
+    query_token_stride,
+    query_head_stride,
+    slot_stride,
+    kv_head_stride,
+    row_stride,
+    TILE_LEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    kv_head, split, num_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    span, first = tl.load(tile_spans + tl.program_id(0)), tl.load(tile_firsts + tl.program_id(0))
+    if span < 0:
+        return
+    width, start = tl.load(widths + span), tl.load(starts + span).to(tl.int32)
+    if first >= width:
+        return
+    member, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    node = first + member // GROUP  # token within the span
+    is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
+    token = (tl.load(offsets + span) + node).to(tl.int64)
+    head = kv_head * GROUP + member % GROUP
+    asks = token * query_token_stride + head * query_head_stride
+    ask = tl.load(query + asks[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+
+    # Some row reads keys [low, high), every row [low, even). A row at position `at` reads them in order up to `reach`;
+    # a tree's prefix ends there, and the row goes on with the nodes it sees.
+    at, reach, low, even = start + node, start + node, start + first, start + first + 1
+    high = start + tl.minimum(first + TILE_LEN, width)
+    tree = -1
+    if of_span is not None:
+        tree = tl.load(of_span + span)
+        depth = tl.load(depths + tree * num_nodes + node, mask=is_row & (tree >= 0), other=0)
+        if tree >= 0:
+            at, reach = start + depth.to(tl.int32), start - 1 + 0 * node
+            low, even, high = start, start, start + width
+    low = tl.maximum(low - WINDOW + 1, 0) if WINDOW else 0
+    begin = low // BLOCK_N * BLOCK_N
+    share = tl.cdiv(tl.cdiv(high - begin, BLOCK_N), num_splits) * BLOCK_N
+    begin += split * share
+    end = tl.minimum(begin + share, high)
+
+    keys += kv_head * kv_head_stride
+    values += kv_head * kv_head_stride
+    table += tl.load(rows + span) * row_stride
+    base = None if bases is None else tl.load(bases + span).to(tl.int32)
+    shift = None if bases is None else tl.load(shifts + span).to(tl.int32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # Large tiles first take the blocks that need no mask, in a phase 0 of their own.
+    PHASE: tl.constexpr = 0 if BLOCK_M >= 64 and WINDOW == 0 else 1
+    turn = begin if PHASE == 1 else tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
+    for phase in tl.static_range(PHASE, 2):
+        for block in range(begin if phase == 0 else turn, turn if phase == 0 else end, BLOCK_N):
+            place = block + tl.arange(0, BLOCK_N)
+            is_live = (place >= low) & (place < high)
+            slot = _slots(table, block, place, is_live, base, shift, PAGE_SIZE, BLOCK_N)
+            cells = slot[:, None] * slot_stride + dims[None, :]
+            is_cell = is_live[:, None] & is_dim[None, :] if phase == 1 else is_dim[None, :]
+            key = tl.load(keys + cells, mask=is_cell, other=0.0)
+            value = tl.load(values + cells, mask=is_cell, other=0.0)
+            if WIDE:
+                ask, key, value = ask.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
+            score = tl.dot(ask, tl.trans(key), input_precision="ieee") * scale
+            if phase == 1:
+                seen = place[None, :] <= reach[:, None]
+                if sees is not None:
+                    edges = ((tree * num_nodes + node) * num_nodes - start)[:, None] + place[None, :]
+                    is_own = (tree >= 0) & (place >= start) & (place < start + width)
+                    seen |= tl.load(sees + edges, mask=is_row[:, None] & is_own[None, :], other=0) != 0
+                if WINDOW:
+                    of = _positions(place, start, width, tree, depths, num_nodes)
+                    seen &= of[None, :] > at[:, None] - WINDOW
+                score = tl.where(seen, score, float("-inf"))
+            rise = tl.maximum(peak, tl.max(score, 1))
+            level = tl.where(rise == float("-inf"), 0.0, rise)  # a row that has seen nothing yet
+            weight, fade = tl.exp2(score - level[:, None]), tl.exp2(peak - level)
+            peak, total = rise, total * fade + tl.sum(weight, 1)
+            mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
+
+    is_empty = total == 0  # a row that has seen nothing in this split
+    total = tl.where(is_empty, 1.0, total)
+    mixed = mixed / total[:, None]
+    line = token * (tl.num_programs(1) * GROUP) + head
+    is_out = is_row[:, None] & is_dim[None, :]
+    if partials is None:
+        tl.store(output + line[:, None] * HEAD_DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=is_out)
+    else:
+        line = line * num_splits + split
+        tl.store(sums + line, tl.where(is_empty, float("-inf"), peak + tl.log2(total)), mask=is_row)
+        tl.store(partials + line[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_out & (begin < end))
+
+
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
+def _merge(
+    partials,  # [num_tokens, num_heads, NUM_SPLITS, HEAD_DIM]
+    sums,  # [num_tokens, num_heads, NUM_SPLITS]: log2 of what each split's weights came to
+    output,
+    offsets,
+    widths,
+    tile_spans,
+    tile_firsts,
+    TILE_LEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    tile = tl.program_id(0) // TILE_LEN
+    span = tl.load(tile_spans + tile)
+    if span < 0:
+        return
+    node = tl.load(tile_firsts + tile) + tl.program_id(0) % TILE_LEN
+    if node >= tl.load(widths + span):
+        return
+    line = (tl.load(offsets + span) + node).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    split, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    each = tl.load(sums + line * NUM_SPLITS + split, mask=split < NUM_SPLITS, other=float("-inf"))
+    peak = tl.max(each, 0)
+    share = tl.exp2(each - tl.where(peak == float("-inf"), 0.0, peak))
+    is_part = (share > 0)[:, None] & (dims < HEAD_DIM)[None, :]  # a split without keys has written none
+    parts = tl.load(partials + (line * NUM_SPLITS + split)[:, None] * HEAD_DIM + dims[None, :], mask=is_part, other=0.0)
+    total = tl.sum(share, 0)
+    mixed = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(output + line * HEAD_DIM + dims, mixed.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

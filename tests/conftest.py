@@ -1,0 +1,26 @@
+"""What all tests share: without a GPU, Triton runs kernels in its interpreter, chosen before anything imports it."""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+
+def _let_loops_count() -> None:
+    """Make the interpreter's scalars loop bounds again: numpy 2.4 turns no array of one number into an int."""
+    from triton.runtime import interpreter  # noqa: PLC0415 - only now is it known how kernels run
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_count(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_count
+
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if find_spec("triton") is not None:
+        _let_loops_count()

@@ -1,0 +1,1 @@
+"""Kernels against their torch references, at shapes that are no multiples of any tile."""

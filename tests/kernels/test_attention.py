@@ -1,0 +1,150 @@
+"""Attention over spans equals its reference: any widths, trees, branches, windows, pages, splits and head sizes."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from roost.layers.spans import span_attention
+from tests.kernels.batches import NOWHERE, Batch, Shape, make, padded
+from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
+
+attention = pytest.importorskip("roost.kernels.attention", exc_type=ImportError)
+SCALE = 0.21
+BF16, FP16, FP32 = DTYPES
+
+
+def expected(batch: Batch, shape: Shape) -> Tensor:
+    """The reference's result, with zeros in place of what it must not weigh in."""
+    keys, values = batch.keys.nan_to_num(), batch.values.nan_to_num()
+    table = batch.table.where(batch.table < NOWHERE, 0)
+    how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE}
+    return span_attention(batch.query, keys, values, table, batch.spans, **how)
+
+
+def check(batch: Batch, shape: Shape, num_splits: int) -> None:
+    """The kernel's result is the reference's, written between canaries."""
+    out = Fenced(batch.query.shape, shape.dtype, batch.query.device)
+    how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE, "num_splits": num_splits}
+    args = (batch.query, batch.keys, batch.values, batch.table, batch.spans)
+    ours = attention.paged_attention(*args, **how, out=out.tensor)
+    out.check()
+    assert_near(ours, expected(batch, shape), steps=2)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(num_kv_heads=2, group=4, head_dim=128, page_size=64, dtype=BF16),
+        Shape(num_kv_heads=1, group=3, head_dim=64, page_size=16, dtype=FP16),
+        Shape(num_kv_heads=2, group=1, head_dim=80, page_size=3, dtype=FP32),
+        Shape(num_kv_heads=1, group=8, head_dim=96, page_size=1, dtype=BF16, window=70),
+        Shape(num_kv_heads=1, group=2, head_dim=256, page_size=512, dtype=BF16, window=33),
+        Shape(num_kv_heads=1, group=5, head_dim=16, page_size=256, dtype=FP32),
+    ],
+    ids=str,
+)
+def test_decoding_rows_read_all_their_keys(shape: Shape, num_splits: int, device: torch.device) -> None:
+    starts = (0, 63, 64, 200) if num_splits == 1 else (5, 330)
+    check(make(shape, [(start, 1) for start in starts], device), shape, num_splits)
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [
+        (Shape(num_kv_heads=1, group=4, head_dim=128, page_size=64, dtype=BF16, tile_len=16), [(0, 37), (130, 16)]),
+        (Shape(num_kv_heads=2, group=3, head_dim=64, page_size=16, dtype=FP16, tile_len=32), [(65, 40), (0, 1)]),
+        (Shape(num_kv_heads=2, group=1, head_dim=24, page_size=3, dtype=FP32, tile_len=64), [(0, 65), (127, 3)]),
+        (Shape(num_kv_heads=1, group=2, head_dim=32, page_size=4, dtype=BF16, tile_len=40, window=25), [(90, 83)]),
+        (Shape(num_kv_heads=1, group=1, head_dim=16, page_size=16, dtype=FP32, tile_len=5, window=1), [(3, 11)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_token_of_a_chunk_reads_up_to_itself(
+    shape: Shape, columns: list[tuple[int, int]], num_splits: int, device: torch.device
+) -> None:
+    check(make(shape, columns, device), shape, num_splits)
+
+
+@pytest.mark.parametrize("window", [None, 3, 40])
+@pytest.mark.parametrize(("tile_len", "page_size", "dtype"), [(8, 16, BF16), (7, 1, FP32), (32, 64, FP16)])
+def test_a_node_of_a_tree_reads_its_ancestors_beside_rows_without_trees(
+    tile_len: int, page_size: int, dtype: torch.dtype, window: int | None, device: torch.device
+) -> None:
+    heads = {"num_kv_heads": 1, "group": 3, "head_dim": 32}
+    shape = Shape(**heads, page_size=page_size, dtype=dtype, tile_len=tile_len, window=window)
+    batch = make(shape, [(70, 8), (0, 13), (33, 1), (61, 5), (9, 1)], device, trees=(0, 1, 4))
+    check(batch, shape, 1 if window is None else 2)
+
+
+@pytest.mark.parametrize(("length", "page_size", "topk", "depth"), [(10, 4, 4, 5), (103, 64, 3, 2), (126, 64, 2, 4)])
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_a_branch_reads_the_prefix_and_its_own_pages(
+    length: int, page_size: int, topk: int, depth: int, num_splits: int, device: torch.device
+) -> None:
+    shape = Shape(num_kv_heads=2, group=2, head_dim=16, page_size=page_size, dtype=FP32)
+    last = length % page_size
+    stride = -(-(last + depth) // page_size) * page_size
+    shifts = [(length - last, branch * stride) for branch in range(topk)]
+    batch = make(shape, [(length + depth - 1, 1)] * topk, device, shifts=shifts)
+    check(batch, shape, num_splits)
+
+
+def test_shifts_need_not_be_whole_pages(device: torch.device) -> None:
+    shape = Shape(num_kv_heads=1, group=3, head_dim=48, page_size=64, dtype=BF16, tile_len=3)
+    batch = make(shape, [(70, 3), (9, 5), (20, 1)], device, shifts=[(69, 5), (0, 131), (400, 64)])
+    check(batch, shape, 2)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_padding_and_spans_of_no_width_write_nothing(num_splits: int, device: torch.device) -> None:
+    shape = Shape(num_kv_heads=1, group=2, head_dim=16, page_size=4, dtype=FP32, tile_len=2)
+    batch = make(shape, [(5, 1), (7, 3), (2, 2)], device)
+    widths = batch.spans.widths.clone()
+    widths[0] = 0  # the device may decide this after the tiles were cut
+    spans = padded(replace(batch.spans, widths=widths), 3)
+    how = {"page_size": 4, "window": None, "scale": SCALE, "num_splits": num_splits}
+    out = Fenced(batch.query.shape, FP32, device)
+    out.tensor.fill_(SENTINEL)
+    attention.paged_attention(batch.query, batch.keys, batch.values, batch.table, spans, **how, out=out.tensor)
+    out.check()
+    assert (out.tensor[0] == SENTINEL).all()
+    assert_near(out.tensor[1:], expected(batch, shape)[1:], steps=2)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shape=st.builds(
+        Shape,
+        num_kv_heads=st.integers(1, 2),
+        group=st.sampled_from((1, 3, 4)),
+        head_dim=st.sampled_from((16, 40, 64)),
+        page_size=st.sampled_from((1, 3, 16, 64)),
+        dtype=st.sampled_from(DTYPES),
+        window=st.sampled_from((None, 2, 17, 100)),
+        tile_len=st.sampled_from((1, 4, 16)),
+    ),
+    columns=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 20)), min_size=1, max_size=3),
+    num_splits=st.sampled_from((1, 2, 5)),
+    seed=st.integers(0, 99),
+)
+def test_any_batch_equals_the_reference(
+    shape: Shape, columns: list[tuple[int, int]], num_splits: int, seed: int, device: torch.device
+) -> None:
+    random = Random(seed)
+    trees = tuple(number for number in range(len(columns)) if random.random() < 0.4)
+    check(make(shape, columns, device, seed=seed, trees=trees), shape, num_splits)
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    assert attention.num_splits(1, 8, 132, 8192) == 32
+    assert attention.num_splits(1, 8, 132, 512) == 8
+    assert attention.num_splits(8, 8, 132, 8192) == 4
+    assert attention.num_splits(64, 8, 132, 8192) == 1
+    assert attention.num_splits(1, 3, 132, 1) == attention.num_splits(0, 3, 132, 0) == 1
