@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.heads import TargetHead, untrained_head
+from roost.backend import TORCH, Backend
 from roost.clock import SystemClock
 from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
@@ -26,10 +27,12 @@ from roost.messages import Event, Finished, Score, SpecStats, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
 from roost.models.model import Head
 from roost.sched.engine import Engine
+from roost.startup import backend_of, ops_of
 from roost.weights.load import load_model, open_source
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
+KERNELS = backend_of(EngineConfig(), GPU)  # the backend that the device would choose
 GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swap
 WINDOW = 24
 PROMPTS = (
@@ -88,6 +91,8 @@ class Case:
 
     name: str = "plain"
     depth: int
+    backend: Backend = TORCH
+    graphs: bool = True
     page_size: int = 16
     spec: SpecConfig = SpecConfig()
     head: Head | None = None
@@ -98,10 +103,16 @@ def engine(model: Decoder, device: torch.device, case: Case, max_running: int = 
     strict = 2 if max_running <= 8 else 0
     config = EngineConfig(
         memory=MemoryConfig(page_size=case.page_size, pool_tokens=64 * 1024, strict_memory=strict),
-        sched=SchedConfig(context=1024, max_running=max_running, chunk=512, overlap=case.depth == 1),
+        sched=SchedConfig(
+            context=1024,
+            max_running=max_running,
+            chunk=512,
+            overlap=case.depth == 1,
+            graphs=None if case.graphs else False,
+        ),
         spec=case.spec,
     )
-    resolved = resolve(config, model.traits)
+    resolved = resolve(config, model.traits, case.backend)
     executor = TorchExecutor(model, resolved, device, case.head)
     return Engine(resolved, executor, SystemClock()), executor
 
@@ -120,11 +131,13 @@ def drafting(model: Decoder, device: torch.device, weights: str, *, sure: bool) 
     if sure:
         own = TargetHead(model)
         ways += [("own chain", chain, own), ("own tree", tree, own), ("own wide tree", wide, own)]
+    pages = (1, 16, 64) if sure else (64,)
     return [
-        Case(name=name, depth=depth, page_size=page_size, spec=spec, head=head)
+        Case(name=name, depth=depth, page_size=page_size, spec=spec, head=head, backend=KERNELS, graphs=graphs)
         for name, spec, head in ways
-        for page_size in ((1, 16, 64) if sure else (64,))
+        for page_size in pages
         for depth in (0, 1)
+        for graphs in ((True, False) if page_size == pages[-1] and KERNELS is not TORCH else (True,))
     ]
 
 
@@ -169,10 +182,13 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
     wanted, _ = answers(reference, CPU, Case(depth=1), prompts, 48)
     rows = []
     for weights, model in models.items():
-        cases = [Case(depth=0), Case(depth=1), *drafting(model, GPU, weights, sure=len(model.config.layers) < 6)]
+        plain = [Case(depth=depth, backend=KERNELS, graphs=graphs) for depth in (0, 1) for graphs in (True, False)]
+        sure = len(model.config.layers) < 6
+        cases = [Case(name="torch", depth=1), *plain, *drafting(model, GPU, weights, sure=sure)]
         for case in cases:
             got, spec = answers(model, GPU, case, prompts, 48)
-            title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth}"
+            how = "graphs" if case.graphs else "no graphs"
+            title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth} {case.backend.name} {how}"
             rows.append(compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length})
             print(rows[-1], flush=True)
     return rows
@@ -180,7 +196,7 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
 
 def speed(name: str, model: Decoder, vocab_size: int, batch: int, depth: int) -> dict[str, object]:
     """Decode rate of `batch` requests of 64 + 128 tokens, prefill included in none of it."""
-    runs, executor = engine(model, GPU, Case(depth=depth))
+    runs, executor = engine(model, GPU, Case(depth=depth, backend=KERNELS))
     generator = torch.Generator().manual_seed(1)
     times: list[float] = []
     for number in range(batch):
@@ -212,7 +228,7 @@ def main() -> int:
     checks, speeds = [], []
     for name, windows in {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}.items():
         config, state = tiny(windows)
-        on_gpu = {"fp32": Decoder(config, state, "fp32", GPU)}
+        on_gpu = {"fp32": Decoder(config, state, "fp32", GPU, ops_of(KERNELS))}
         checks += check(f"tiny {name}", on_gpu, Decoder(config, state, "fp32", CPU), random_prompts)
     if args.model is not None:
         source = open_source(args.model)
@@ -220,7 +236,8 @@ def main() -> int:
         prompts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS[:3]]
         prompts += [language.prompt_tokens(text) for text in PROMPTS[3:]]
         reference = load_model(source, weights="fp32", device=CPU)
-        on_gpu = {weights: load_model(source, weights=weights, device=GPU) for weights in ("fp32", "bf16")}
+        ops = ops_of(KERNELS)
+        on_gpu = {weights: load_model(source, weights=weights, device=GPU, ops=ops) for weights in ("fp32", "bf16")}
         checks += check("default", on_gpu, reference, prompts)
         for weights, model in on_gpu.items():
             for batch in (1, 8, 64):

@@ -22,7 +22,11 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
         target, layers=(replace(target.layers[0], window=None),), qkv_bias=False, out_bias=False, tied=False
     )
     config = HeadConfig(layers=layers, target_hidden_size=target.hidden_size, num_tokens=num_tokens)
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(device).manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device) * shape[-1] ** -0.5
+
     hidden, wide = layers.hidden_size, layers.intermediate_size
     query, kv = layers.num_heads * layers.head_dim, layers.num_kv_heads * layers.head_dim
     read = hidden if kind == "eagle" else 2 * hidden
@@ -36,13 +40,13 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
         "layers.0.mlp.down_proj.weight": (hidden, wide),
         "fc.weight": (hidden, 2 * hidden if kind == "eagle" else 3 * hidden),
     }
-    state = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+    state = {name: random(*shape) for name, shape in shapes.items()}
     state["layers.0.post_attention_layernorm.weight"] = torch.ones(hidden)
     if kind == "eagle":
         return Eagle(config, state, model, weights, device)
     for name in ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight", "norm.weight"):
         state[name] = torch.ones(hidden)
-    state["lm_head.weight"] = torch.randn((num_tokens, hidden), generator=generator) * hidden**-0.5
+    state["lm_head.weight"] = random(num_tokens, hidden)
     state["d2t"] = torch.zeros(num_tokens, dtype=torch.int64)
     number = len(target.layers)
     captures = (2, number // 2, number - 3) if number > 6 else (0, 1, 2)

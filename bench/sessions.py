@@ -25,6 +25,7 @@ from roost.exec.executor import TorchExecutor
 from roost.messages import Command, Event, Finished, OpenSession, Refused, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.sched.engine import Engine
+from roost.startup import backend_of, ops_of
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
@@ -76,7 +77,7 @@ class Desk:
             sched=SchedConfig(context=context, max_running=max_running),
             spec=spec,
         )
-        resolved = resolve(config, parts.model.traits)
+        resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
         self.executor = TorchExecutor(parts.model, resolved, parts.device)
         self.engine = Engine(resolved, self.executor, SystemClock())
         self.host_s, self._executor_s = 0.0, 0.0
@@ -266,7 +267,8 @@ def load(args: argparse.Namespace) -> Parts:
     """The default model, and text to cut inputs from."""
     device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
     source = open_source(find_model(args.model)[1])
-    model = load_model(source, weights="int8" if device.type == "cpu" else "bf16", device=device)
+    weights, ops = "int8" if device.type == "cpu" else "bf16", ops_of(backend_of(EngineConfig(), device))
+    model = load_model(source, weights=weights, device=device, ops=ops)
     language = source.language()
     texts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS]
     return Parts(model=model, device=device, text=tuple(token for text in texts for token in text))

@@ -59,7 +59,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     name, path = find_model(config.model.model, progress)
     device = _device(config.model)
     weights = _weights(config.model, device)
-    backend = _backend(config, device)
+    backend = backend_of(config, device)
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
@@ -116,7 +116,7 @@ def _load(
         target = family.read_config(Fields(source.config()))
         check_head(folder, spec.spec, target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _enough_memory():
-        model = load_model(source, weights=weights, device=device, ops=_ops(backend))
+        model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
     traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
@@ -144,7 +144,7 @@ def _device(config: ModelConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def _backend(config: EngineConfig, device: torch.device) -> Backend:
+def backend_of(config: EngineConfig, device: torch.device) -> Backend:
     """Who does attention: Triton where there is a GPU for it."""
     name, on_gpu = config.model.backend, device.type == "cuda"
     if name not in BACKEND_NAMES:
@@ -160,7 +160,7 @@ def _backend(config: EngineConfig, device: torch.device) -> Backend:
     return TRITON if on_gpu and has_triton and name != "torch" else TORCH
 
 
-def _ops(backend: Backend) -> Ops:
+def ops_of(backend: Backend) -> Ops:
     """The operations that go with a backend."""
     if backend is TORCH:
         return TORCH_OPS

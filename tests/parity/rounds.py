@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from bench.heads import TargetHead
 from roost.config import EngineConfig
-from roost.exec.batch import Batch
+from roost.exec.passes import Ahead
 from roost.messages import PromptScores, Score, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
@@ -66,16 +65,16 @@ class Speculating(Served):
         super().__init__(model, _config(setting, **changes), _head(setting, model), _new_finder)
         self.setting = setting
         self.num_moved = 0
-        runner = self.executor.runner
-        move = runner._move_accepted
+        passes = self.executor.runner.passes
+        move = passes._move_accepted
 
-        def watched(batch: Batch, rows: Tensor, accepted: Accepted) -> None:
-            number = torch.arange(accepted.nodes.shape[1])
+        def watched(ahead: Ahead, accepted: Accepted) -> None:
+            number = torch.arange(accepted.nodes.shape[1], device=accepted.nodes.device)
             is_kept = number < accepted.lens[:, None]
             self.num_moved += int(((accepted.nodes != number) & is_kept).any(dim=1).sum())
-            move(batch, rows, accepted)
+            move(ahead, accepted)
 
-        runner._move_accepted = watched  # type: ignore[method-assign]
+        passes._move_accepted = watched  # type: ignore[method-assign]
 
     def serve(self, submits: Iterable[Submit], retract_ticks: int = 0) -> None:
         """Run requests side by side."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -109,7 +110,7 @@ class Cut:
     is_round: np.ndarray  # [num_runs] bool
     tree_of: Index  # [num_runs] which tree a run's tokens are; -1: none
     tile_len: int
-    sent: dict[str, Tensor]  # widths, offsets, tree_of, tile_spans, tile_firsts
+    sent: dict[str, Tensor]  # widths, offsets, tree_of, tile_spans, tile_firsts; int32
 
 
 _TILE_LEN_MAX = 16
@@ -178,7 +179,11 @@ def _cut(batch: Batch, widths: Index, tree_of: Index, tile_len: int, sent: dict[
         is_round=~batch.is_prefill,
         tree_of=tree_of,
         tile_len=tile_len,
-        sent={key.removeprefix(f"{name}."): value for key, value in sent.items() if key.startswith(f"{name}.")},
+        sent={
+            key.removeprefix(f"{name}."): value.to(torch.int32)
+            for key, value in sent.items()
+            if key.startswith(f"{name}.")
+        },
     )
 
 

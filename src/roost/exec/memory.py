@@ -1,7 +1,7 @@
 """Memory: how many tokens of KV fit beside everything else on a device that counts its bytes.
 
-Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and those
-of captured rounds are bounded from above. Plain arithmetic. Called at start-up.
+Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and
+those of captured rounds are bounded from above. Plain arithmetic. Called at start-up.
 """
 
 from roost.config import EngineConfig, ModelTraits, spec_shape
@@ -39,8 +39,8 @@ def pool_tokens(fraction: float | None, free: int, total: int, workspace: int, p
     budget = free - workspace - int((1 - share) * total)
     if budget < per_token:
         raise ConfigError(
-            f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are kept for passes and "
-            f"{(1 - share) * total / 2**30:.1f} are left alone; raise --memory-fraction ({share}), lower --max-running, "
-            "--chunk or --spec-tokens, or use --no-graphs or a smaller model"
+            f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are kept for passes "
+            f"and {(1 - share) * total / 2**30:.1f} are left alone; raise --memory-fraction ({share}), lower "
+            "--max-running, --chunk or --spec-tokens, or use --no-graphs or a smaller model"
         )
     return budget // per_token

@@ -45,7 +45,7 @@ class TritonAttention:
         last = branched.lengths % size
         stride = (last + branched.shape.steps + size - 1) // size * size
         branch = torch.arange(topk, device=device)
-        number = torch.arange(len(branched.rows) * topk, device=device)
+        number = torch.arange(len(branched.rows) * topk, dtype=torch.int32, device=device)
         spans = Spans(
             rows=_each(branched.rows, topk),
             offsets=number,

@@ -1,0 +1,375 @@
+"""Decoding on a GPU: `python -m bench.gpu_table --out FOLDER`. Milliseconds per output token, scheduler included.
+
+Random weights in the shapes of Llama-8B and SmolLM2-135M, 512-token prompts, 256 tokens decoded greedily: plain and
+with an EAGLE-3 head whose accept length is held at 2.5 (simulated: the head is random), at depth 0 and 1, on several
+page sizes; transformers beside it. Then where the time goes: how busy the GPU is, host time, the largest kernels.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import roost.exec.passes as passes_module
+from bench.heads import untrained_head
+from roost.clock import SystemClock
+from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
+from roost.exec.executor import TorchExecutor
+from roost.layers.rotary import Rope
+from roost.messages import Event, Finished, Submit, Tokens
+from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.model import Head
+from roost.sched.engine import Engine
+from roost.spec.accept import Accepted
+from roost.spec.tree import NOTHING, Trees
+from roost.startup import backend_of, ops_of
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CHAIN = SpecConfig(spec="eagle3", draft="-", spec_steps=3)
+BANDWIDTH = 4.8e12  # bytes a second, H200
+FLOPS = 989e12  # bf16, dense
+
+
+def shape(num_layers: int, hidden: int, wide: int, heads: int, kv_heads: int, vocab: int, tied: bool) -> DecoderConfig:
+    """A Llama of some size."""
+    return DecoderConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        context_max=8192,
+        layers=(LayerKind(rope=Rope(theta=500000.0)),) * num_layers,
+        scale=(hidden // heads) ** -0.5,
+        norm_eps=1e-5,
+        tied=tied,
+    )
+
+
+SHAPES = {
+    "8b": shape(32, 4096, 14336, 32, 8, 128256, False),
+    "135m": shape(30, 576, 1536, 9, 3, 49152, True),
+    "tiny": shape(3, 96, 160, 6, 2, 512, True),
+}
+
+
+class RandomState(Mapping[str, Tensor]):
+    """A checkpoint of random weights that are made when they are read."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        hidden, wide = config.hidden_size, config.intermediate_size
+        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        layer = {
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "mlp.gate_proj": (wide, hidden),
+            "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        self._shapes: dict[str, tuple[int, ...]] = {
+            f"model.layers.{number}.{name}.weight": shape
+            for number in range(len(config.layers))
+            for name, shape in layer.items()
+        }
+        self._shapes |= {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        if not config.tied:
+            self._shapes["lm_head.weight"] = (config.vocab_size, hidden)
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape, device=DEVICE)
+        return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * shape[-1] ** -0.5
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+@contextmanager
+def accepting(is_on: bool) -> Iterator[None]:
+    """Rounds that add two tokens or three, as the target's first token has it: 2.5 of them on average."""
+
+    def forced(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
+        number = torch.arange(accept_max, device=targets.device)
+        lens = (2 + targets[:, 0] % 2).clamp(max=accept_max)
+        is_kept = number < lens[:, None]
+        nodes = torch.minimum(number, lens[:, None] - 1)
+        return Accepted(lens=lens, tokens=targets[:, :accept_max].masked_fill(~is_kept, NOTHING), nodes=nodes)
+
+    real = passes_module.accept
+    if is_on:
+        passes_module.accept = forced
+    try:
+        yield
+    finally:
+        passes_module.accept = real
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One cell of the table."""
+
+    name: str
+    batch: int
+    depth: int
+    page_size: int = 64
+    spec: SpecConfig = SpecConfig()
+    graphs: bool = True
+    prompt_len: int = 512
+    num_new: int = 256
+
+
+class Run:
+    """An engine in this thread with a batch of requests that all decode."""
+
+    def __init__(self, model: Decoder, head: Head | None, case: Case) -> None:
+        length = case.prompt_len + case.num_new + 64
+        pool = case.batch * (length + 8 * case.page_size) + 16 * case.page_size
+        graphs = None if DEVICE.type == "cpu" else case.graphs
+        config = EngineConfig(
+            memory=MemoryConfig(page_size=case.page_size, pool_tokens=pool),
+            sched=SchedConfig(
+                context=length, max_running=case.batch, chunk=8192, overlap=case.depth == 1, graphs=graphs
+            ),
+            spec=case.spec,
+        )
+        self.resolved = resolve(config, model.traits, backend_of(config, DEVICE))
+        self.executor = TorchExecutor(model, self.resolved, DEVICE, head if self.resolved.spec.pair else None)
+        self.engine = Engine(self.resolved, self.executor, SystemClock())
+        self.num_tokens = [0] * case.batch
+        self.num_ended = 0
+        self.waited_s = 0.0
+        collect = self.executor.collect
+
+        def timed(ticket: Any) -> Any:
+            began = time.perf_counter()
+            result = collect(ticket)
+            self.waited_s += time.perf_counter() - began
+            return result
+
+        self.executor.collect = timed  # type: ignore[method-assign]
+        generator = torch.Generator().manual_seed(1)
+        for number in range(case.batch):
+            prompt = torch.randint(model.config.vocab_size, (case.prompt_len,), generator=generator).tolist()
+            self.engine.post(
+                Submit(request_id=str(number), tokens=tuple(prompt), max_new_tokens=case.num_new), self._hear
+            )
+        while self.num_tokens[-1] < 2 or min(self.num_tokens) < 2:
+            self.engine.tick()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self.num_tokens[int(event.request_id)] += len(event.tokens)
+        elif isinstance(event, Finished):
+            self.num_ended += 1
+
+    def ticks(self, most: int) -> list[float]:
+        """Seconds of each tick, while all requests run."""
+        times = []
+        while len(times) < most and not self.num_ended:
+            began = time.perf_counter()
+            self.engine.tick()
+            times.append(time.perf_counter() - began)
+        return times
+
+    def close(self) -> None:
+        """Let the memory go."""
+        while self.engine.has_work:
+            self.engine.tick()
+        self.executor.close()
+        self.executor.runner = None  # type: ignore[assignment]
+        gc.collect()
+        torch.cuda.empty_cache() if DEVICE.type == "cuda" else None
+
+
+def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
+    """A cell: milliseconds per output token of a request, over all that were decoded while all ran."""
+    with accepting(case.spec.spec != "none"):
+        run = Run(model, head, case)
+        before, began, run.waited_s = sum(run.num_tokens), time.perf_counter(), 0.0
+        times = run.ticks(10**6)
+        spent = time.perf_counter() - began
+        per_request = (sum(run.num_tokens) - before) / case.batch
+        waited = run.waited_s
+        spec = run.engine.state.counters.snapshot()
+        run.close()
+    steps = len(times)
+    return {
+        "case": case.name,
+        "batch": case.batch,
+        "depth": case.depth,
+        "page_size": case.page_size,
+        "graphs": case.graphs,
+        "ms_per_token": 1e3 * spent / per_request,
+        "ms_per_step": 1e3 * statistics.median(times),
+        "host_ms_per_step": 1e3 * (spent - waited) / steps,
+        "accept_length": spec.accept_length,
+    }
+
+
+def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30) -> dict[str, Any]:
+    """Where the time of some steps goes."""
+    with accepting(case.spec.spec != "none"):
+        run = Run(model, head, case)
+        run.ticks(10)
+        run.waited_s = 0.0
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+            began = time.perf_counter()
+            steps = len(run.ticks(num_steps))
+            torch.cuda.synchronize() if DEVICE.type == "cuda" else None
+            spent = time.perf_counter() - began
+        waited = run.waited_s
+        run.close()
+    kernels: dict[str, list[float]] = {}
+    syncs: dict[str, int] = {}
+    for event in watched.events():
+        if "ynchronize" in event.name:
+            syncs[event.name] = syncs.get(event.name, 0) + 1
+        if event.device_type.name == "CUDA":
+            kernels.setdefault(event.name, []).append(event.device_time_total)
+    busy_us = sum(sum(times) for times in kernels.values())
+    largest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:5]
+    return {
+        "case": case.name,
+        "batch": case.batch,
+        "depth": case.depth,
+        "busy_share": busy_us / (spent * 1e6),
+        "gpu_ms_per_step": busy_us / 1e3 / steps,
+        "ms_per_step": 1e3 * spent / steps,
+        "host_ms_per_step": 1e3 * (spent - waited) / steps,
+        "kernels_per_step": sum(len(times) for times in kernels.values()) / steps,
+        "syncs_per_step": {name: count / steps for name, count in syncs.items()},
+        "largest": [
+            {"kernel": name[:90], "us_per_step": sum(times) / steps, "calls_per_step": len(times) / steps}
+            for name, times in largest
+        ],
+    }
+
+
+def floor(config: DecoderConfig, batch: int, length: int) -> dict[str, float]:
+    """Bytes and operations of a plain step, and the time they take at the ceiling."""
+    hidden, wide, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
+    layer = hidden * (2 * config.num_heads * config.head_dim + 2 * kv + 3 * wide)
+    weights = len(config.layers) * layer + config.vocab_size * hidden
+    kv_bytes = batch * length * len(config.layers) * 2 * kv * 2
+    seconds = (2 * weights + kv_bytes) / BANDWIDTH
+    return {
+        "weight_bytes": 2 * weights,
+        "kv_bytes": kv_bytes,
+        "operations": 2 * weights * batch,
+        "ms_from_bytes": 1e3 * seconds,
+        "ms_from_operations": 1e3 * 2 * weights * batch / FLOPS,
+    }
+
+
+def transformers_ms(config: DecoderConfig, batch: int, num_new: int = 48) -> float:
+    """Milliseconds per output token of transformers' own generate, eager, with its dynamic cache."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only for this)
+
+    asked = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=len(config.layers),
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        tie_word_embeddings=config.tied,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with DEVICE:
+        model = LlamaForCausalLM(asked).eval()
+    torch.set_default_dtype(torch.float32)
+    tokens = torch.randint(config.vocab_size, (batch, 512), device=DEVICE)
+    seconds = {}
+    for length in (2, 2, num_new + 2):
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=length,
+                min_new_tokens=length,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        torch.cuda.synchronize() if DEVICE.type == "cuda" else None
+        seconds[length] = time.perf_counter() - began
+    del model
+    gc.collect()
+    return 1e3 * (seconds[num_new + 2] - seconds[2]) / num_new
+
+
+def cases(batches: list[int], pages: list[int]) -> Iterator[Case]:
+    """The table."""
+    for batch in batches:
+        for depth in (0, 1):
+            yield Case(name="plain", batch=batch, depth=depth)
+        for depth in (0, 1):
+            for page_size in pages:
+                yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=depth, page_size=page_size, spec=CHAIN)
+        yield Case(name="plain, no graphs", batch=batch, depth=1, graphs=False)
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["8b", "135m"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--pages", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU (rehearsal)"
+    report: dict[str, Any] = {"device": name, "torch": torch.__version__, "cells": [], "profiles": [], "floors": []}
+    print(f"{name}, torch {torch.__version__}", flush=True)
+
+    def keep(kind: str, row: dict[str, Any]) -> None:
+        report[kind].append(row)
+        print(kind, json.dumps(row), flush=True)
+        if args.out is not None:
+            (args.out / "gpu_table.json").write_text(json.dumps(report, indent=1) + "\n")
+
+    for shape_name in args.shapes:
+        config = SHAPES[shape_name]
+        backend = backend_of(EngineConfig(), DEVICE)
+        model = Decoder(config, RandomState(config), "bf16", DEVICE, ops_of(backend))
+        head = untrained_head("eagle3", model, "bf16", DEVICE, num_tokens=min(32000, config.vocab_size))
+        for batch in args.batches:
+            keep("floors", {"shape": shape_name, "batch": batch, **floor(config, batch, 640)})
+        for case in cases(args.batches, args.pages):
+            keep("cells", {"shape": shape_name, **measure(model, head, case)})
+        for batch in args.batches:
+            for spec, title in ((SpecConfig(), "plain"), (CHAIN, "eagle3 2.5 (simulated)")):
+                case = Case(name=title, batch=batch, depth=1, spec=spec)
+                keep("profiles", {"shape": shape_name, **profiled(model, head, case)})
+        del model, head
+        gc.collect()
+        if not args.no_transformers:
+            for batch in args.batches:
+                row = {"shape": shape_name, "case": "transformers", "batch": batch}
+                keep("cells", {**row, "ms_per_token": transformers_ms(config, batch)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
