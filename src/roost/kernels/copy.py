@@ -1,0 +1,66 @@
+"""Copies of whole slots, keys and values of all layers in one launch: accepted paths moved to the front, branch tails.
+
+slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. In a
+group of up to 64 slots every source is read before any destination is written. Longer groups are cut into tiles of 64
+that run beside each other: their sources and destinations must not overlap. Bytes moved: 4 * num_layers * head_dim *
+num_kv_heads * itemsize per copied slot. The reference is `exec.pool.Pool.copy`. Called by exec and spec.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE_LEN_MAX = 64  # slots of a group that one program holds
+_CELLS = 4096  # numbers of keys, and as many of values, of a program
+
+
+def copy_slots(keys: Tensor, values: Tensor, sources: Tensor, dests: Tensor) -> None:
+    """Copy slots [num_groups, group_len] of buffers [num_layers, num_slots, num_kv_heads, head_dim]."""
+    num_layers, _, num_kv_heads, head_dim = keys.shape
+    num_groups, group_len = sources.shape
+    assert keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1), (keys.stride(), values.stride())
+    assert sources.is_contiguous() and dests.is_contiguous() and sources.shape == dests.shape
+    slot_len = num_kv_heads * head_dim
+    block_g = min(_TILE_LEN_MAX, triton.next_power_of_2(max(1, group_len)))
+    block_c = min(triton.next_power_of_2(slot_len), _CELLS // block_g)
+    num_tiles = triton.cdiv(group_len, block_g)
+    if num_groups * num_tiles * num_layers == 0:
+        return
+    _copy[(num_groups * num_tiles, triton.cdiv(slot_len, block_c), num_layers)](
+        *(keys, values, sources, dests, keys.stride(0), keys.stride(1)),
+        GROUP_LEN=group_len,
+        SLOT_LEN=slot_len,
+        BLOCK_G=block_g,
+        BLOCK_C=block_c,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["sources", "dests"])
+def _copy(
+    keys,
+    values,
+    sources,
+    dests,
+    layer_stride,
+    slot_stride,
+    GROUP_LEN: tl.constexpr,
+    SLOT_LEN: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    NUM_TILES: tl.constexpr = (GROUP_LEN + BLOCK_G - 1) // BLOCK_G
+    group, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
+    member = tile * BLOCK_G + tl.arange(0, BLOCK_G)
+    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    index = group.to(tl.int64) * GROUP_LEN + member
+    source = tl.load(sources + index, mask=member < GROUP_LEN, other=0)
+    dest = tl.load(dests + index, mask=member < GROUP_LEN, other=0)
+    layer = tl.program_id(2).to(tl.int64) * layer_stride
+    is_cell = (source != dest)[:, None] & (column < SLOT_LEN)[None, :]
+    at = layer + source[:, None] * slot_stride + column[None, :]
+    to = layer + dest[:, None] * slot_stride + column[None, :]
+    key, value = tl.load(keys + at, mask=is_cell), tl.load(values + at, mask=is_cell)
+    tl.debug_barrier()  # another thread of the program may write what this one reads
+    tl.store(keys + to, key, mask=is_cell)
+    tl.store(values + to, value, mask=is_cell)
