@@ -3,7 +3,7 @@
 slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. In a
 group of up to 64 slots every source is read before any destination is written. Longer groups are cut into tiles of 64
 that run beside each other: their sources and destinations must not overlap. Bytes moved: 4 * num_layers * head_dim *
-num_kv_heads * itemsize per copied slot. The reference is `exec.pool.Pool.copy`. Called by exec and spec.
+num_kv_heads * itemsize per copied slot. The reference is the torch backend's. Called by exec and spec.
 """
 
 import triton

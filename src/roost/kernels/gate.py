@@ -2,7 +2,7 @@
 
 silu(g) = g * sigmoid(g); gelu_tanh(g) = g * sigmoid(2u) with u = sqrt(2 / pi) * (g + 0.044715 * g^3), since
 (1 + tanh(u)) / 2 = sigmoid(2u). In float32, rounded once. Reads both halves of [num_tokens, 2 * width] once and writes
-half as much. The reference is in `models.decoder`: its activation, then a product. Called by models.
+half as much. The reference is in `layers.ops`. Called by models.
 """
 
 import triton
