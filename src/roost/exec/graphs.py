@@ -23,8 +23,8 @@ class Captured:
     """One batch size and width."""
 
     sizes: Sizes
-    rows_host: np.ndarray  # what `rows` holds
-    rows: Tensor
+    rows_host: np.ndarray  # what the rows on the device are
+    inputs: Inputs  # held, since a replay reads the memory of all of it
     ahead: Ahead
     sampled: Tensor  # [num_nodes] greedy tokens, unless somebody puts others there
     done: Done
@@ -57,7 +57,7 @@ class Graphs:
         padded = np.full(captured.sizes.rows, self._passes.sink)
         padded[: len(rows)] = rows
         if not np.array_equal(padded, captured.rows_host):
-            captured.rows.copy_(self._device.send({"rows": padded})["rows"])
+            captured.inputs.rows.copy_(self._device.send({"rows": padded})["rows"])
             captured.rows_host = padded
 
     def _capture(self, number: int, width: int) -> None:
@@ -93,7 +93,7 @@ class Graphs:
         self._captured[number, width] = Captured(
             sizes=sizes,
             rows_host=rows_host,
-            rows=rows,
+            inputs=inputs,
             ahead=firsts[0][0],
             sampled=firsts[0][1],
             done=seconds[0],
