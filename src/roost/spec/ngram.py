@@ -38,7 +38,7 @@ class NgramDrafter:
         longest = self._tokens.shape[1] if rounds.starts is None else max(rounds.starts) + 1
         known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
         at = _best_match(known, rounds.lengths)
-        period = (rounds.lengths - at)[:, None]  # from there on the text may go round in circles
+        period = (rounds.lengths - at)[:, None].clamp(min=1)  # from there on the text may go round in circles
         steps = torch.arange(self._num_drafts, device=known.device)
         drafts = known.gather(1, at[:, None] + 1 + steps % period)
         return chains(torch.cat([rounds.roots[:, None], drafts], dim=1))
