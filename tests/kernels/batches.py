@@ -36,13 +36,14 @@ class Batch:
 
 
 def random_tree(width: int, random: Random) -> tuple[list[int], list[list[bool]]]:
-    """Depths and sight of a tree's nodes, parents before children."""
+    """Depths and sight of a tree's nodes, in any order."""
     depths, sees = [0], [[True] + [False] * (width - 1)]
     for node in range(1, width):
         parent = random.randrange(node)
         depths.append(depths[parent] + 1)
         sees.append([*sees[parent][:node], True, *[False] * (width - node - 1)])
-    return depths, sees
+    order = random.sample(range(width), width)
+    return [depths[node] for node in order], [[sees[node][other] for other in order] for node in order]
 
 
 def make(
@@ -81,7 +82,9 @@ def make(
     wide = torch.randn((num_tokens, (shape.group + 2) * shape.num_kv_heads, shape.head_dim), generator=generator)
     query = wide.to(device, shape.dtype)[:, : shape.group * shape.num_kv_heads]
     offsets = [sum(widths[:number]) for number in range(len(widths))]
-    tile_spans, tile_firsts = tiles(widths, shape.tile_len)
+    pairs = list(zip(*tiles(widths, shape.tile_len), strict=True))
+    random.shuffle(pairs)
+    tile_spans, tile_firsts = zip(*pairs, strict=True)
     spans = Spans(
         rows=torch.tensor(rows, device=device),
         offsets=torch.tensor(offsets, dtype=torch.int32, device=device),

@@ -118,7 +118,7 @@ def test_padding_and_spans_of_no_width_write_nothing(num_splits: int, device: to
     assert_near(out.tensor[1:], expected(batch, shape)[1:], steps=2)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     shape=st.builds(
         Shape,
@@ -140,6 +140,29 @@ def test_any_batch_equals_the_reference(
     random = Random(seed)
     trees = tuple(number for number in range(len(columns)) if random.random() < 0.4)
     check(make(shape, columns, device, seed=seed, trees=trees), shape, num_splits)
+
+
+def test_a_graph_reads_lengths_anew_and_nothing_is_compiled_for_them(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("graphs are a GPU's")
+    shape = Shape(num_kv_heads=2, group=4, head_dim=64, page_size=16, dtype=BF16)
+    batch = make(shape, [(200, 1), (90, 1), (333, 1)], device)
+    how = {"page_size": 16, "window": None, "scale": SCALE, "num_splits": 3}
+    args = (batch.query, batch.keys, batch.values, batch.table)
+    attention.paged_attention(*args, batch.spans, **how)
+    kernels = [each.device_caches[torch.cuda.current_device()][0] for each in (attention._attend, attention._merge)]
+    num_compiled = [len(each) for each in kernels]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours = attention.paged_attention(*args, batch.spans, **how)
+    for _ in range(3):
+        batch.spans.starts.sub_(torch.tensor([61, 17, 1], device=device)).clamp_(min=0)
+        graph.replay()
+        assert_near(ours, expected(batch, shape), steps=2)
+    unaligned = torch.cat([batch.spans.rows[:1], batch.spans.rows])[1:]
+    ours = attention.paged_attention(*args, replace(batch.spans, rows=unaligned), **{**how, "num_splits": 16})
+    assert_near(ours, expected(batch, shape), steps=2)
+    assert [len(each) for each in kernels] == num_compiled
 
 
 def test_splits_fill_the_device_and_no_more() -> None:

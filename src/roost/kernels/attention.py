@@ -18,6 +18,7 @@ _LOG2_E = 1.4426950408889634
 _SPLITS_MAX = 32
 _SPLIT_LEN_MIN = 64  # keys of the largest block
 _BLOCK_M_MAX = 256  # rows of a program: a head of a token each
+_INTERPRETED = knobs.runtime.interpret
 
 # Device columns may be slices of larger buffers, and lengths change: neither may cause a compilation.
 _COLUMNS = ("rows", "offsets", "widths", "starts", "tile_spans", "tile_firsts", "of_span", "depths", "sees")
@@ -51,6 +52,7 @@ def paged_attention(
     """
     group = query.shape[1] // keys.shape[1]
     block_m = max(16, triton.next_power_of_2(spans.tile_len * group))
+    assert 1 <= num_splits <= _SPLITS_MAX, num_splits
     assert block_m <= _BLOCK_M_MAX, f"{spans.tile_len} tokens of {group} heads are too large a tile"
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride(2) == query.stride(2) == table.stride(1) == 1
@@ -71,14 +73,14 @@ def paged_attention(
             *(*tiles, spans.rows, spans.starts, *_masks(spans), *_shifts(spans)),
             *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], table.stride(0)),
             **sizes,
-            **{"GROUP": group, "PAGE_SIZE": page_size, "WINDOW": window or 0, "WIDE": knobs.runtime.interpret},
+            **{"GROUP": group, "PAGE_SIZE": page_size, "WINDOW": window or 0, "WIDE": _INTERPRETED},
             **{"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages},
         )
     if num_tiles and num_splits > 1:
         _merge[(num_tiles * spans.tile_len, query.shape[1])](
-            *(partials, sums, output, *tiles),
+            *(partials, sums, output, *tiles, num_splits),
             **sizes,
-            **{"NUM_SPLITS": num_splits, "BLOCK_S": triton.next_power_of_2(num_splits), "num_warps": 2},
+            **{"BLOCK_S": _SPLITS_MAX, "num_warps": 4},
         )
     return output
 
@@ -169,13 +171,17 @@ def _attend(
     span, first = tl.load(tile_spans + tl.program_id(0)), tl.load(tile_firsts + tl.program_id(0))
     if span < 0:
         return
-    width, start = tl.load(widths + span), tl.load(starts + span).to(tl.int32)
+    width, start = tl.load(widths + span), tl.load(starts + span).to(tl.int32)  # all at once: each takes a while
+    offset, row = tl.load(offsets + span), tl.load(rows + span)
+    tree = -1 if of_span is None else tl.load(of_span + span)
+    base = None if bases is None else tl.load(bases + span).to(tl.int32)
+    shift = None if bases is None else tl.load(shifts + span).to(tl.int32)
     if first >= width:
         return
     member, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     node = first + member // GROUP  # token within the span
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
-    token = (tl.load(offsets + span) + node).to(tl.int64)
+    token = (offset + node).to(tl.int64)
     head = kv_head * GROUP + member % GROUP
     asks = token * query_token_stride + head * query_head_stride
     ask = tl.load(query + asks[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
@@ -184,9 +190,7 @@ def _attend(
     # a tree's prefix ends there, and the row goes on with the nodes it sees.
     at, reach, low, even = start + node, start + node, start + first, start + first + 1
     high = start + tl.minimum(first + TILE_LEN, width)
-    tree = -1
     if of_span is not None:
-        tree = tl.load(of_span + span)
         depth = tl.load(depths + tree * num_nodes + node, mask=is_row & (tree >= 0), other=0)
         if tree >= 0:
             at, reach = start + depth.to(tl.int32), start - 1 + 0 * node
@@ -199,9 +203,7 @@ def _attend(
 
     keys += kv_head * kv_head_stride
     values += kv_head * kv_head_stride
-    table += tl.load(rows + span) * row_stride
-    base = None if bases is None else tl.load(bases + span).to(tl.int32)
-    shift = None if bases is None else tl.load(shifts + span).to(tl.int32)
+    table += row * row_stride
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -249,19 +251,19 @@ def _attend(
         tl.store(partials + line[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_out & (begin < end))
 
 
-@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=_UNALIGNED)
 def _merge(
-    partials,  # [num_tokens, num_heads, NUM_SPLITS, HEAD_DIM]
-    sums,  # [num_tokens, num_heads, NUM_SPLITS]: log2 of what each split's weights came to
+    partials,  # [num_tokens, num_heads, num_splits, HEAD_DIM]
+    sums,  # [num_tokens, num_heads, num_splits]: log2 of what each split's weights came to
     output,
     offsets,
     widths,
     tile_spans,
     tile_firsts,
+    num_splits,
     TILE_LEN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     tile = tl.program_id(0) // TILE_LEN
@@ -273,11 +275,11 @@ def _merge(
         return
     line = (tl.load(offsets + span) + node).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    each = tl.load(sums + line * NUM_SPLITS + split, mask=split < NUM_SPLITS, other=float("-inf"))
+    each = tl.load(sums + line * num_splits + split, mask=split < num_splits, other=float("-inf"))
     peak = tl.max(each, 0)
     share = tl.exp2(each - tl.where(peak == float("-inf"), 0.0, peak))
     is_part = (share > 0)[:, None] & (dims < HEAD_DIM)[None, :]  # a split without keys has written none
-    parts = tl.load(partials + (line * NUM_SPLITS + split)[:, None] * HEAD_DIM + dims[None, :], mask=is_part, other=0.0)
+    parts = tl.load(partials + (line * num_splits + split)[:, None] * HEAD_DIM + dims[None, :], mask=is_part, other=0.0)
     total = tl.sum(share, 0)
     mixed = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(output + line * HEAD_DIM + dims, mixed.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
