@@ -7,7 +7,7 @@ from torch import Tensor
 from roost.layers.rotary import Rope, frequencies, rotate, turns_at
 from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
-rope = pytest.importorskip("roost.kernels.rope", exc_type=ImportError)
+rope = pytest.importorskip("roost.kernels.rope")
 
 
 def projected(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
