@@ -205,6 +205,8 @@ class Served:
         for pool in self.executor.runner.passes.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
             pool.keys.fill_(torch.nan)
             pool.values.fill_(torch.nan)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()
         self.engine = Engine(resolved, self.executor, self.clock, Trace(self.notes.append), new_finder)
 

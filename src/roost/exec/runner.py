@@ -32,8 +32,9 @@ class Runner:
     def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None = None) -> None:
         self._device = device
         self._resolved = resolved
-        self.passes = Passes(model, resolved, device, head)
-        self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device.torch)
+        with device.forward():  # what is made there, is made before the first step reads it
+            self.passes = Passes(model, resolved, device, head)
+            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device.torch)
         self._layouts: dict[tuple[int, int], Layout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
         with torch.inference_mode(), device.forward():
