@@ -23,7 +23,8 @@ class Table:
         self.page_size = resolved.page_size
         self.window = resolved.books[book].window
         self.num_slots = resolved.books[book].num_pages * self.page_size
-        pages_per_row = resolved.row_width // self.page_size
+        self.row_width = resolved.row_width
+        pages_per_row = self.row_width // self.page_size
         num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the sink page
         self.pages = torch.zeros((num_rows, pages_per_row), dtype=torch.int32, device=device.torch)
 

@@ -19,7 +19,6 @@ from roost.exec.graphs import Graphs
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sampler import Sampler
 from roost.exec.scores import Columns, output_scores, prompt_counts, prompt_scores, scores_of
-from roost.layers.attention import first_read
 from roost.models.model import Head, Model
 from roost.step import StepPlan, StepResult
 
@@ -55,10 +54,10 @@ class Runner:
         with torch.inference_mode(), self._device.forward():
             mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
             starts = None if mirror is None else mirror.starts
-            batch = Batch.of_plan(plan)
-            self._check(plan, batch, starts)
+            layout = self._layout(plan)
+            self._check(plan, layout.batch, starts)
             inputs = Inputs(
-                layout=self._layout(plan, batch),
+                layout=layout,
                 rows=self._sent_rows(plan.rows),
                 rows_host=plan.rows,
                 starts_host=starts,
@@ -85,14 +84,20 @@ class Runner:
         captured.run_ahead()
         ahead = captured.ahead.first(len(rows))
         if not self._sampler.is_plain(rows.tolist()):
-            captured.sampled[: batch.num_tokens] = self._sample(inputs, ahead)
+            captured.sampled[: len(ahead.positions)] = self._sample(inputs, ahead)
         captured.run_behind()
         return ahead, captured.done.first(len(rows))
 
-    def _layout(self, plan: StepPlan, batch: Batch) -> Layout:
+    def _layout(self, plan: StepPlan) -> Layout:
         """Where everything lies; that of rounds of one width is kept."""
         pairs = self.passes.drafter is not None
-        if plan.is_prefill.any():
+        has_chunks, width = bool(plan.is_prefill.any()), int(plan.widths[0])
+        key = (len(plan.rows), width)
+        is_even = not has_chunks and bool((plan.widths == width).all())
+        if is_even and key in self._layouts:
+            return self._layouts[key]
+        batch = Batch.of_plan(plan)
+        if has_chunks:
             chunks: dict[str, np.ndarray] = {
                 "given_starts": plan.starts,
                 "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.widths)),
@@ -101,12 +106,10 @@ class Runner:
             if pairs:
                 chunks["successors"] = successors(plan, batch.num_pairs)
             return Layout(batch, self._device, pairs=pairs, chunks=chunks)
-        if (plan.widths != batch.tree_width).any():
-            return Layout(batch, self._device, pairs=pairs, chunks={})
-        key = (len(plan.rows), batch.tree_width)
-        if key not in self._layouts:
-            self._layouts[key] = Layout(batch, self._device, pairs=pairs, chunks={})
-        return self._layouts[key]
+        layout = Layout(batch, self._device, pairs=pairs, chunks={})
+        if is_even:
+            self._layouts[key] = layout
+        return layout
 
     def _sent_rows(self, rows: np.ndarray) -> Tensor:
         """The rows of a step on the device, where they mostly are already."""
@@ -126,7 +129,8 @@ class Runner:
         """Start bringing the result to the host."""
         accepted, batch, layout = done.accepted, inputs.layout.batch, inputs.layout
         tokens = accepted.tokens
-        self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
+        if self._sampler.counts:
+            self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
         wanting = np.flatnonzero(plan.tops[batch.sampling] >= 0)  # sampling rows that want scores
         columns: Columns | None = None
         if len(wanting):
@@ -143,22 +147,28 @@ class Runner:
 
         Where the host does not know a round's length, its bound must do.
         """
-        shape, drafting = plan.shape, set(batch.drafting.tolist())
         known = starts if starts is not None else np.where(plan.is_prefill, plan.starts, plan.his)
-        for i, (start, width) in enumerate(zip(known.tolist(), plan.widths.tolist(), strict=True)):
-            is_bound = starts is None and not plan.is_prefill[i]
-            for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
-                first, end = first_read(start, table.window), start + width
-                if shape.pair and table.window is None and i in drafting:
-                    if is_bound:
-                        end = max(end, start + shape.alloc_len_per_decode(table.page_size))
-                    else:
-                        end = max(end, shape.branches(start, table.page_size).end)
-                if not (firsts[i] <= first and end <= ends[i] and start <= plan.his[i]):
-                    raise InvariantError(
-                        f"step {plan.step}, row {plan.rows[i]}: reads from {first}, writes [{start}, {end}); "
-                        f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most {plan.his[i]}"
-                    )
+        for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
+            reads = np.zeros_like(known) if table.window is None else np.maximum(0, known - table.window + 1)
+            writes = known + plan.widths
+            if plan.shape.pair and table.window is None:
+                at = batch.drafting
+                writes[at] = np.maximum(writes[at], self._branch_ends(plan, known[at], is_bound=starts is None))
+            is_wrong = (reads < firsts) | (writes > ends) | (known > plan.his) | (writes > table.row_width)
+            if is_wrong.any():
+                i = int(is_wrong.argmax())
+                raise InvariantError(
+                    f"step {plan.step}, row {plan.rows[i]}: reads from {reads[i]}, writes [{known[i]}, {writes[i]}); "
+                    f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most {plan.his[i]}, the row "
+                    f"{table.row_width} positions"
+                )
+
+    def _branch_ends(self, plan: StepPlan, starts: np.ndarray, *, is_bound: bool) -> np.ndarray:
+        """Where the branches of rounds end, or can end at most."""
+        size = self._resolved.page_size
+        if is_bound:
+            return starts + plan.shape.alloc_len_per_decode(size)
+        return np.array([plan.shape.branches(start, size).end for start in starts.tolist()], dtype=starts.dtype)
 
 
 def _result(plan: StepPlan, wanting: np.ndarray, scores_prompt: bool, fetched: Fetched) -> StepResult:

@@ -101,6 +101,11 @@ class Sampler:
         if path.penalises:
             self._count(setup)
 
+    @property
+    def counts(self) -> bool:
+        """Whether tokens are counted: some row has asked for a penalty."""
+        return self._output_counts is not None
+
     def is_plain(self, rows: Sequence[int]) -> bool:
         """Whether the best token is all that these rows want."""
         return all(self._path(row).is_plain for row in rows)
