@@ -90,4 +90,4 @@ class TritonAttention:
 
 def _each(values: Tensor, number: int) -> Tensor:
     """Every value so many times, one after the other."""
-    return values[:, None].expand(-1, number).flatten()
+    return values[:, None].expand(-1, number).flatten().contiguous()  # of one value, it would have no stride

@@ -64,6 +64,8 @@ def paged_attention(
         partials = torch.empty((*shape, query.shape[2]), dtype=torch.float32, device=query.device)
         sums = torch.empty(shape, dtype=torch.float32, device=query.device)
     tiles = (spans.offsets, spans.widths, spans.tile_spans, spans.tile_firsts)
+    columns = (*tiles, spans.rows, spans.starts, *_masks(spans)[:3], *_shifts(spans))
+    assert all(column is None or column.is_contiguous() for column in columns)
     num_tiles, head_dim = spans.tile_spans.shape[0], query.shape[2]
     sizes = {"TILE_LEN": spans.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
     block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
