@@ -148,6 +148,14 @@ SESSION_BUGS = (
         test=_MODES + "test_26_turn_without_new_tokens_behind_the_window_goes_on_from_what_the_tree_holds[4-12]",
     ),
     Bug(
+        "first_prompt_keeps_its_window",
+        _TABLE,
+        "        self._store.hand(lease, turn.id, anchor_len=turn.prompt_len if is_first else turn.commit_len)",
+        "        self._store.hand(lease, turn.id, anchor_len=turn.commit_len)",
+        "a prompt that sessions share is of no use behind a window, once its first turn has said more than a page",
+        test=_MODES + "test_first_prompt_of_one_session_is_found_by_another_and_by_a_rewind[window-plain-depth1]",
+    ),
+    Bug(
         "rewind_right_after_an_abort",
         "roost.sched.intake",
         "    act_on_marks(state, Mark.ABORT)",

@@ -284,6 +284,22 @@ def test_24_aborted_first_turn_of_a_fork_leaves_no_pin(overlap: bool, window: in
         script.wind_up()
 
 
+@depths
+@shapes("plain", "chain", "tree")
+@windows
+def test_first_prompt_of_one_session_is_found_by_another_and_by_a_rewind(
+    spec: SpecShape, overlap: bool, window: int | None
+) -> None:
+    script = Script(Setting(spec=spec, overlap=overlap, window=window, num_pages=160))
+    script.open("s", "t")
+    script.turn("s", 30, 25)  # its window has moved on when the prompt is shared
+    assert script.turn("t", 30, 4).cached == 28
+    answer = script.rewind("s", 30)
+    assert isinstance(answer, SessionState) and answer.resident >= 28
+    assert script.turn("s", 3, 4, salt=1).cached >= 28
+    script.wind_up()
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 

@@ -229,7 +229,9 @@ class Sessions:
             if lease.settled_len < wanted:  # a shared page is not written, and a window may be gone
                 found = lease.settled_len
         turn.lease, turn.cached_len = lease, found
-        self._store.hand(lease, turn.id, anchor_len=turn.commit_len)
+        # a session's first turn has nothing to roll back to: it keeps the window behind its prompt, to share it later
+        is_first = session is not None and turn.commit_len == 0
+        self._store.hand(lease, turn.id, anchor_len=turn.prompt_len if is_first else turn.commit_len)
 
     def end_turn(
         self, turn: Turn, outcome: Outcome, now: int, returned_len: int = 0, usage: Usage | None = None
@@ -246,6 +248,8 @@ class Sessions:
         if turn.started:
             target = returned_len if outcome is Outcome.COMMIT else turn.commit_len
             if lease is not None:
+                if session is not None and outcome is Outcome.COMMIT and turn.commit_len == 0:
+                    self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
                 self._store.end_epoch(lease, target, len(record))
             record.cut(target)
         if lease is not None and session is None:
@@ -253,9 +257,7 @@ class Sessions:
                 self._store.publish(lease, record.key(len(record), self._pair), now)
             self._store.release(lease, now)
         elif lease is not None and session is not None:
-            if outcome is Outcome.COMMIT and turn.commit_len == 0:
-                self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
-            elif outcome is Outcome.ROLLBACK:  # it may have been running again, for scores, what the tree holds
+            if outcome is Outcome.ROLLBACK:  # it may have been running again, for scores, what the tree holds
                 lease = self._cut(lease, record, turn.commit_len, now)
             self._keep(session, lease, now)
         if session is not None:
