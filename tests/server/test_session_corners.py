@@ -19,7 +19,8 @@ BRIEF_S = 0.05
 
 def expired(server: Server) -> int:
     """Sessions whose time was up, as the metrics say."""
-    (line,) = [line for line in server.http.get("/metrics").text.splitlines() if "sessions_expired_total " in line]
+    lines = server.http.get("/metrics").text.splitlines()
+    (line,) = [line for line in lines if line.startswith("roost_sessions_expired_total ")]
     assert float(line.split()[1]) == server.stats()["sessions_expired"]
     return int(float(line.split()[1]))
 
