@@ -295,8 +295,7 @@ class Conversations:
         """Take a session for a turn as soon as it is free, its client there and its time not up."""
         conversation.num_waiting += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                await while_connected(request, _take(conversation, turn, queue=queue))
+            await while_connected(request, _take(conversation, turn, queue=queue), timeout_s)
         except TimeoutError as error:
             reason = f"session {conversation.id!r} was not free within {timeout_s:g} s"
             raise RequestError(504, "timeout", reason) from error
