@@ -65,6 +65,16 @@ def test_a_native_session_that_does_not_stream_is_closed_when_nobody_has_used_it
     wait_until(lambda: native.stats()["sessions"] == 1)
 
 
+def test_the_servers_ttl_is_that_of_every_session_that_names_none(start_tiny: StartTiny) -> None:
+    server = start_tiny("--session-ttl-s", "1")
+    names = [Client(server).id, opened(server, streaming=True), opened(server, streaming=False)]
+    states = server.http.get("/v1/sessions").json()["data"]
+    assert {state["id"]: state["limits"]["ttl_s"] for state in states}.items() <= {name: 1 for name in names}.items()
+    wait_until(lambda: server.stats()["sessions"] == 0)
+    assert [server.http.get(f"/v1/sessions/{name}").status_code for name in names] == [404] * 3
+    server.check_rest()
+
+
 @pytest.mark.parametrize("what", [("rewind", {"turn": 0}), ("fork", {}), ("append", {"text": "a"}), ("generate", {})])
 def test_only_generate_has_a_session_that_does_not_stream(native: Server, what: tuple[str, Any]) -> None:
     name = opened(native)
