@@ -110,7 +110,8 @@ class Session:
         return Session(self._line, self._language, state.session_id, self._transcript)
 
     def state(self) -> SessionState:
-        """How the session stands."""
+        """How the session stands; a turn that was left has been undone."""
+        self._see_off()
         return self._ask(GetSession(session_id=self.id))
 
     def close(self) -> None:
@@ -122,8 +123,7 @@ class Session:
                 raise
         except CapacityError:
             return  # the engine is gone, and all sessions with it
-        if self._turn is not None and self._turn.is_left:
-            self._settle()
+        self._see_off()
 
     def _ask(self, command: RewindSession | ForkSession | GetSession) -> SessionState:
         answer = self._line.ask(command)
@@ -193,10 +193,14 @@ class Session:
 
     def _settle(self) -> None:
         """See a turn that was left to its end; one that is still read is in the way."""
-        turn = self._turn
-        if turn is not None and not turn.is_left:
+        self._see_off()
+        if self._turn is not None:
             raise RequestError(409, "session_id", f"session {self.id!r} has a turn that has not ended")
-        while turn is not None and self._turn is turn:
+
+    def _see_off(self) -> None:
+        """See a turn that was left to its end."""
+        turn = self._turn
+        while turn is not None and turn.is_left and self._turn is turn:
             self._take(turn, turn.inbox.events.get())
 
 

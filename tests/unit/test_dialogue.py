@@ -95,6 +95,7 @@ def test_a_turn_that_is_left_is_undone_and_the_next_goes_on_from_before(llm: LLM
         for piece in session.chat([USER], ENDLESS):
             if piece.tokens:
                 break
+        assert (session.state().length, session.state().state) == (before, "idle")
         assert text(session.chat([USER], GREEDY)) == first
         state = session.state()
         added = len(llm.language.chat_tokens([USER])) + 1 + 5  # the line end after the answer before it
