@@ -4,10 +4,11 @@ Owns the transcript that new chat messages are rendered after. A turn that is le
 waits for that and goes on from there. For one thread at a time. Made by `LLM.session`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeGuard
+from uuid import uuid4
 
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import Answer, Piece, checked
@@ -30,6 +31,7 @@ from roost.text.language import Hidden, Language
 
 Prompt = str | Sequence[int]  # text, or token ids
 Messages = Sequence[dict[str, Any]]  # role and content
+COMMITTED = ("stop", "length")  # how a turn ends that becomes history
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,19 +63,38 @@ class Session:
     ) -> None:
         self.close()
 
-    def append(self, given: Prompt | Messages) -> Usage:
-        """Add text, token ids or messages; they are prefilled at once, and nothing is generated."""
-        (*_, last) = self._pieces(given, Options(max_new_tokens=0), generates=False)
+    def append(self, given: Prompt | Messages, *, turn: int | None = None) -> Usage:
+        """Add text, token ids or messages; they are prefilled at once, and nothing is generated.
+
+        A turn's number, here and below, makes it safe to ask again: one that is committed already is a RepeatedTurn.
+        """
+        (*_, last) = self._pieces(given, Options(max_new_tokens=0), turn, generates=False)
         assert last.finished is not None
+        if last.finished.reason not in COMMITTED:
+            raise RequestError(409, "session_id", "the turn was ended before it was done; the session is where it was")
         return last.finished.usage
 
-    def generate(self, given: Prompt | Messages | None = None, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+    def generate(
+        self,
+        given: Prompt | Messages | None = None,
+        options: Options = Options(),  # noqa: B008
+        *,
+        turn: int | None = None,
+    ) -> Generator[Piece, None, None]:
         """Pieces of what follows, after something new if that is given; leaving the loop undoes the turn."""
-        return self._pieces(given, options, generates=True)
+        return self._pieces(given, options, turn, generates=True)
 
-    def chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+    def chat(
+        self,
+        messages: Messages,
+        options: Options = Options(),  # noqa: B008
+        *,
+        turn: int | None = None,
+    ) -> Generator[Piece, None, None]:
         """Pieces of the model's answer to new messages; leaving the loop undoes the turn."""
-        return self._pieces(messages, options, generates=True)
+        if not messages:
+            raise RequestError(400, "messages", "must hold at least 1 message")
+        return self._pieces(messages, options, turn, generates=True)
 
     def rewind(self, *, turn: int | None = None, length: int | None = None) -> SessionState:
         """Cut the session back to so many turns, or tokens."""
@@ -85,13 +106,12 @@ class Session:
     def fork(self, *, id: str | None = None) -> "Session":
         """Another session that goes on from here; this one stays."""
         self._settle()
-        state = self._ask(
-            ForkSession(session_id=self.id, new_id=id if id is not None else self._line.new_id("session"))
-        )
+        state = self._ask(ForkSession(session_id=self.id, new_id=id if id is not None else uuid4().hex))
         return Session(self._line, self._language, state.session_id, self._transcript)
 
     def state(self) -> SessionState:
-        """How the session stands."""
+        """How the session stands; a turn that was left has been undone."""
+        self._see_off()
         return self._ask(GetSession(session_id=self.id))
 
     def close(self) -> None:
@@ -103,19 +123,20 @@ class Session:
                 raise
         except CapacityError:
             return  # the engine is gone, and all sessions with it
-        if self._turn is not None and self._turn.is_left:
-            self._settle()
+        self._see_off()
 
     def _ask(self, command: RewindSession | ForkSession | GetSession) -> SessionState:
         answer = self._line.ask(command)
         assert isinstance(answer, SessionState), answer
         return answer
 
-    def _pieces(self, given: Prompt | Messages | None, options: Options, *, generates: bool) -> Iterator[Piece]:
+    def _pieces(
+        self, given: Prompt | Messages | None, options: Options, number: int | None, *, generates: bool
+    ) -> Generator[Piece, None, None]:
         self._settle()
         tokens, messages = self._input(given, generates=generates)
         name, tokenizer = self._line.new_id("turn"), self._language.tokenizer
-        (submit,) = submits(name, tokens, options, tokenizer, TurnOf(session_id=self.id))
+        (submit,) = submits(name, tokens, options, tokenizer, TurnOf(session_id=self.id, number=number))
         answer = Answer(tokenizer, options)
         turn = _Turn(inbox=self._line.inbox(name), messages=messages, generates=generates)
         self._line.send(submit, turn.inbox)
@@ -138,8 +159,8 @@ class Session:
     ) -> tuple[tuple[int, ...], Sequence[Hidden] | None]:
         """New tokens, and the messages they come from if they do."""
         transcript = self._transcript
-        if given is None and transcript.is_chat and transcript.length:
-            # the model answers what was appended, or goes on
+        if not given and transcript.is_chat and transcript.length:
+            # nothing new: the model answers what was appended, or goes on
             return continuation(self._language, transcript, (), answers=generates), ()
         if given is None:
             return (), None
@@ -160,7 +181,7 @@ class Session:
         if isinstance(event, Tokens):
             turn.output += event.tokens
         elif isinstance(event, Finished | Refused):
-            if isinstance(event, Finished) and event.reason in ("stop", "length"):
+            if isinstance(event, Finished) and event.reason in COMMITTED:
                 self._transcript = self._transcript.add(
                     self._language,
                     length=event.usage.prompt_tokens + event.usage.completion_tokens,
@@ -172,10 +193,14 @@ class Session:
 
     def _settle(self) -> None:
         """See a turn that was left to its end; one that is still read is in the way."""
-        turn = self._turn
-        if turn is not None and not turn.is_left:
+        self._see_off()
+        if self._turn is not None:
             raise RequestError(409, "session_id", f"session {self.id!r} has a turn that has not ended")
-        while turn is not None and self._turn is turn:
+
+    def _see_off(self) -> None:
+        """See a turn that was left to its end."""
+        turn = self._turn
+        while turn is not None and turn.is_left and self._turn is turn:
             self._take(turn, turn.inbox.events.get())
 
 

@@ -7,6 +7,7 @@ by programs, and by the command line.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from uuid import uuid4
 
 from roost.config import EngineConfig
 from roost.dialogue import Messages, Prompt, Session
@@ -103,7 +104,7 @@ class LLM:
     ) -> Session:
         """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
         ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
-        name = id if id is not None else self._line.new_id("session")
+        name = id if id is not None else uuid4().hex  # one that nobody would give to another
         self._line.ask(OpenSession(session_id=name, salt=salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
         return Session(self._line, self.language, name)
 

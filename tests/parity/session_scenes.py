@@ -6,7 +6,8 @@ what it is about. Used by the tests of sessions on the real engine.
 
 from collections.abc import Callable
 
-from roost.messages import ForkSession, GetSession, Refused, RewindSession, SessionState
+from roost.config import SessionConfig
+from roost.messages import ForkSession, GetSession, OpenSession, Refused, RewindSession, SessionState
 from tests.parity.rounds import text_of
 from tests.parity.session_matrix import MAX_RUNNING, Cell
 from tests.parity.talks import Asked, Talks, next_tokens
@@ -257,6 +258,26 @@ def ttl(talks: Talks) -> None:
     assert isinstance(gone, Refused) and gone.status == 404
 
 
+def limits(talks: Talks) -> None:
+    """As many sessions as there may be; idle ones keep no more KV than they may, and the last used keep theirs."""
+    names, most = ["a", "b", "c"], LIMITS.max_resident_tokens
+    talks.begin(*names)
+    table = talks.engine.state.sessions.table
+    for command in (OpenSession(session_id="d"), ForkSession(session_id="a", new_id="d")):
+        refused = talks.answer(command)
+        assert isinstance(refused, Refused) and refused.status == 429 and "--max-sessions" in refused.message
+    for num_in in (21, 4, 5):
+        for name in names:
+            talks.turn(name, num_in, 4)
+            talks.assert_at_rest()
+            kept = {each.id: each.lease.settled_len for each in table.values() if each.lease is not None}
+            assert name in kept and most is not None and sum(kept.values()) <= most
+    assert talks.engine.state.sessions.num_reclaimed > 0
+    talks.end("a")
+    talks.begin("d")
+    talks.turn("d", 9, 3)
+
+
 # --- rewind and fork -------------------------------------------------------------------------------------------------
 
 
@@ -317,12 +338,38 @@ def forks(talks: Talks) -> None:
         talks.turn(name, 4, 3)
 
 
+def own_limits(talks: Talks) -> None:
+    """A session's own limit: what would pass it is refused, what just fits runs; a fork has it, a rewind makes room."""
+    talks.begin("s", max_tokens=40)
+    talks.turn("s", 20, 5)
+
+    def assert_full(name: str, *too_long: tuple[int, int]) -> None:
+        asked = [talks.say(name, num_in, num_new) for num_in, num_new in too_long]
+        talks.tick()
+        for each in asked:
+            assert each.refused.status == 413 and "max_tokens 40" in each.refused.message
+
+    assert_full("s", (16, 0), (10, 6), (1, 40))
+    talks.assert_at_rest()
+    assert len(talks.turn("s", 10, 5).tokens) == 5
+    assert_full("s", (1, 0), (0, 1))
+    source = talks.talks["s"]
+    state = talks.answer(ForkSession(session_id="s", new_id="copy"))
+    assert isinstance(state, SessionState) and state.max_tokens == 40, state
+    talks.talks["copy"] = type(source)(tokens=source.tokens, num_turns=source.num_turns, kept=source.kept)
+    assert_full("copy", (1, 0))
+    _rewind(talks, turn=1)
+    assert_full("s", (10, 6))
+    talks.turn("s", 3, 12)
+
+
+LIMITS = SessionConfig(max_sessions=3, max_resident_tokens=70)
 SCENES: dict[str, Scene] = {
     scene.__name__: scene
     for scene in (
         *(turns, stop_texts, scores, together, waits),
         *(aborts, first_aborts, queue_aborts, disconnects, refusals, over_length, closes),
-        *(crowd, ttl, rewinds, forks),
+        *(crowd, ttl, rewinds, forks, limits, own_limits),
     )
 }
 
@@ -331,13 +378,21 @@ def play(cell: Cell, *names: str) -> Talks:
     """Play scenes one after the other on one engine; after each, every page is back."""
     talks = Talks(cell)
     for name in names:
-        if name == "crowd":  # an engine of its own: as small as it can be
-            small = Talks(cell, max_running=1, context=96)
-            SCENES[name](small)
-            small.wind_up()
-            small.executor.close()
-            continue
-        SCENES[name](talks)
-        talks.wind_up()
+        own = _engine_of(cell, name)
+        SCENES[name](own or talks)
+        (own or talks).wind_up()
+        if own is not None:
+            own.executor.close()
     talks.executor.close()
     return talks
+
+
+def _engine_of(cell: Cell, name: str) -> Talks | None:
+    """The engine of a scene that needs one of its own: as small as it can be, or with limits."""
+    match name:
+        case "crowd":
+            return Talks(cell, max_running=1, context=96)
+        case "limits":
+            return Talks(cell, limits=LIMITS)
+        case _:
+            return None

@@ -5,12 +5,13 @@ all text against one dense pass over the same conversation. Used by the scenes o
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from roost.config import SessionConfig
 from roost.front.speculation import total
 from roost.kv.holdings import own_pages
 from roost.kv.pages import ceil_div
@@ -97,10 +98,10 @@ class Asked:
 class Talks(Served):
     """A cell's engine and its clients."""
 
-    def __init__(self, cell: Cell, head: Head | None = None, **sizes: int) -> None:
+    def __init__(self, cell: Cell, head: Head | None = None, limits: SessionConfig | None = None, **sizes: int) -> None:
         super().__init__(
             model_of(cell.kind),
-            cell.config(**sizes),
+            replace(cell.config(**sizes), session=limits or SessionConfig()),
             head=head or cell.head,
             new_finder=lambda stops, in_special: StopFinder(TOKENIZER, stops, skip_special=not in_special),
         )
@@ -215,7 +216,7 @@ class Talks(Served):
     def _assert_inherited(self, talk: Talk, submit: Submit, end: Finished, prompt_len: int) -> None:
         """The turn found what was predicted; at most that, after a retract that was aborted or a reclaim."""
         assert submit.session_id is not None
-        if self._noted("reclaim", submit.session_id):
+        if self._was_reclaimed(submit.session_id):
             talk.is_exact = False
         if not talk.tokens or (end.reason == "abort" and not self._noted("admit", submit.request_id)):
             return  # what the tree has of a first prompt is not the session's; and this one never started
@@ -224,6 +225,9 @@ class Talks(Served):
 
     def _noted(self, kind: str, name: str) -> bool:
         return any(note[0] == kind and note[1] == name for note in self.notes)
+
+    def _was_reclaimed(self, name: str) -> bool:
+        return self._noted("reclaim", name) or self._noted("over_limit", name)
 
     def _assert_scores(self, asked: Asked, before: Prompt) -> None:
         """Every log-probability that was asked for came once, and is that of a dense pass."""
@@ -261,7 +265,7 @@ class Talks(Served):
             assert tuple(session.record.slice(0, len(session.record)).tolist()) == talk.tokens, name
             assert (session.turn, len(session.turns), list(session.waiting)) == (None, talk.num_turns, []), name
             settled = 0 if lease is None else lease.settled_len
-            is_exact = talk.is_exact and not self._noted("reclaim", name)
+            is_exact = talk.is_exact and not self._was_reclaimed(name)
             assert settled == talk.kept if is_exact else settled <= talk.kept, (name, settled, talk.kept)
             if lease is not None:
                 assert len(lease.pages[0]) == ceil_div(settled, state.resolved.page_size), name

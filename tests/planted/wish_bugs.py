@@ -144,7 +144,7 @@ WISH_BUGS = (
     Bug(
         "inherited_not_scored",
         "roost.sched.admission",
-        "            request.score_from = max(request.score_from, lease.settled_len)",
+        "            request.score_from = max(request.score_from, request.lease.settled_len)",
         "            request.score_from = max(request.score_from, 0)",
         "20: a turn that is retracted early runs its whole history again, for scores nobody was promised",
     ),

@@ -81,6 +81,11 @@ class Ask:
         return -self.submit.priority, self.number
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether it names another salt than its session's."""
+        return self.conversation is not None and self.submit.salt not in ("", self.conversation.salt)
+
+    @property
     def prompt(self) -> list[int]:
         """History and input; final once it has started."""
         if self.history is not None:
@@ -98,6 +103,7 @@ class Checker:
         self._has_step_faults = has_step_faults
         self._num_open = 0
         self.now = 0  # of the clock, at the start of the tick
+        self.told_at = 0  # the same, or when the last step was collected, if that was later
         self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)  # sums of what was told
         self.asks: dict[str, Ask] = {}
         self.fresh: list[Ask] = []  # sent and not read yet
@@ -203,7 +209,7 @@ class Checker:
         taken = submit.turn is not None and submit.turn < done
         early = submit.turn is not None and submit.turn > done and event.param == "turn"
         explained = {
-            400: not submit.tokens and history == 0,
+            400: ask.is_foreign if event.param == "salt" else not submit.tokens and history == 0,
             404: submit.session_id is not None and (conversation is None or conversation.closing),
             409: taken or early or (ask.met_busy and not submit.queue),
             410: conversation is not None and conversation.closing,
@@ -212,7 +218,8 @@ class Checker:
         }
         if not explained.get(event.status, False):
             raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
-        param = {400: "tokens", 413: "tokens", 429: ""}.get(event.status, "session_id")
+        bad = "salt" if event.param == "salt" else "tokens"
+        param = {400: bad, 413: "tokens", 429: ""}.get(event.status, "session_id")
         if event.status == 409 and (taken or early):
             param = "turn"
         if event.param != param:
@@ -244,7 +251,7 @@ class Checker:
         self._end(ask, event.reason)
         self._know_history(ask)
         if ask.conversation is not None:
-            ask.conversation.last_used = self.now
+            ask.conversation.last_used = self.told_at
         score_from = ask.submit.prompt_logprobs_from if ask.score_first is None else ask.score_first
         if event.score_from != score_from:
             raise Broken(f"scores: {ask.submit.request_id} was scored from {score_from}, told {event.score_from}")
@@ -275,6 +282,8 @@ class Checker:
         closing = ask.conversation is not None and ask.conversation.closing
         if event.reason == "abort" and not (ask.aborted or closing):
             raise Broken(f"cause: {ask.submit.request_id} was aborted, but nobody asked for it")
+        if ask.is_foreign:
+            raise Broken(f"salt: {ask.submit.request_id} was taken: its session has '{ask.conversation}'")
         if ask.aborted and event.reason != "abort":
             raise Broken(f"abort: {ask.submit.request_id} ended with {event.reason} after its abort was read")
         late = ask.deadline is not None and self.now >= ask.deadline

@@ -127,6 +127,22 @@ def test_26_turn_without_new_tokens_after_a_rewind_runs_the_last_token_again() -
         script.wind_up()
 
 
+@pytest.mark.parametrize(("page_size", "found"), [(1, 15), (4, 12)])
+def test_26_turn_without_new_tokens_behind_the_window_goes_on_from_what_the_tree_holds(
+    page_size: int, found: int
+) -> None:
+    script = Script(Setting(spec=PLAIN, page_size=page_size, window=9, num_pages=160))
+    script.open("s")
+    script.turn("s", 16, 0)  # its prompt is in the tree, with what is needed to go back by a token, or a page
+    script.turn("s", 20, 4, salt=1)
+    answer = script.rewind("s", 16)
+    assert isinstance(answer, SessionState) and answer.resident == 16
+    again = script.submit((), 5, "s")
+    script.run()
+    assert (again.finished.usage.prompt_tokens, again.cached) == (16, found)
+    script.wind_up()
+
+
 # --- whose turn it is -------------------------------------------------------------------------------------------------
 
 
@@ -168,14 +184,35 @@ def test_17_retracted_turn_keeps_its_session_from_being_rewound() -> None:
 
 
 @depths
-def test_18_client_that_left_can_be_followed_by_a_rewind(overlap: bool) -> None:
-    script = _talked(Setting(overlap=overlap, num_pages=160))
-    gone = script.submit(prompt_of(6, 3), 30, "s")
-    script.until(lambda: len(gone.tokens) > 1)
+@windows
+@pytest.mark.parametrize("same_drain", [False, True])
+def test_18_client_that_left_can_be_followed_by_a_rewind_and_a_fork(
+    overlap: bool, window: int | None, same_drain: bool
+) -> None:
+    for fork_first in (False, True):
+        script = _talked(Setting(overlap=overlap, window=window, num_pages=160))
+        gone = script.submit(prompt_of(6, 3), 30, "s")
+        script.until(lambda gone=gone: len(gone.tokens) > 1)
+        script.abort(gone)
+        if not same_drain:
+            script.tick()
+        assert not fork_first or _status(script.fork("s", "t")) == 200
+        assert _status(script.rewind("s", 25)) == 200
+        assert fork_first or _status(script.fork("s", "t")) == 200
+        assert gone.finished.reason == "abort"
+        assert script.turn("s", 4, 5, salt=4).finished.usage.prompt_tokens == 29
+        assert script.turn("t", 4, 5, salt=4).finished.usage.prompt_tokens == (34 if fork_first else 29)
+        script.wind_up()
+
+
+def test_18_turn_that_waits_behind_an_aborted_one_keeps_its_session_from_being_rewound() -> None:
+    script = _talked(Setting(num_pages=160))
+    gone, waiting = (script.submit(prompt_of(6, 3), 9, "s", queue=True) for _ in range(2))
+    script.tick(2)
     script.abort(gone)
-    script.tick()
-    assert _status(script.rewind("s", 25)) == 200
-    assert script.turn("s", 4, 5, salt=4).finished.usage.prompt_tokens == 29
+    assert _status(script.rewind("s", 25)) == 409
+    script.run()
+    assert (gone.finished.reason, waiting.finished.usage.prompt_tokens) == ("abort", 36)
     script.wind_up()
 
 
@@ -245,6 +282,22 @@ def test_24_aborted_first_turn_of_a_fork_leaves_no_pin(overlap: bool, window: in
         script.run()
         assert script.turn("t", 4, 5, salt=5).finished.usage.prompt_tokens == 34
         script.wind_up()
+
+
+@depths
+@shapes("plain", "chain", "tree")
+@windows
+def test_first_prompt_of_one_session_is_found_by_another_and_by_a_rewind(
+    spec: SpecShape, overlap: bool, window: int | None
+) -> None:
+    script = Script(Setting(spec=spec, overlap=overlap, window=window, num_pages=160))
+    script.open("s", "t")
+    script.turn("s", 30, 25)  # its window has moved on when the prompt is shared
+    assert script.turn("t", 30, 4).cached == 28
+    answer = script.rewind("s", 30)
+    assert isinstance(answer, SessionState) and answer.resident >= 28
+    assert script.turn("s", 3, 4, salt=1).cached >= 28
+    script.wind_up()
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -218,6 +218,23 @@ def test_18_an_abort_that_was_read_comes_before_the_last_result(overlap: bool) -
     script.wind_up()
 
 
+@depths
+def test_18_abort_of_all_turns_of_a_session_and_its_next_turn_fit_into_one_drain(overlap: bool) -> None:
+    script = Script(Setting(overlap=overlap))
+    script.open("s")
+    script.turn("s", 10, 4)
+    gone = [script.submit(prompt_of(7, 1 + number), 40, "s", queue=True) for number in range(3)]
+    script.tick(3)
+    for each in gone:
+        script.abort(each)
+    after = script.submit(prompt_of(5, 5), 6, "s")
+    busy = script.submit(prompt_of(5, 6), 6, "s")
+    script.run()
+    assert [each.finished.reason for each in gone] == ["abort"] * 3
+    assert (after.finished.usage.prompt_tokens, after.cached, busy.refused.status) == (19, 14, 409)
+    script.wind_up()
+
+
 # --- 19: idle sessions ------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ class Habits:
     ttl: float = 0
     max_tokens: float = 0
     numbered: float = 0
+    salted: float = 0
 
 
 def draw_habits(rng: random.Random) -> Habits:
@@ -57,6 +58,7 @@ def draw_habits(rng: random.Random) -> Habits:
         ttl=rng.choice([0, 0, 0.5, 1]),
         max_tokens=rng.choice([0, 0.5]),
         numbered=rng.choice([0, 0.5]),
+        salted=rng.choice([0, 0.15]),
     )
 
 
@@ -67,6 +69,7 @@ class Visits:
         self, seed: int, habits: Habits, engine: Engine, checker: Checker, rules: Rules, clock: VirtualClock
     ) -> None:
         self._rng = random.Random(f"visits {seed}")  # apart, so that those who only talk are not disturbed
+        self._salting = random.Random(f"salting {seed}")  # apart, like every habit that came later
         self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
         self._gone = "nobody"  # the last session that went away
         self._due: set[str] = set()  # whose time is up in this tick
@@ -145,6 +148,13 @@ class Visits:
             return submit
         right = len(conversation.turns)
         return replace(submit, turn=self._rng.choice([right, right, right, self._rng.randint(0, right), right + 1]))
+
+    def salt(self, submit: Submit) -> Submit:
+        """A turn that names its session's salt, or one that is not."""
+        conversation, rng = self._checker.conversations.get(submit.session_id or ""), self._salting
+        if conversation is None or rng.random() >= self._habits.salted:
+            return submit
+        return replace(submit, salt=rng.choice([conversation.salt, "salt", "other"]))
 
     def jump(self) -> None:
         """Let time pass."""

@@ -119,6 +119,7 @@ class World:
         if self.troubled and self.rng.random() < self.options.faults.slow:
             self._count("fault: slow step")
             self.clock.advance(SLOW_NS)
+        self.checker.told_at = self.clock.now_ns()
         self.questions.num_broken += 1
         result = self.witness.collect(ticket)
         self.questions.num_broken -= 1
@@ -233,7 +234,7 @@ class World:
             queue=queue,
             salt=salt,
         )
-        ask = self._send(self.visits.number(submit))
+        ask = self._send(self.visits.salt(self.visits.number(submit)))
         num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
         has_place = num_waiting + 3 < self.options.resolved.sched.max_queued or self._wishing.random() < 0.1
         if has_place and self._wishing.random() < self.options.wishes.group:
@@ -377,7 +378,7 @@ class World:
 
     def _tick(self) -> None:
         self.clock.advance(TICK_NS)
-        self.checker.now = self.clock.now_ns()
+        self.checker.now = self.checker.told_at = self.clock.now_ns()
         self.report.ticks += 1
         self._collecting = -1
         self._say(f"tick {self.report.ticks}")

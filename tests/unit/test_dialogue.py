@@ -9,7 +9,7 @@ import pytest
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig, SessionConfig
 from roost.dialogue import Session
 from roost.errors import CapacityError, RequestError
-from roost.front.answer import Piece
+from roost.front.answer import Piece, RepeatedTurn
 from tests.unit.chain import save_chain, token
 from tests.unit.test_llm import idle
 
@@ -95,6 +95,7 @@ def test_a_turn_that_is_left_is_undone_and_the_next_goes_on_from_before(llm: LLM
         for piece in session.chat([USER], ENDLESS):
             if piece.tokens:
                 break
+        assert (session.state().length, session.state().state) == (before, "idle")
         assert text(session.chat([USER], GREEDY)) == first
         state = session.state()
         added = len(llm.language.chat_tokens([USER])) + 1 + 5  # the line end after the answer before it
@@ -149,6 +150,38 @@ def test_what_cannot_be_done_is_refused_and_the_session_stays(llm: LLM) -> None:
         assert usage(session.generate("x", GREEDY))[:2] == (9, 8)
     with pytest.raises(RequestError, match="ttl_s: must be"):
         llm.session(ttl_s=0)
+
+
+def test_a_turn_sent_twice_is_made_once(llm: LLM) -> None:
+    with llm.session() as session:
+        used = session.append("xa", turn=0)
+        made = usage(session.generate("x", GREEDY, turn=1))
+        for call in (lambda: session.append("xa", turn=0), lambda: text(session.generate("x", GREEDY, turn=0))):
+            with pytest.raises(RepeatedTurn) as repeated:
+                call()
+            assert (repeated.value.status, repeated.value.usage) == (409, used)
+        with pytest.raises(RequestError, match=r"the next turn of .* is 2"):
+            text(session.generate("x", GREEDY, turn=3))
+        assert session.state().turns == 2 and session.state().length == sum(made) - made[1]
+
+
+def test_a_turn_without_anything_new_leaves_a_chat_a_chat(llm: LLM) -> None:
+    with llm.session() as session:
+        first = text(session.chat([USER], GREEDY))
+        session.append("")
+        session.append([])
+        assert usage(session.generate("", GREEDY))[2] > 0
+        with pytest.raises(RequestError, match="messages: must hold at least 1"):
+            session.chat([])
+        assert text(session.chat([USER], GREEDY)) == first
+
+
+def test_sessions_without_a_name_get_one_that_nobody_else_has(llm: LLM) -> None:
+    named = [llm.session(id=f"session-{number}") for number in range(3)]
+    with llm.session() as session, session.fork() as copy:
+        assert len({session.id, copy.id, *(each.id for each in named)}) == 5
+    for each in named:
+        each.close()
 
 
 def test_sessions_have_names_and_there_are_so_many(llm: LLM) -> None:

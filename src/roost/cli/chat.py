@@ -8,6 +8,8 @@ is interrupted is forgotten. Runs the model here. Called by `main`.
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
@@ -15,18 +17,22 @@ from rich.console import Console
 from roost.cli import sample
 from roost.cli.flags import add_engine, engine_of
 from roost.dialogue import Session
-from roost.errors import RequestError
+from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
 from roost.llm import LLM
-from roost.messages import SpecStats
 from roost.terminal import loading_bar
 
+with suppress(ImportError):  # then input() edits lines, and takes longer ones than a terminal's own buffer
+    import readline  # noqa: F401
+
+ENGINE_GONE = 503
+DIGITS_MAX = 9
 HELP = """/rewind [n]  forget the last n turns (1)
 /fork        go on in a copy of this conversation
 /back        leave the copy, back to where it was made
 /stats       how the conversation and the engine stand
 /help        this
-/exit        end, as an empty line and Ctrl-D do
+/exit        end, as Ctrl-D does
 Ctrl-C stops an answer; its turn is forgotten."""
 
 
@@ -40,23 +46,36 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Read, answer, repeat."""
     console = Console(stderr=True, highlight=False)
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is no text is shown so, and ends nothing
     with loading_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         console.print(f"{llm.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
         talk = _Talk(llm, console, args.system, sample.options_of(args))
-        while (text := _read_line()) and text != "/exit":
+        while (text := _read_line()) is not None and text != "/exit":
             try:
                 talk.take(text)
             except RequestError as error:
                 console.print(str(error), style="red", markup=False)
+            except CapacityError as error:
+                if error.status == ENGINE_GONE:
+                    raise
+                console.print(str(error), style="red", markup=False)
     return 0
 
 
-def _read_line() -> str:
+def _read_line() -> str | None:
+    """What was typed; None at the end. A Ctrl-C that comes too late for an answer forgets only what was typed."""
+    at_terminal = sys.stdin.isatty()
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input("> " if at_terminal else "").strip()
     except EOFError:
+        return None
+    except KeyboardInterrupt:
+        if not at_terminal:
+            raise
+        print()
         return ""
 
 
@@ -71,7 +90,9 @@ class _Talk:
         self._sessions: list[Session] = [llm.session()]  # the last one is talked to
 
     def take(self, text: str) -> None:
-        """A line: a command, or something to answer."""
+        """A line: a command, something to answer, or nothing."""
+        if not text:
+            return
         command, *words = text.split()
         match command:
             case "/rewind":
@@ -96,7 +117,7 @@ class _Talk:
     def _rewind(self, words: list[str]) -> None:
         back = words[0] if words else "1"
         turns = self._sessions[-1].state().turns
-        if not back.isdecimal() or not 1 <= int(back) <= turns:
+        if not back.isdecimal() or len(back) > DIGITS_MAX or not 1 <= int(back) <= turns:
             raise RequestError(400, "/rewind", f"there are {turns} turns to forget, got {back[:20]}")
         state = self._sessions[-1].rewind(turn=turns - int(back))
         self._say(f"{state.turns} turns and {state.length} tokens are left")
@@ -121,32 +142,33 @@ class _Talk:
 
     def _turn(self, text: str) -> None:
         """One answer, printed as it comes."""
-        session = self._sessions[-1]
+        session, before = self._sessions[-1], self._sessions[-1].state()
         messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
-        if self._system and not session.state().length:
+        if self._system and not before.length:
             messages.insert(0, {"role": "system", "content": self._system})
         began = time.monotonic()
         first: float | None = None
-        num_tokens, inherited, prompt, spec = 0, 0, 0, SpecStats()
+        num_tokens, finished = 0, None
         pieces = session.chat(messages, self._options)
         try:
             for piece in pieces:
                 first = first or time.monotonic()
                 num_tokens += len(piece.tokens)
+                finished = piece.finished
                 print(piece.text, end="", flush=True)
-                if piece.finished is not None:
-                    inherited, prompt = piece.finished.usage.cached_tokens, piece.finished.usage.prompt_tokens
-                    spec = piece.finished.spec
         except KeyboardInterrupt:
+            pieces.close()
             print()
-            self._say("this turn is forgotten")
+            is_kept = session.state().turns > before.turns
+            self._say("this turn had ended already, and is kept" if is_kept else "this turn is forgotten")
             return
         print()
-        first = first or time.monotonic()
-        rate = (num_tokens - 1) / max(time.monotonic() - first, 1e-9)
-        note = (
-            f"{num_tokens} tokens, {rate:.1f}/s; first after {first - began:.2f} s; inherited {inherited} of {prompt}"
-        )
+        assert first is not None and finished is not None
+        note = f"{num_tokens} tokens"
+        if num_tokens > 1:
+            note += f", {(num_tokens - 1) / max(time.monotonic() - first, 1e-9):.1f}/s"
+        usage, spec = finished.usage, finished.spec
+        note += f"; first after {first - began:.2f} s; inherited {usage.cached_tokens} of {usage.prompt_tokens}"
         if spec.drafts_offered:
             note += f"; accept length {spec.accept_length:.2f}"
         self._say(note)

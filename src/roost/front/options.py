@@ -13,6 +13,7 @@ from roost.sampling import SEED_END, Sampling
 from roost.text.tokenizer import Tokenizer
 
 N_MAX = 64
+TIMEOUT_S_MIN = 0.001
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # outputs of one request get seeds far apart
 
 
@@ -105,6 +106,6 @@ def submits(
 
 def milliseconds(param: str, seconds: float) -> int:
     """A time that a caller gave, in milliseconds."""
-    if not 0.001 <= seconds <= 1e9:
-        raise RequestError(400, param, f"must be in [0.001, 1e9] seconds, got {seconds}")
+    if not TIMEOUT_S_MIN <= seconds <= 1e9:
+        raise RequestError(400, param, f"must be in [{TIMEOUT_S_MIN}, 1e9] seconds, got {seconds}")
     return int(seconds * 1000)

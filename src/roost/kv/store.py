@@ -179,6 +179,8 @@ class Store:
             if index * self.page_size >= lease.shared_len:
                 self._release(lease, self.window_book, [pages[index]])
             pages[index] = SINK
+        if lease.pinned_from < lease.shared_len <= lease.evicted_len:
+            self.tree.unpin_window(lease)
 
     # --- sharing and ending ------------------------------------------------------------------------------------
 

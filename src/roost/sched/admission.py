@@ -26,12 +26,12 @@ def admit(state: State) -> str:
             return reason
         state.sessions.begin(request.turn, lease)
         if request.score_from is not None:  # what a session inherits is not computed again, so not scored
-            request.score_from = max(request.score_from, lease.settled_len)
+            request.score_from = max(request.score_from, request.lease.settled_len)
         if request.cached_len < 0:
             request.cached_len, request.scored_from = request.turn.cached_len, request.score_from
         request.row, request.row_begins = state.rows.take(), True
         state.start_running(request)
-        state.trace.note("admit", request.id, lease.settled_len, request.turn.prefill_len)
+        state.trace.note("admit", request.id, request.lease.settled_len, request.turn.prefill_len)
     return ""
 
 

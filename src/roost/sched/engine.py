@@ -115,7 +115,7 @@ class Engine:
         except StepFailure:
             self._fail(flight)
             return
-        self.state.totals.last_step_at = self._clock.now_ns()
+        self.state.now = self.state.totals.last_step_at = self._clock.now_ns()  # steps take time
         settle(self.state, flight, result)
         if self.state.resolved.memory.strict_memory >= 2:
             self._check_device_lengths(flight, result)
@@ -132,6 +132,7 @@ class Engine:
         for flight in failed[1:]:
             with suppress(StepFailure):
                 self._result_of(flight)
+        self.state.now = self._clock.now_ns()
         self.state.trace.note("fail", "", first.plan.step, failed[-1].plan.step)
         fail(self.state, failed, failed[-1].plan.step)
 

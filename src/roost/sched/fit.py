@@ -31,7 +31,8 @@ def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session
         413,
         "tokens",
         f"prompt of {prompt_len} and {wanted} new tokens need {_need(resolved, prompt_len + wanted)} pages, "
-        f"an empty pool has {[book.num_pages - 1 for book in resolved.books]} of {resolved.page_size} tokens",
+        f"an empty pool has {[book.num_pages - 1 for book in resolved.books]} of {resolved.page_size} tokens; "
+        f"the maximum allowed length is {prompt_len + most}",
     )
 
 

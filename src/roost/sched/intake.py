@@ -26,7 +26,8 @@ from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request
-from roost.sched.sessions import fork_session, open_session, rewind_session, session_state
+from roost.sched.sessions import TOKENS_MAX, fork_session, open_session, rewind_session, session_state
+from roost.sched.settle import act_on_marks
 from roost.sched.state import State
 from roost.session.record import Record
 from roost.session.table import Session, Turn
@@ -52,8 +53,10 @@ def take(state: State, command: Command, reply: Reply) -> None:
             case CloseSession():
                 _close(state, command, reply)
             case RewindSession():
+                _end_aborted(state, command.session_id)
                 state.tell(reply, rewind_session(state, command))
             case ForkSession():
+                _end_aborted(state, command.session_id)
                 state.tell(reply, fork_session(state, command))
             case GetSession():
                 state.tell(reply, session_state(state, state.sessions.find(command.session_id, may_close=True)))
@@ -124,9 +127,9 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
 
 
 def _wait_for(state: State, session: Session, request: Request) -> None:
-    """A busy session: wait for it if the caller said so, or if its turn is about to end and nobody else waits."""
+    """A busy session: wait for it if the caller said so, or if all before it were aborted and are about to end."""
     assert session.turn is not None
-    is_next = state.turns[session.turn].mark is Mark.ABORT and not session.waiting
+    is_next = all(state.turns[turn].mark is Mark.ABORT for turn in (session.turn, *session.waiting))
     if not request.submit.queue and not is_next:
         raise RequestError(
             409, "session_id", f"session {session.id!r} has a turn that has not ended (queue: true waits)"
@@ -139,8 +142,8 @@ def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> N
     for param, value in least.items():
         if value is not None and value < 0:
             raise RequestError(400, param, f"must be at least 0, got {value}")
-    if submit.max_new_tokens is not None:
-        _check_range("min_new_tokens", submit.min_new_tokens, 0, submit.max_new_tokens)
+    most = submit.max_new_tokens if submit.max_new_tokens is not None else TOKENS_MAX
+    _check_range("min_new_tokens", submit.min_new_tokens, 0, most)
     submit.sampling.check(vocab_size)
     _check_range("logprobs", submit.logprobs, 0, LOGPROBS_MAX)
     prompt_len = len(submit.tokens) + (len(session.record) if session is not None else 0)  # as far as it is known
@@ -181,6 +184,12 @@ def _abort(state: State, abort: Abort) -> None:
     if request is None:
         raise RequestError(404, "request_id", f"no request {abort.request_id!r} is queued or running")
     state.mark(request, Mark.ABORT)
+
+
+def _end_aborted(state: State, session_id: str) -> None:
+    """A turn that was aborted is not in the way of what is asked of its session after it."""
+    state.sessions.find(session_id)  # what is closing stays as it is
+    act_on_marks(state, Mark.ABORT)
 
 
 def _close(state: State, close: CloseSession, reply: Reply) -> None:

@@ -61,7 +61,7 @@ class State:
     stopping: bool = False  # nothing new is accepted
     refusal: Refusal | None = None  # why the head of the queue was last refused
     waiting_for: str = ""  # why the head of the queue is not running
-    now: int = 0  # of the clock, at the start of the tick
+    now: int = 0  # of the clock, when the tick began, the last command was read or the last step was collected
 
     def enqueue(self, request: Request) -> None:
         """Put a request into the queue, by priority and arrival."""

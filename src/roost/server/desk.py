@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from roost.config import ServerConfig
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn, refusal
-from roost.messages import Command, Event, Refused, SessionState
+from roost.messages import CloseSession, Command, Event, Refused, SessionState
 from roost.server.body import aside
 from roost.server.generation import while_connected
 from roost.server.link import Link
@@ -87,6 +87,13 @@ class Desk:
             raise refusal(answer)
         assert isinstance(answer, SessionState), answer
         return answer
+
+    async def close_overdue(self) -> None:
+        """Close the sessions whose time is up and of which the engine cannot know; those it has times by itself."""
+        for conversation in self.conversations.overdue():
+            conversation.is_closing = True
+            self.conversations.forget(conversation)
+            await self.ask(CloseSession(session_id=conversation.id))
 
     async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""

@@ -132,15 +132,15 @@ def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     return RequestError(error.status, names[error.param], error.reason) if error.param in names else error
 
 
-async def while_connected(request: Request, work: Awaitable[Value]) -> Value:
-    """The result of some work, unless the client leaves first: then the work is cancelled."""
+async def while_connected(request: Request, work: Awaitable[Value], timeout_s: float | None = None) -> Value:
+    """The result of some work, unless the client leaves first or its time is up: then the work is cancelled."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        await asyncio.wait({task, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone if watcher.done() else TimeoutError
     finally:
         for each in (task, watcher):
             if not each.done():

@@ -4,15 +4,16 @@ Text, token ids or chat messages; for messages, only what the template adds afte
 endpoint that takes a session.
 """
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from roost.errors import RequestError
-from roost.front.options import Options, TurnOf
+from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
 from roost.server.body import aside
 from roost.server.desk import Desk
 from roost.server.generation import Prompt
@@ -29,6 +30,7 @@ class Taken:
     desk: Desk
     turn: Turn
     of: TurnOf
+    ends_at: float | None  # when its time is up, part of which it may have waited for the session
 
     async def input(
         self,
@@ -40,7 +42,9 @@ class Taken:
         generates: bool = True,
     ) -> tuple[int, ...]:
         """The tokens of what is new, given in one form or in none; only a session's first text begins like a text."""
-        turn = self.turn
+        turn, plain = self.turn, text if text is not None else ids
+        if messages is None and (plain is None or (not plain and turn.length_before)):
+            return turn.no_tokens(generates=generates)
         if messages is not None:
             param = param or "messages"
             length = sum(len(message["content"]) for message in messages)
@@ -48,18 +52,19 @@ class Taken:
         elif text is not None:
             param = param or "text"
             tokens = turn.plain_tokens(await aside(len(text), lambda: self._encoded(text, param)), generates=generates)
-        elif ids is not None:
+        else:
+            assert ids is not None
             param = param or "input_ids"
             if not all(type(each) is int for each in ids):
                 raise RequestError(400, param, "must be a text or a list of token ids: a turn has one prompt")
             tokens = turn.plain_tokens(tuple(ids), generates=generates)
-        else:
-            return turn.no_tokens()
         self.desk.check_len(tokens, param)
         return tokens
 
     def prompt(self, name: str, tokens: tuple[int, ...], options: Options, names: dict[str, str]) -> Prompt:
         """What is asked of the engine for this turn."""
+        if self.ends_at is not None:
+            options = replace(options, timeout_s=max(TIMEOUT_S_MIN, self.ends_at - time.monotonic()))
         return Prompt(
             request_id=name,
             tokens=tokens,
@@ -82,12 +87,21 @@ class Taken:
 
 @asynccontextmanager
 async def taken(
-    request: Request, session_id: str, *, number: int | None = None, queue: bool = False
+    request: Request,
+    session_id: str,
+    *,
+    number: int | None = None,
+    queue: bool = False,
+    timeout_s: float | None = None,
 ) -> AsyncIterator[Taken]:
     """A session for one turn of it; 404, 409 and 410 come from here, or later from the engine."""
     desk: Desk = request.app.state.desk
-    async with desk.conversations.turn(request, session_id, desk.language, queue=queue) as turn:
-        yield Taken(desk=desk, turn=turn, of=TurnOf(session_id=session_id, number=number, queue=queue))
+    if timeout_s is not None:
+        milliseconds("timeout", timeout_s)  # refuses what is no time
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    of = TurnOf(session_id=session_id, number=number, queue=queue)
+    async with desk.conversations.turn(request, of, desk.language, timeout_s=timeout_s) as turn:
+        yield Taken(desk=desk, turn=turn, of=of, ends_at=ends_at)
 
 
 def check_no_session(body: OpenAiBody) -> None:

@@ -81,6 +81,11 @@ class Link:
             raise CapacityError(503, "the engine did not start")
 
     @property
+    def session_ttl_s(self) -> int | None:
+        """How long an unused session lives that does not say so itself; None: for ever."""
+        return self._config.session.session_ttl_s
+
+    @property
     def exit_code(self) -> int | None:
         """How the process ended, None while it runs."""
         return None if self._process is None else self._process.returncode

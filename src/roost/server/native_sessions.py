@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from roost.errors import RequestError
 from roost.messages import OpenSession
+from roost.sched.sessions import TTL_MS_MAX
 from roost.server.body import aside, read
 from roost.server.desk import Desk, json_response
 from roost.server.generation import Prompt
@@ -33,10 +34,13 @@ async def open_session(request: Request) -> Response:
     if body.capacity_of_str_len < 0:
         raise RequestError(400, "capacity_of_str_len", f"must be at least 0, got {body.capacity_of_str_len}")
     name, streams = body.session_id or uuid4().hex, bool(body.streaming)
-    ttl_ms = None if body.timeout is None or not streams else int(body.timeout * 1000)
+    ttl_ms = None if body.timeout is None else int(body.timeout * 1000)
+    if not streams:
+        ttl_ms = TTL_MS_MAX  # the engine does not see it being used: its time is told here
     said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
     notes = {"capacity_of_str_len": said, "streaming": streams}
-    branches = None if streams else Branches(body.timeout)
+    timeout_s = body.timeout if body.timeout is not None else desk.link.session_ttl_s
+    branches = None if streams else Branches(timeout_s)
     try:
         conversation = Conversation(name, notes=notes, branches=branches)
         await opened(desk, OpenSession(session_id=name, ttl_ms=ttl_ms), conversation)
@@ -84,9 +88,10 @@ async def session_prompt(
             raise RequestError(400, f"session_params.{name}", reason)
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
-    branches = await _branches(desk, params.id)
+    await desk.close_overdue()
+    branches = desk.conversations.find(params.id).branches
     if branches is None:
-        async with taken(request, params.id) as turn:
+        async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
             if ids is not None and turn.turn.length_before:
                 ids = _without_bos(desk, ids)
             tokens = await turn.input(text=text, ids=ids)
@@ -97,15 +102,6 @@ async def session_prompt(
     tokens = (*before, *(_without_bos(desk, new) if before else new))
     desk.check_len(tokens, "text" if ids is None else "input_ids")
     yield replace(prompt, tokens=tokens, watcher=Branch(branches, prompt.request_id, tokens))
-
-
-async def _branches(desk: Desk, session_id: str) -> Branches | None:
-    """The requests of a session that does not stream; None if it does. One whose time is up is closed."""
-    branches = desk.conversations.find(session_id).branches
-    if branches is not None and branches.is_over:
-        await closed(desk, session_id)
-        desk.conversations.find(session_id)  # it is gone, and this says so
-    return branches
 
 
 async def _encoded(desk: Desk, text: str) -> list[int]:

@@ -69,7 +69,7 @@ async def chat(request: Request) -> Response:
         tokens = await desk.conversation(messages, "messages")
         prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names)
         return await _answer(request, body, _Chat(desk, [prompt]))
-    async with taken(request, body.session_id, number=body.turn, queue=body.queue) as turn:
+    async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await turn.input(messages=messages)
         return await _answer(request, body, _Chat(desk, [turn.prompt(name, tokens, options, names)]))
 
@@ -106,7 +106,7 @@ async def _session_completion(
     if body.echo:
         raise RequestError(400, "echo", "is not for a session: what it held before is not at hand")
     assert body.session_id is not None
-    async with taken(request, body.session_id, number=body.turn, queue=body.queue) as turn:
+    async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         if isinstance(body.prompt, str):
             tokens = await turn.input(text=body.prompt, param="prompt")
         else:

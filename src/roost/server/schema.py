@@ -23,7 +23,8 @@ StopIds = Annotated[list[int], Meta(max_length=STOP_IDS_MAX)]
 Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
 Label = Annotated[str, Meta(max_length=256)]
 AnyName = Annotated[str, Meta(min_length=1, max_length=256)]
-SessionName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9._~:@+-]+$")]  # fits into a path
+# fits into a path, where . and .. would mean something else
+SessionName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._~:@+-]+\Z")]
 AtLeastNone = Annotated[int, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.001, le=1e9)]

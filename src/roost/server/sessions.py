@@ -37,7 +37,6 @@ from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
 from roost.server.turns import Conversation
 
-_PRUNE_AT = 1024  # sessions known here, above which those whose time was up in the engine are looked for
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
@@ -63,6 +62,7 @@ async def sessions(request: Request) -> Response:
     """GET /v1/sessions."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
+    await desk.close_overdue()
     answer = await desk.ask(GetSessions())
     if not isinstance(answer, SessionStates):
         raise CapacityError(503, "the engine is not running")
@@ -73,6 +73,7 @@ async def session(request: Request) -> Response:
     """GET /v1/sessions/{id}."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
+    await desk.close_overdue()
     return json_response(state_json(desk, await desk.ask_state(GetSession(session_id=request.path_params["id"]))))
 
 
@@ -94,7 +95,7 @@ async def rewind(request: Request) -> Response:
     async with desk.conversations.held(request.path_params["id"]) as conversation:
         command = RewindSession(session_id=conversation.id, turn=body.turn, length=body.length)
         state = await desk.ask_state(command)
-        conversation.transcript = conversation.transcript.cut(state.length, state.turns)
+        conversation.cut(state.length, state.turns)
     return json_response(state_json(desk, state))
 
 
@@ -106,7 +107,8 @@ async def fork(request: Request) -> Response:
     async with desk.conversations.held(request.path_params["id"]) as conversation:
         command = ForkSession(session_id=conversation.id, new_id=body.id or uuid4().hex)
         try:
-            state = await opened(desk, command, Conversation(command.new_id, conversation.transcript))
+            copy = Conversation(command.new_id, conversation.transcript, conversation.usages)
+            state = await opened(desk, command, copy)
         except RequestError as error:
             raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -120,7 +122,7 @@ async def append(request: Request) -> Response:
     _check_forms(body, needed=True)
     session_id = request.path_params["id"]
     options = Options(max_new_tokens=0, priority=body.priority or 0, timeout_s=body.timeout)
-    async with taken(request, session_id, number=body.turn, queue=body.queue) as turn:
+    async with taken(request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await _input(turn, body, generates=False)
         answers = _Answers(turn, turn.prompt(f"append-{uuid4().hex}", tokens, options, _names(body)))
         (output,) = await while_connected(request, answers.generation.finish())
@@ -141,7 +143,8 @@ async def generate(request: Request) -> Response:
         raise RequestError(400, "stream_options", "is of no use here: the last event always has the usage")
     _check_forms(body, needed=False)
     options = replace(openai_options(body), logprobs=body.logprobs)
-    async with taken(request, request.path_params["id"], number=body.turn, queue=body.queue) as turn:
+    session_id = request.path_params["id"]
+    async with taken(request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await _input(turn, body, generates=True)
         answers = _Answers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
         if body.stream:
@@ -152,7 +155,8 @@ async def generate(request: Request) -> Response:
 
 async def opened(desk: Desk, command: OpenSession | ForkSession, conversation: Conversation) -> SessionState:
     """Open a session in the engine, and here."""
-    if len(desk.conversations) >= _PRUNE_AT:
+    await desk.close_overdue()
+    if desk.conversations.are_many:
         before = desk.conversations.snapshot()
         answer = await desk.ask(GetSessions())
         if isinstance(answer, SessionStates):
@@ -164,19 +168,22 @@ async def opened(desk: Desk, command: OpenSession | ForkSession, conversation: C
 
 async def closed(desk: Desk, session_id: str) -> None:
     """Close a session; who waits for it is told that it is too late."""
-    conversation = desk.conversations.find(session_id)
-    conversation.is_closing = True
+    conversation = desk.conversations.known(session_id)  # the engine knows best whether there is one
+    if conversation is not None:
+        conversation.is_closing = True
     answer = await desk.ask(CloseSession(session_id=session_id))
-    if isinstance(answer, Refused) and answer.status != 404:
-        conversation.is_closing = False
-        raise refusal(answer)
-    desk.conversations.forget(conversation)
+    if conversation is not None and not (isinstance(answer, Refused) and answer.status == 410):
+        desk.conversations.forget(conversation)
     if isinstance(answer, Refused):
         raise refusal(answer)
 
 
 def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
     """How a session stands, as clients read it."""
+    conversation = desk.conversations.known(state.session_id)
+    ttl_s, idle_s = None if state.ttl_ms is None else state.ttl_ms / 1000, state.idle_ms / 1000
+    if conversation is not None and conversation.branches is not None:
+        ttl_s, idle_s = conversation.branches.timeout_s, conversation.branches.idle_s
     return {
         "id": state.session_id,
         "object": "session",
@@ -184,10 +191,10 @@ def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
         "resident": state.resident,
         "turns": state.turns,
         "state": state.state,
-        "idle_s": state.idle_ms / 1000,
-        "limits": {"ttl_s": None if state.ttl_ms is None else state.ttl_ms / 1000, "max_tokens": state.max_tokens},
+        "idle_s": idle_s,
+        "limits": {"ttl_s": ttl_s, "max_tokens": state.max_tokens},
         "salt": state.salt,
-        **desk.conversations.notes(state.session_id),
+        **({} if conversation is None else conversation.notes),
     }
 
 
@@ -229,8 +236,11 @@ class _Answers:
         self.generation = Generation(turn.desk.link, turn.desk.language, turn.desk.metrics, [prompt])
 
     async def state(self) -> dict[str, Any] | None:
-        """How the session stands now; None if it is gone already."""
-        answer = await self._desk.ask(GetSession(session_id=self._session_id))
+        """How the session stands now; None if it is gone already, or nobody says: the turn's own answer comes first."""
+        try:
+            answer = await self._desk.ask(GetSession(session_id=self._session_id))
+        except CapacityError:
+            return None
         return state_json(self._desk, answer) if isinstance(answer, SessionState) else None
 
     async def whole(self, output: Output) -> dict[str, Any]:

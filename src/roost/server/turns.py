@@ -16,12 +16,15 @@ from typing import Any
 from starlette.requests import Request
 
 from roost.errors import CapacityError, RequestError
-from roost.messages import Event, Finished, Refused, Tokens
+from roost.front.answer import RepeatedTurn
+from roost.front.options import TurnOf
+from roost.messages import Event, Finished, Refused, Tokens, Usage
 from roost.server.generation import while_connected
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Hidden, Language
 
 WAITING_MAX = 64  # turns that wait for one session
+CHECK_AT_MIN = 1024  # sessions known here, above which those whose time was up in the engine are looked for
 BRANCHES_MAX = 256  # ended requests of one session whose tokens are kept
 COMMITTED = ("stop", "length")  # how a turn ends that becomes history
 
@@ -30,14 +33,29 @@ class Branches:
     """The tokens of ended requests, by name: any of them can be gone on from."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        self._num_running = 0
         self._used = time.monotonic()
         self._tokens: OrderedDict[str, array[int]] = OrderedDict()
 
     @property
+    def idle_s(self) -> float:
+        """How long nobody has used them."""
+        return 0.0 if self._num_running else time.monotonic() - self._used
+
+    @property
     def is_over(self) -> bool:
         """Whether nobody has used them for too long."""
-        return self._timeout_s is not None and time.monotonic() - self._used > self._timeout_s
+        return self.timeout_s is not None and self.idle_s > self.timeout_s
+
+    def began(self) -> None:
+        """A request is on its way."""
+        self._num_running += 1
+
+    def ended(self) -> None:
+        """It has ended, however it did."""
+        self._num_running -= 1
+        self._used = time.monotonic()
 
     def find(self, name: str) -> tuple[int, ...]:
         """Prompt and output of an ended request."""
@@ -47,8 +65,7 @@ class Branches:
         return tuple(self._tokens[name])
 
     def keep(self, name: str, tokens: Sequence[int]) -> None:
-        """A request has ended; the oldest is forgotten when there are too many."""
-        self._used = time.monotonic()
+        """A request can be gone on from; the oldest is forgotten when there are too many."""
         self._tokens[name] = array("i", tokens)
         if len(self._tokens) > BRANCHES_MAX:
             self._tokens.popitem(last=False)
@@ -64,13 +81,16 @@ class Branch:
 
     def began(self) -> None:
         """It is on its way; nobody can go on from it yet."""
+        self._branches.began()
 
     def saw(self, event: Event) -> None:
         """More output, or the end."""
         if isinstance(event, Tokens):
             self._tokens += event.tokens
-        elif isinstance(event, Finished) and event.reason in COMMITTED:
-            self._branches.keep(self._name, self._tokens)
+        elif isinstance(event, Finished | Refused):
+            self._branches.ended()
+            if isinstance(event, Finished) and event.reason in COMMITTED:
+                self._branches.keep(self._name, self._tokens)
 
 
 class Conversation:
@@ -80,11 +100,13 @@ class Conversation:
         self,
         session_id: str,
         transcript: Transcript | None = None,
+        usages: Sequence[Usage] = (),
         notes: dict[str, Any] | None = None,
         branches: Branches | None = None,
     ) -> None:
         self.id = session_id
         self.transcript = transcript or Transcript()
+        self.usages = list(usages)  # of its committed turns
         self.notes = notes or {}  # what its opener said that the engine has no place for
         self.branches = branches  # not None: each of its requests has tokens of its own, here
         self.is_closing = False
@@ -98,6 +120,22 @@ class Conversation:
         """Refuse what comes too late."""
         if self.is_closing:
             raise RequestError(410, "session_id", f"session {self.id!r} is closing")
+
+    def check_streaming(self) -> None:
+        """Refuse what needs tokens of the session's own."""
+        if self.branches is not None:
+            raise RequestError(400, "session_id", f"session {self.id!r} is not a streaming one: only /generate has it")
+
+    def check_number(self, number: int | None) -> None:
+        """Refuse a turn that was committed already: what it cost is known while another one runs, too."""
+        if number is not None and number < len(self.usages):
+            reason = f"turn {number} of session {self.id!r} is committed already"
+            raise RepeatedTurn(409, "turn", reason, self.usages[number])
+
+    def cut(self, length: int, num_turns: int) -> None:
+        """The engine has cut it back."""
+        self.transcript = self.transcript.cut(length, num_turns)
+        del self.usages[num_turns:]
 
     async def is_busy(self) -> bool:
         """Whether a turn has it whose reader is still there."""
@@ -139,12 +177,12 @@ class Turn:
         self._messages, self._generates = self._language.hidden(messages), generates
         return continuation(self._language, self._conversation.transcript, self._messages, answers=generates)
 
-    def no_tokens(self) -> tuple[int, ...]:
+    def no_tokens(self, *, generates: bool) -> tuple[int, ...]:
         """Nothing new: the model goes on, or answers the messages that were appended."""
         transcript = self._conversation.transcript
         if transcript.is_chat and transcript.length:
-            return self.chat_tokens([], generates=True)
-        return self.plain_tokens((), generates=True)
+            return self.chat_tokens([], generates=generates)
+        return self.plain_tokens((), generates=generates)
 
     def began(self) -> None:
         """It is on its way to the engine."""
@@ -167,6 +205,7 @@ class Turn:
             messages=self._messages,
             output=self._output if self._generates else None,
         )
+        conversation.usages.append(finished.usage)
 
     def leave(self) -> None:
         """The session is free again; only its own turn can say so."""
@@ -180,13 +219,20 @@ class Conversations:
 
     def __init__(self) -> None:
         self._table: dict[str, Conversation] = {}
+        self._timed: dict[str, Conversation] = {}  # of those, whose time is not the engine's to tell
+        self._check_at = CHECK_AT_MIN
 
-    def __len__(self) -> int:
-        return len(self._table)
+    @property
+    def are_many(self) -> bool:
+        """Whether it is time to look for those that the engine has closed by itself."""
+        return len(self._table) >= self._check_at
 
     def open(self, conversation: Conversation) -> None:
         """The engine has opened a session."""
+        self._timed.pop(conversation.id, None)
         self._table[conversation.id] = conversation
+        if conversation.branches is not None:
+            self._timed[conversation.id] = conversation
 
     def find(self, session_id: str) -> Conversation:
         """The session of this name."""
@@ -196,15 +242,19 @@ class Conversations:
         found.check_open()
         return found
 
-    def notes(self, session_id: str) -> dict[str, Any]:
-        """What is to be said about a session besides what the engine says."""
-        found = self._table.get(session_id)
-        return {} if found is None else found.notes
+    def known(self, session_id: str) -> Conversation | None:
+        """The session of this name, closing or not, if it was opened here."""
+        return self._table.get(session_id)
+
+    def overdue(self) -> list[Conversation]:
+        """Those whose time is up, which only the server can tell."""
+        return [each for each in self._timed.values() if each.branches is not None and each.branches.is_over]
 
     def forget(self, conversation: Conversation) -> None:
         """The engine has closed it."""
         if self._table.get(conversation.id) is conversation:
             del self._table[conversation.id]
+            self._timed.pop(conversation.id, None)
 
     def snapshot(self) -> list[Conversation]:
         """Those that are open now, to be compared with what the engine has a moment later."""
@@ -215,35 +265,48 @@ class Conversations:
         for conversation in before:
             if conversation.id not in open_ids:
                 self.forget(conversation)
+        self._check_at = max(CHECK_AT_MIN, 2 * len(self._table))  # so that opening many costs each the same
 
     @asynccontextmanager
-    async def turn(self, request: Request, session_id: str, language: Language, *, queue: bool) -> AsyncIterator[Turn]:
+    async def turn(
+        self, request: Request, of: TurnOf, language: Language, *, timeout_s: float | None
+    ) -> AsyncIterator[Turn]:
         """A turn of a session, which is its own until it ends; one that is never sent ends here."""
+        session_id = of.session_id
         conversation = self.find(session_id)
-        if conversation.branches is not None:
-            raise RequestError(
-                400, "session_id", f"session {session_id!r} is not a streaming one: only /generate has it"
-            )
-        if not queue and await conversation.is_busy():
-            raise _busy(session_id)
+        conversation.check_streaming()
+        if await conversation.is_busy():
+            conversation.check_number(of.number)
+            if not of.queue:
+                raise _busy(session_id)
         if conversation.num_waiting >= WAITING_MAX:
             raise CapacityError(429, f"{WAITING_MAX} turns wait for session {session_id!r} already")
         turn = Turn(conversation, language, request)
-        conversation.num_waiting += 1
         try:
-            await while_connected(request, _take(conversation, turn, queue=queue))
-        finally:
-            conversation.num_waiting -= 1
-        try:
+            await self._wait(request, conversation, turn, queue=of.queue, timeout_s=timeout_s)
             yield turn
         finally:
             if not turn.is_sent:
                 turn.leave()
 
+    async def _wait(
+        self, request: Request, conversation: Conversation, turn: Turn, *, queue: bool, timeout_s: float | None
+    ) -> None:
+        """Take a session for a turn as soon as it is free, its client there and its time not up."""
+        conversation.num_waiting += 1
+        try:
+            await while_connected(request, _take(conversation, turn, queue=queue), timeout_s)
+        except TimeoutError as error:
+            reason = f"session {conversation.id!r} was not free within {timeout_s:g} s"
+            raise RequestError(504, "timeout", reason) from error
+        finally:
+            conversation.num_waiting -= 1
+
     @asynccontextmanager
     async def held(self, session_id: str) -> AsyncIterator[Conversation]:
         """A session that no turn has and none gets meanwhile."""
         conversation = self.find(session_id)
+        conversation.check_streaming()
         if await conversation.is_busy():
             raise _busy(session_id)
         async with conversation.line:

@@ -13,6 +13,7 @@ import numpy as np
 
 from roost.errors import RequestError
 from roost.kv.lease import Lease, TurnId
+from roost.kv.pages import floor_to
 from roost.kv.store import Store
 from roost.messages import Usage
 from roost.session.record import Record, key_of
@@ -131,24 +132,31 @@ class Sessions:
         self.num_reclaimed += 1
 
     def rewind(self, session: Session, length: int, num_turns: int) -> None:
-        """Cut a session that no turn has to `length` tokens, and its KV to the last point from which it can go on.
-
-        That point is the lease's or, where the window behind it has moved on, one that the tree still holds.
-        """
+        """Cut a session that no turn has to `length` tokens, and its KV to the last point from which it can go on."""
         assert session.turn is None, session
         session.record.cut(length)
         del session.turns[num_turns:]
-        lease = session.lease
-        if lease is None:
+        if session.lease is None:
             return
-        self._store.trim(lease, length)
-        key = session.record.key(length, self._pair)
-        match = self._store.tree.match(session.space, key) if lease.settled_len < length else None
-        if match is not None and match.length > lease.settled_len:
-            session.lease = self._store.open(session.id, session.space, key)
-            self._store.release(lease, session.last_used)
-        elif lease.settled_len == 0:
+        session.lease = self._cut(session.lease, session.record, length, session.last_used)
+        if session.lease.settled_len == 0:
             self._let_go(session, session.last_used)
+
+    def _cut(self, lease: Lease, record: Record, length: int, now: int) -> Lease:
+        """Trim a lease to `length` tokens; where the window behind that has moved on, the tree may hold a later point.
+
+        Returns the lease to go on from, which is another one then.
+        """
+        self._store.trim(lease, length)
+        if lease.settled_len >= floor_to(length, self._store.page_size):
+            return lease  # the tree holds only whole pages
+        key = record.key(min(length + self._pair, len(record)), self._pair)
+        match = self._store.tree.match(lease.space, key)
+        if match is None or match.length <= lease.settled_len:
+            return lease
+        later = self._store.open(lease.holder, lease.space, key)
+        self._store.release(lease, now)
+        return later
 
     def fork(self, session: Session, new_id: str, now: int) -> Session:
         """A session with the tokens and turns of one that no turn has; whole pages are shared through the tree."""
@@ -217,11 +225,13 @@ class Sessions:
             # stands for a successor which was never returned.
             stale = 1 if self._pair and lease.settled_len == turn.commit_len else 0
             wanted = min(found, lease.settled_len - stale)
-            self._store.trim(lease, wanted)
-            if lease.settled_len < wanted:  # a shared page is not written
+            lease = self._cut(lease, turn.record, wanted, session.last_used)
+            if lease.settled_len < wanted:  # a shared page is not written, and a window may be gone
                 found = lease.settled_len
         turn.lease, turn.cached_len = lease, found
-        self._store.hand(lease, turn.id, anchor_len=turn.commit_len)
+        # a session's first turn has nothing to roll back to: it keeps the window behind its prompt, to share it later
+        is_first = session is not None and turn.commit_len == 0
+        self._store.hand(lease, turn.id, anchor_len=turn.prompt_len if is_first else turn.commit_len)
 
     def end_turn(
         self, turn: Turn, outcome: Outcome, now: int, returned_len: int = 0, usage: Usage | None = None
@@ -238,6 +248,8 @@ class Sessions:
         if turn.started:
             target = returned_len if outcome is Outcome.COMMIT else turn.commit_len
             if lease is not None:
+                if session is not None and outcome is Outcome.COMMIT and turn.commit_len == 0:
+                    self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
                 self._store.end_epoch(lease, target, len(record))
             record.cut(target)
         if lease is not None and session is None:
@@ -245,8 +257,8 @@ class Sessions:
                 self._store.publish(lease, record.key(len(record), self._pair), now)
             self._store.release(lease, now)
         elif lease is not None and session is not None:
-            if outcome is Outcome.COMMIT and turn.commit_len == 0:
-                self._store.publish(lease, record.key(turn.prompt_len, self._pair), now)
+            if outcome is Outcome.ROLLBACK:  # it may have been running again, for scores, what the tree holds
+                lease = self._cut(lease, record, turn.commit_len, now)
             self._keep(session, lease, now)
         if session is not None:
             if outcome is Outcome.COMMIT:

@@ -75,7 +75,7 @@ def test_generate_refuses_an_empty_prompt(
 def test_chat_answers_each_line_and_finds_the_conversation_in_its_cache(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "hello\nand again\n\nnever read\n")
+    typed(monkeypatch, "hello\n\n  \nand again\n/exit\nnever read\n")
     assert main(["chat", "--model", str(folder), "--temperature", "0", "--system", "Be brief.", *ENGINE]) == 0
     printed = capsys.readouterr()
     assert printed.out == "he12!\nhe12!\n"
@@ -117,6 +117,28 @@ def test_chat_goes_on_after_a_message_that_is_refused(
     assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
     printed = capsys.readouterr()
     assert printed.out == "he12!\n" and "tokens: " in printed.err
+
+
+def test_chat_goes_on_after_what_it_cannot_do(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "\n".join(["hello", "/fork", "/fork", "/rewind " + "9" * 5000, "/rewind -1", "again"]))
+    assert main(["chat", "--model", str(folder), "--temperature", "0", "--max-sessions", "2", *ENGINE]) == 0
+    printed = capsys.readouterr()
+    said = " ".join(printed.err.split())
+    assert printed.out == "he12!\n" * 2
+    assert "2 sessions are open: --max-sessions" in said
+    assert said.count("/rewind: there are 1 turns to forget, got ") == 2
+
+
+def test_chat_says_no_rate_where_there_is_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "hello")
+    assert main(["chat", "--model", str(folder), "--max-new-tokens", "0", *ENGINE]) == 0
+    assert re.search(
+        r"0 tokens; first after \d+\.\d\d s; inherited 0 of \d+", " ".join(capsys.readouterr().err.split())
+    )
 
 
 # --- bench -----------------------------------------------------------------------------------------------------

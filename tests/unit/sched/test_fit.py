@@ -28,7 +28,9 @@ def _submit(max_new_tokens: int | None) -> Submit:
 
 def test_prompt_output_reserve_and_run_must_fit_an_empty_pool() -> None:
     assert resolve_max_new(RESOLVED, _submit(16), 20) == 16
-    with pytest.raises(RequestError, match=r"prompt of 20 and 17 new tokens need \[12\] pages.* \[11\] of 4") as error:
+    with pytest.raises(
+        RequestError, match=r"prompt of 20 and 17 new tokens need \[12\] pages.* \[11\] of 4.*allowed length is"
+    ) as error:
         resolve_max_new(RESOLVED, _submit(17), 20)
     assert (error.value.status, error.value.param) == (413, "tokens")
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from roost.clock import VirtualClock
 from roost.config import SessionConfig
 from roost.messages import (
     Abort,
@@ -24,9 +25,21 @@ from roost.messages import (
     Submit,
     Usage,
 )
-from tests.unit.sched.desk import Desk, desk
+from roost.step import StepResult, Ticket
+from tests.unit.sched.desk import Desk, Recorder, desk, resolved
 
 MS = 1_000_000
+
+
+class Slow(Recorder):
+    """A device on which every step takes a second."""
+
+    clock: VirtualClock
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a step, then collect it."""
+        self.clock.advance(1000 * MS)
+        return super().collect(ticket)
 
 
 def _turn(name: str, tokens: tuple[int, ...] = (1, 2, 3), **more: object) -> Submit:
@@ -187,6 +200,23 @@ def test_the_time_of_a_session_counts_from_its_last_turns_end() -> None:
     assert _refused(at, GetSession(session_id="s")).status == 404
 
 
+@pytest.mark.parametrize(("broken", "reason"), [((), "length"), ((0, 1, 2, 3), "error")])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_last_turns_end_is_after_its_last_step_however_long_that_took(
+    broken: tuple[int, ...], reason: str, overlap: bool
+) -> None:
+    device = Slow(resolved(overlap=overlap), frozenset(broken))
+    at = desk(device, overlap=overlap)
+    device.clock = at.clock
+    at.send(OpenSession(session_id="s", ttl_ms=10))
+    at.send(_turn("a", max_new_tokens=1))
+    while at.engine.state.requests:
+        at.tick()
+    assert at.finished("a").reason == reason
+    at.clock.advance(9 * MS)
+    assert _state(at).idle_ms == 9
+
+
 def test_a_queued_turn_keeps_its_session() -> None:
     at = desk(max_running=1)
     at.send(OpenSession(session_id="s", ttl_ms=10))
@@ -338,6 +368,19 @@ def test_a_turn_says_from_where_its_prompt_was_really_scored() -> None:
     (inside,) = _talk(at, "c", prompt_logprobs_from=15)
     (plain,) = _talk(at, "d")
     assert [each.score_from for each in (first, second, inside, plain)] == [1, 7, 15, None]
+
+
+def test_a_turn_that_ran_its_history_again_for_scores_loses_nothing_when_it_is_aborted() -> None:
+    at = _opened()
+    _talk(at, "a", tokens=tuple(range(40)))
+    at.engine.state.sessions.reclaim(at.engine.state.sessions.table["s"])
+    at.send(_turn("gone", tokens=(5,), prompt_logprobs_from=0))
+    at.tick()
+    at.send(Abort(request_id="gone"))
+    at.run()
+    assert at.finished("gone").usage.cached_tokens == 0
+    (after,) = _talk(at, "b", tokens=(6,))
+    assert after.usage == Usage(prompt_tokens=45, cached_tokens=44, completion_tokens=4)
 
 
 # --- rewind and fork --------------------------------------------------------------------------------------------------

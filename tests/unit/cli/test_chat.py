@@ -1,0 +1,111 @@
+"""`roost chat` as somebody at a terminal sees it: keys go in through a pseudo-terminal, and the screen comes out."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.chain import save_chain
+
+PATIENCE_S = 60  # nothing is expected to take this long
+CTRL_C, CTRL_D = "\x03", "\x04"
+FLAGS = ("--temperature", "0", "--weights", "fp32", "--threads", "1", "--pool-tokens", "8192", "--context", "4096")
+# makes the terminal the program's own, so that keys reach it as signals too
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
+class Terminal:
+    """A chat that runs, and all that it has printed."""
+
+    def __init__(self, *flags: str) -> None:
+        self._keys, inside = pty.openpty()
+        command = [sys.executable, "-c", TAKE_TERMINAL, "-m", "roost", "chat", *flags]
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+        )
+        os.close(inside)
+        self._screen = ""
+
+    def type(self, keys: str) -> None:
+        """Press keys; a long text goes in as fast as it is taken."""
+        data = keys.encode()
+        while data:
+            self._read(0)
+            if select.select([], [self._keys], [], 0.1)[1]:
+                data = data[os.write(self._keys, data[:1024]) :]
+
+    def until(self, text: str) -> str:
+        """What is printed up to a text, which is forgotten here with all before it."""
+        while text not in self._screen:
+            assert self._read(PATIENCE_S), f"no {text!r} in {self._screen[-300:]!r}"
+        seen, _, self._screen = self._screen.partition(text)
+        return seen
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        while self._read(PATIENCE_S):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Make sure that nothing is left of it."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._keys)
+
+    def _read(self, wait_s: float) -> bool:
+        if not select.select([self._keys], [], [], wait_s)[0]:
+            return False
+        try:
+            data = os.read(self._keys, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self._screen += data.decode(errors="replace")
+        return bool(data)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """A chat with a model whose answers do not end by themselves."""
+    folder = save_chain(tmp_path, "\n", "h", "e")
+    terminal = Terminal("--model", str(folder), "--max-new-tokens", "2000", *FLAGS)
+    terminal.until("Ctrl-D ends.")
+    terminal.until("> ")
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
+    for _ in range(2):
+        terminal.type("say\n")
+        terminal.until("he")
+        terminal.type(CTRL_C)
+        assert "2000 tokens" not in terminal.until("this turn is forgotten")
+        terminal.type("/stats\n")
+        terminal.until("0 turns, 0 tokens")
+        terminal.until("> ")
+    terminal.type("half a line")
+    terminal.until("half a line")
+    terminal.type(CTRL_C)
+    terminal.until("> ")
+    terminal.type("/stats\n")
+    terminal.until("0 turns, 0 tokens")
+    terminal.until("> ")
+    terminal.type("x" * 6000 + "\n")
+    terminal.until("tokens: prompt of 60")  # and some of the template
+    terminal.until("exceed the maximum allowed length")
+    terminal.until("> ")
+    terminal.type("\n\n/rewind abc\n")
+    terminal.until("there are 0 turns to forget, got abc")
+    terminal.type(CTRL_D)
+    assert terminal.end() == 0
