@@ -3,14 +3,27 @@
 Nothing here waits for the device but a fetched result, and `capture`, at start-up.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roost.exec.device.device import Fetched, Replay
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: memory of the device that is given back meanwhile would void what is being captured."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaDevice:
@@ -62,7 +75,7 @@ class CudaDevice:
             work()
             self._forward.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._forward):
+            with _uncollected(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._forward):
                 work()
         return graph.replay
 
