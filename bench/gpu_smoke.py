@@ -216,6 +216,7 @@ def main() -> int:
     """Check, measure, report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--no-tiny", action="store_true", help="the default model alone")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -226,7 +227,8 @@ def main() -> int:
         tuple(torch.randint(211, (length,), generator=generator).tolist()) for length in (1, 7, 40, 90, 150, 33)
     ]
     checks, speeds = [], []
-    for name, windows in {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}.items():
+    tinies = {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}
+    for name, windows in () if args.no_tiny else tinies.items():
         config, state = tiny(windows)
         on_gpu = {"fp32": Decoder(config, state, "fp32", GPU, ops_of(KERNELS))}
         checks += check(f"tiny {name}", on_gpu, Decoder(config, state, "fp32", CPU), random_prompts)

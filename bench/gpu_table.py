@@ -167,6 +167,15 @@ class Run:
             return result
 
         self.executor.collect = timed  # type: ignore[method-assign]
+        launch, self.launched_s = self.executor.launch, 0.0
+
+        def timed_launch(plan: Any) -> Any:
+            began = time.perf_counter()
+            ticket = launch(plan)
+            self.launched_s += time.perf_counter() - began
+            return ticket
+
+        self.executor.launch = timed_launch  # type: ignore[method-assign]
         generator = torch.Generator().manual_seed(1)
         for number in range(case.batch):
             prompt = torch.randint(model.config.vocab_size, (case.prompt_len,), generator=generator).tolist()
@@ -205,11 +214,12 @@ def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
     """A cell: milliseconds per output token of a request, over all that were decoded while all ran."""
     with accepting(case.spec.spec != "none"):
         run = Run(model, head, case)
-        before, began, run.waited_s = sum(run.num_tokens), time.perf_counter(), 0.0
+        run.waited_s = run.launched_s = 0.0
+        before, began = sum(run.num_tokens), time.perf_counter()
         times = run.ticks(10**6)
         spent = time.perf_counter() - began
         per_request = (sum(run.num_tokens) - before) / case.batch
-        waited = run.waited_s
+        waited, launched = run.waited_s, run.launched_s
         spec = run.engine.state.counters.snapshot()
         run.close()
     steps = len(times)
@@ -222,6 +232,7 @@ def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
         "ms_per_token": 1e3 * spent / per_request,
         "ms_per_step": 1e3 * statistics.median(times),
         "host_ms_per_step": 1e3 * (spent - waited) / steps,
+        "launch_ms_per_step": 1e3 * launched / steps,
         "accept_length": spec.accept_length,
     }
 

@@ -29,7 +29,7 @@ class TorchExecutor:
         windows = {book.window for book in resolved.books}
         if not windows >= set(model.kv.windows):
             raise InvariantError(f"books of windows {windows} do not serve layers of windows {set(model.kv.windows)}")
-        opened = open_device(device)
+        opened = self._device = open_device(device)
         self._worker = None
         if not opened.runs_beside_the_host:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
@@ -71,10 +71,11 @@ class TorchExecutor:
     def _start(self, plan: StepPlan, before: "Future[Finish] | None") -> Finish:
         """Start one step, unless the step it builds on broke."""
         try:
-            self.runner.apply(plan)  # broken or not: rows keep their entries, whatever became of a step
-            if before is not None and before.exception() is not None:
-                raise StepFailure(f"step {plan.step} was launched behind one that broke")
-            return self.runner.run(plan)
+            with torch.inference_mode(), self._device.forward():
+                self.runner.apply(plan)  # broken or not: rows keep their entries, whatever became of a step
+                if before is not None and before.exception() is not None:
+                    raise StepFailure(f"step {plan.step} was launched behind one that broke")
+                return self.runner.run(plan)
         except (InvariantError, StepFailure):
             raise
         except Exception as error:  # whatever broke on the device, the loop's answer is the same

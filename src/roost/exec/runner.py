@@ -34,38 +34,36 @@ class Runner:
         with device.forward():  # what is made there, is made before the first step reads it
             self.passes = Passes(model, resolved, device, head)
             self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device.torch)
+            with torch.inference_mode():
+                self._graphs = Graphs(self.passes, resolved, device) if resolved.graphs else None
         self._layouts: dict[tuple[int, int], Layout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
-        with torch.inference_mode(), device.forward():
-            self._graphs = Graphs(self.passes, resolved, device) if resolved.graphs else None
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the tables up to date with a plan."""
-        with self._device.forward():
-            for table, delta in zip(self.passes.tables, plan.deltas, strict=True):
-                table.apply(delta)
-            for setup in plan.setups:
-                self._sampler.set_row(setup)
-                if self.passes.drafter is not None:
-                    self.passes.drafter.begin(setup)
+        for table, delta in zip(self.passes.tables, plan.deltas, strict=True):
+            table.apply(delta)
+        for setup in plan.setups:
+            self._sampler.set_row(setup)
+            if self.passes.drafter is not None:
+                self.passes.drafter.begin(setup)
 
     def run(self, plan: StepPlan) -> Finish:
         """Start a step whose tables are in place."""
-        with torch.inference_mode(), self._device.forward():
-            mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
-            starts = None if mirror is None else mirror.starts
-            layout = self._layout(plan)
-            self._check(plan, layout.batch, starts)
-            inputs = Inputs(
-                layout=layout,
-                rows=self._sent_rows(plan.rows),
-                rows_host=plan.rows,
-                starts_host=starts,
-            )
-            ahead, done = self._replay(inputs) or self._compute(inputs)
-            if mirror is not None:
-                mirror.advance()
-            return self._finish(plan, inputs, ahead, done)
+        mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
+        starts = None if mirror is None else mirror.starts
+        layout = self._layout(plan)
+        self._check(plan, layout.batch, starts)
+        inputs = Inputs(
+            layout=layout,
+            rows=self._sent_rows(plan.rows),
+            rows_host=plan.rows,
+            starts_host=starts,
+        )
+        ahead, done = self._replay(inputs) or self._compute(inputs)
+        if mirror is not None:
+            mirror.advance()
+        return self._finish(plan, inputs, ahead, done)
 
     def _compute(self, inputs: Inputs) -> tuple[Ahead, Done]:
         """Run a step, operation by operation."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from roost.exec.device.device import Fetched, Replay
 
+_FEW_BYTES = 2**16
+
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
@@ -52,15 +54,20 @@ class CudaDevice:
         return {name: part.view(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Copies taken in the order of the steps, and brought here beside them."""
-        taken = [tensor.clone() for tensor in tensors]
-        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
-        with torch.cuda.stream(self._copies):
-            here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in taken]
-            for source, dest in zip(taken, here, strict=True):
+        """A few numbers in the order of the steps, which costs them less than to hand over; more of them beside it."""
+        here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+        arrived = torch.cuda.Event()
+        if sum(each.nbytes for each in tensors) <= _FEW_BYTES:
+            for source, dest in zip(tensors, here, strict=True):
                 dest.copy_(source, non_blocking=True)
-                source.record_stream(self._copies)
-            arrived = torch.cuda.Event()
+            arrived.record(self._forward)
+        else:
+            taken = [tensor.clone() for tensor in tensors]
+            self._copies.wait_stream(self._forward)
+            with torch.cuda.stream(self._copies):
+                for source, dest in zip(taken, here, strict=True):
+                    dest.copy_(source, non_blocking=True)
+                    source.record_stream(self._copies)
             arrived.record(self._copies)
 
         def wait() -> list[np.ndarray]:
