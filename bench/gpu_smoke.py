@@ -34,6 +34,7 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
 KERNELS = backend_of(EngineConfig(), GPU)  # the backend that the device would choose
 GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swap
+NUM_BEST = 5  # tokens of the reference among which another may be
 WINDOW = 24
 PROMPTS = (
     "What is the capital of France?",
@@ -148,7 +149,7 @@ def answers(
     runs, executor = engine(model, device, case, max_running=8)
     events: list[Event] = []
     for number, prompt in enumerate(prompts):
-        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=2)
+        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=NUM_BEST)
         runs.post(submit, events.append)
     while runs.has_work:
         runs.tick()
@@ -171,7 +172,7 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
             continue
         at = next(i for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)) if a != b)
         logprobs = dict(wanted.scores[at].top)
-        assert got.tokens[at] in logprobs, f"{name}: parted at {at} with a token that was not among the best two"
+        assert got.tokens[at] in logprobs, f"{name}: parted at {at} with a token that was not among the best {NUM_BEST}"
         gaps.append(logprobs[wanted.tokens[at]] - logprobs[got.tokens[at]])
     assert max(gaps, default=0.0) <= gap_max, f"{name}: parted at a gap of {max(gaps):.4g}, more than {gap_max}"
     return {"case": name, "same": len(mine) - len(gaps), "of": len(mine), "largest_gap": max(gaps, default=0.0)}

@@ -110,7 +110,8 @@ def accepting(is_on: bool) -> Iterator[None]:
 
     def forced(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
         number = torch.arange(accept_max, device=targets.device)
-        lens = (2 + targets[:, 0] % 2).clamp(max=accept_max)
+        num_nodes = (trees.tokens != NOTHING).sum(dim=1).clamp(min=1)  # a chunk's root is alone
+        lens = torch.minimum((2 + targets[:, 0] % 2).clamp(max=accept_max), num_nodes)
         is_kept = number < lens[:, None]
         nodes = torch.minimum(number, lens[:, None] - 1)
         return Accepted(lens=lens, tokens=targets[:, :accept_max].masked_fill(~is_kept, NOTHING), nodes=nodes)
@@ -334,10 +335,10 @@ def cases(batches: list[int], pages: list[int]) -> Iterator[Case]:
     for batch in batches:
         for depth in (0, 1):
             yield Case(name="plain", batch=batch, depth=depth)
-        for depth in (0, 1):
-            for page_size in pages:
-                yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=depth, page_size=page_size, spec=CHAIN)
-        yield Case(name="plain, no graphs", batch=batch, depth=1, graphs=False)
+        yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=0, spec=CHAIN)
+        for page_size in pages:
+            yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=1, page_size=page_size, spec=CHAIN)
+    yield Case(name="plain, no graphs", batch=batches[0], depth=1, graphs=False)
 
 
 def main() -> int:

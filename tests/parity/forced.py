@@ -108,7 +108,7 @@ class Stumbles(TargetHead):
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The target's pass, turned round where it shall be wrong."""
         output = super().forward(tokens, hidden, positions, attend)
-        is_wrong = torch.isin(positions, self._wrong_after)
+        is_wrong = torch.isin(positions, self._wrong_after.to(positions.device))
         return torch.where(is_wrong[:, None], -output, output)
 
 
@@ -136,7 +136,7 @@ class Knowing:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The text's next token, or the one before it in the vocabulary."""
-        logits = torch.zeros(len(hidden), VOCAB)
+        logits = torch.zeros(len(hidden), VOCAB, device=hidden.device)
         for each, position in zip(logits, hidden[:, -1].to(torch.int64).tolist(), strict=True):
             token = self._text[position + 2] if position + 2 < len(self._text) else 0
             each[token] = 20.0

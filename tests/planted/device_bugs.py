@@ -16,9 +16,12 @@ _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_wh
 
 _EAGLE = "roost.spec.eagle"
 _RUNNER = "roost.exec.runner"
+_PASSES = "roost.exec.passes"
 _BATCH = "roost.exec.batch"
 _ATTENTION = "roost.layers.attention"
-_EXTEND = "                self.drafter.extend(self._pairs(plan, batch, rows, accepted, hidden, captured))"
+_EXTEND = "            self.drafter.extend(self._pairs(inputs, ahead, accepted))"
+_SOURCES = '        sources[layout["pair_at"]] = layout["pair_roots"] + accepted.nodes.flatten()[layout["pair_cells"]]'
+_MOVES = "                self._attention.copy(self.pool, *places.moves(branch, step + 1))"
 _SEEN = "    seen = sees.gather(2, index[:, None].expand(-1, width, -1)) & (node < width)[:, None] | is_before[:, None]"
 
 DEVICE_BUGS = (
@@ -42,16 +45,16 @@ DEVICE_BUGS = (
     Bug(
         "branches_move_with_the_beam",
         _EAGLE,
-        "                self.pool.copy(*places.moves(branch, step + 1))",
-        "                self.pool.copy(*places.moves(torch.arange(topk).expand_as(branch), step + 1))",
+        _MOVES,
+        _MOVES.replace("branch,", "torch.arange(topk).expand_as(branch),"),
         "a path that changes its branch reads the drafts of another path",
         test=_DENSE + "[eagle-tree-4-9]",
     ),
     Bug(
         "branches_move_whole",
         _EAGLE,
-        "                self.pool.copy(*places.moves(branch, step + 1))",
-        "                self.pool.copy(*places.moves(branch, step))",
+        _MOVES,
+        _MOVES.replace("step + 1", "step"),
         "a path that changes its branch leaves its last slot behind",
         test=_DENSE + "[eagle-tree-4-9]",
     ),
@@ -74,8 +77,8 @@ DEVICE_BUGS = (
     Bug(
         "draft_positions_by_depth",
         _EAGLE,
-        "        table, positions = self._table, (rounds.lengths + step)[:, None].expand_as(tokens)",
-        "        table, positions = self._table, rounds.lengths[:, None].expand_as(tokens)",
+        "        positions = (rounds.lengths + step)[:, None].expand_as(tokens)",
+        "        positions = rounds.lengths[:, None].expand_as(tokens)",
         "every draft step is turned as if it were the first",
         test=_WIDTHS,
     ),
@@ -98,7 +101,7 @@ DEVICE_BUGS = (
     # --- draft-extend ---
     Bug(
         "extend_after_rounds",
-        _RUNNER,
+        _PASSES,
         _EXTEND,
         _EXTEND.replace("self", "len(batch.drafting) or self", 1),
         "the drafter does not take over what rounds accepted",
@@ -106,50 +109,50 @@ DEVICE_BUGS = (
     ),
     Bug(
         "extend_after_prefill",
-        _RUNNER,
+        _PASSES,
         _EXTEND,
-        _EXTEND.replace("self", "plan.is_prefill.any() or self", 1),
+        _EXTEND.replace("self", "batch.is_prefill.any() or self", 1),
         "the drafter does not take over prompts",
         test=_CHUNKS,
     ),
     Bug(
         "pairs_of_a_chunk_that_is_not_final",
         _BATCH,
-        "        after[plan.token_offsets[1:][plan.is_prefill] - 1] = plan.next_tokens[plan.is_prefill]",
-        "        after[plan.token_offsets[1:][plan.is_prefill] - 1] = 0",
+        "    after[plan.token_offsets[1:][plan.is_prefill] - 1] = plan.next_tokens[plan.is_prefill]",
+        "    after[plan.token_offsets[1:][plan.is_prefill] - 1] = 0",
         "31: the last pair of a chunk does not hold the prompt's next token",
         test=_CHUNKS,
     ),
     Bug(
         "sources_of_rounds",
-        _RUNNER,
-        "        sources[at] = roots + accepted.nodes.flatten()[cells]",
-        "        sources[at] = roots + (accepted.nodes.flatten()[cells] - 1).clamp(min=0)",
+        _PASSES,
+        _SOURCES,
+        _SOURCES.replace("accepted.nodes", "(accepted.nodes - 1).clamp(min=0)"),
         "a pair has the hidden state of the node before",
         test=_TREES + "test_draft_kv_after_rounds_is_that_of_the_text[eagle]",
     ),
     Bug(
         "sources_of_chunks",
-        _RUNNER,
-        "        sources = self._tensor(np.repeat(batch.offsets, counts) + ramps(counts))  # right for chunks",
-        "        sources = self._tensor(np.repeat(batch.offsets, counts))",
+        _BATCH,
+        '        "pair_sources": np.repeat(batch.offsets, counts) + ramps(counts),  # right for chunks',
+        '        "pair_sources": np.repeat(batch.offsets, counts),',
         "every pair of a chunk has the hidden state of its first token",
         test=_DENSE + "[eagle-chain-4-9]",
     ),
     Bug(
         "head_goes_on_from_the_accepted_path",
-        _RUNNER,
-        "            heads=self._tensor(firsts) + accepted.lens - 1,",
-        "            heads=self._tensor(firsts),",
+        _PASSES,
+        '            heads=layout["pair_firsts"] + accepted.lens - 1,',
+        '            heads=layout["pair_firsts"],',
         "the next drafts go on from the root of the last round",
         test=_REWINDS,
     ),
     # --- verify ---
     Bug(
         "positions_by_depth",
-        _RUNNER,
-        "        positions[nodes.tokens] = nodes.positions",
-        "        positions[nodes.tokens] = places[nodes.tokens]",
+        _PASSES,
+        '            tokens, positions = trees.tokens.flatten()[layout["node_cells"]], node_positions',
+        '            tokens, positions = trees.tokens.flatten()[layout["node_cells"]], places',
         "nodes are turned by their number, not by their depth",
         test=_SECOND + "[llama-eagle]",
     ),
@@ -187,8 +190,8 @@ DEVICE_BUGS = (
     ),
     Bug(
         "narrow_rounds_are_cut",
-        _RUNNER,
-        "        drafted = self.drafter.propose(rounds).cut(self._tensor(batch.widths[batch.drafting]))",
+        _PASSES,
+        '        drafted = self.drafter.propose(rounds).cut(layout["draft_widths"])',
         "        drafted = self.drafter.propose(rounds)",
         "nodes that a round does not verify are accepted",
         test=_TREES + "test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify",
@@ -196,16 +199,16 @@ DEVICE_BUGS = (
     # --- accept ---
     Bug(
         "accepted_kv_moves",
-        _RUNNER,
-        "            if plan.shape.topk > 1 and len(batch.drafting):",
-        "            if plan.shape.topk > 1 and not len(batch.drafting):",
+        _PASSES,
+        "        if batch.shape.topk > 1 and len(batch.drafting):",
+        "        if batch.shape.topk > 1 and not len(batch.drafting):",
         "the accepted path's KV stays where its nodes were",
         test=_SECOND + "[llama-eagle]",
     ),
     Bug(
         "accepted_kv_moves_in_every_book",
-        _RUNNER,
-        "        for pool in self.pools:",
+        _PASSES,
+        "        for pool in self.pools:  # of every book",
         "        for pool in self.pools[:1]:",
         "11: the accepted path's KV moves in the full book alone",
         test=_SECOND + "[qwen2-window-eagle]",
@@ -236,33 +239,33 @@ DEVICE_BUGS = (
     ),
     Bug(
         "bonus_is_the_next_root",
-        _RUNNER,
-        "            self._roots[rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
-        "            self._roots[rows] = accepted.tokens[:, 0]",
+        _PASSES,
+        "        self.roots[ahead.rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
+        "        self.roots[ahead.rows] = accepted.tokens[:, 0]",
         "1: the next round starts from the round's first token, not from its bonus",
         test=_COUNTS,
     ),
     Bug(
         "relay_advances_by_what_was_accepted",
-        _RUNNER,
-        "            ends[self._tensor(batch.sampling)] = self._tensor(batch.root_places) + accepted.lens",
-        "            ends[self._tensor(batch.sampling)] = self._tensor(batch.root_places) + 1",
+        _PASSES,
+        '        ends[layout["sampling"]] = ahead.root_places + accepted.lens',
+        '        ends[layout["sampling"]] = ahead.root_places + 1',
         "9: the row's length on the device grows by one, whatever was accepted",
         test=_COUNTS,
     ),
     Bug(
         "host_lengths_of_what_was_accepted",
-        _RUNNER,
-        "        lengths[sampling] = batch.root_places + lens",
-        "        lengths[sampling] = batch.root_places + batch.num_nodes",
-        "9: the host is told of lengths that count what was not accepted",
+        _PASSES,
+        '        result[layout["sampling"], 0] = accepted.lens',
+        '        result[layout["sampling"], 0] = accepted.lens.clamp(max=1)',
+        "9: the host is told of fewer tokens than the device has moved on by",
         test=_COUNTS,
     ),
     # --- sampling and scores ---
     Bug(
         "penalties_along_the_path",
         _RUNNER,
-        "        paths = trees.path_tokens.flatten(0, 1)[nodes.cells] if trees.width > 1 else None",
+        '        paths = trees.path_tokens.flatten(0, 1)[layout["node_cells"]] if trees.width > 1 else None',
         "        paths = None",
         "29: a node's penalties do not count the drafts before it",
         test=_OPTIONS + "[rivals]",
@@ -270,24 +273,24 @@ DEVICE_BUGS = (
     Bug(
         "noted_tokens_are_all_accepted",
         _RUNNER,
-        "            self._sampler.note(rows.repeat_interleave(accepted.tokens.shape[1]), accepted.tokens.flatten())",
-        "            self._sampler.note(rows, accepted.tokens[:, 0])",
+        "            self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())",
+        "            self._sampler.note(ahead.rows, tokens[:, 0])",
         "29: penalties count one token of each round",
         test=_OPTIONS + "[rivals]",
     ),
     Bug(
         "draws_by_position",
         _RUNNER,
-        "        drawn_at = nodes.positions + 1  # a token is drawn for the place after its node",
-        "        drawn_at = (nodes.positions[:1] + 1).expand_as(nodes.positions)",
+        "        drawn_at = ahead.positions + 1  # a token is drawn for the place after its node",
+        "        drawn_at = (ahead.positions[:1] + 1).expand_as(ahead.positions)",
         "29: every node of a round draws with the same random number",
         test=_OPTIONS + "[warm]",
     ),
     Bug(
         "scores_at_the_accepted_nodes",
         _RUNNER,
-        "        at = (batch.node_offsets[:, None] + nodes)[kept]",
-        "        at = (batch.node_offsets[:, None] + np.zeros_like(nodes))[kept]",
+        '            at = (layout["node_offsets"][:, None] + accepted.nodes)[index].flatten()',
+        '            at = (layout["node_offsets"][:, None] + 0 * accepted.nodes)[index].flatten()',
         "29: every token of a round is scored at its root",
         test=_OPTIONS + "[bias]",
     ),

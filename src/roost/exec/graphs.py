@@ -79,7 +79,7 @@ class Graphs:
 
         def ahead() -> None:
             made = passes.ahead(inputs)
-            firsts[:] = [(made, made.logits.argmax(dim=-1))]
+            firsts[:] = [(made, passes.model.ops.argmax(made.logits))]
 
         def behind() -> None:
             seconds[:] = [passes.behind(inputs, *firsts[0])]

@@ -196,7 +196,7 @@ class Passes:
         roots = ahead.root_places[:, None]
         sources = roots + accepted.nodes
         dests = torch.where(number < accepted.lens[:, None], roots + number, sources)
-        for pool in self.pools:
+        for pool in self.pools:  # of every book
             slots = [pool.table.slots(ahead.rows[:, None], each) for each in (sources, dests)]
             self.attention.copy(pool, *slots)
 

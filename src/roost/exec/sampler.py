@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from roost.exec import draw
+from roost.layers.ops import TORCH_OPS
 from roost.step import RowSetup
 
 CHUNK_ELEMENTS_MAX = 2**24  # scores worked on at a time: a few tensors of 8 bytes each
@@ -52,7 +53,14 @@ _Change = Callable[[Tensor, _Entries], Tensor]
 class Sampler:
     """Options and counts by row."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        argmax: Callable[[Tensor], Tensor] = TORCH_OPS.argmax,
+    ) -> None:
+        self._argmax = argmax
         assert 0 < vocab_size <= draw.VOCAB_SIZE_MAX, vocab_size
         self._vocab_size = vocab_size
         self._device = device
@@ -129,7 +137,7 @@ class Sampler:
         entries = _Entries(rows=rows.to(torch.int64), positions=positions.to(torch.int64), extra=extra)
         changed = [i for i, path in enumerate(paths) if not path.is_plain]
         if len(changed) < len(paths):
-            tokens = logits.argmax(dim=-1)  # ties: the lowest id
+            tokens = self._argmax(logits)  # ties: the lowest id
         else:
             tokens = torch.zeros(len(paths), dtype=torch.int64, device=logits.device)
         chunk_len = max(1, CHUNK_ELEMENTS_MAX // self._vocab_size)

@@ -1,7 +1,11 @@
-"""The operations of a decoder in Triton. Chosen at start-up, beside the attention backend of the same name."""
+"""The operations of a decoder in Triton: one form for all of them, as `layers.ops` has one in torch.
 
+Chosen at start-up, beside the attention backend of the same name. Called by models.
+"""
+
+from roost.kernels.argmax import argmax
 from roost.kernels.gate import gate_up
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.layers.ops import Ops
 
-TRITON_OPS = Ops(norm=rms_norm, add_norm=add_rms_norm, gate_up=gate_up)
+TRITON_OPS = Ops(norm=rms_norm, add_norm=add_rms_norm, gate_up=gate_up, argmax=argmax)

@@ -26,6 +26,7 @@ class Ops:
     norm: Callable[[Tensor, Tensor, float], Tensor]  # (hidden, weight, eps): the root-mean-square norm
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # (hidden, added, …): sum and its norm
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
+    argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several
 
 
 def _add_norm(hidden: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -38,4 +39,8 @@ def _gate_up(both: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
-TORCH_OPS = Ops(norm=rms_norm, add_norm=_add_norm, gate_up=_gate_up)
+def _argmax(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+TORCH_OPS = Ops(norm=rms_norm, add_norm=_add_norm, gate_up=_gate_up, argmax=_argmax)

@@ -69,6 +69,7 @@ def span_attention(
         own = query[offset : offset + width].to(torch.float32).unflatten(1, (num_kv_heads, -1))
         scores = torch.einsum("qhgd,khd->hgqk", own, key) * scale
         seen = _seen(spans, number, width, start, window)
+        value = value.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # behind the window anything may lie
         weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
         mixed = torch.einsum("hgqk,khd->qhgd", weights, value)
         output[offset : offset + width] = mixed.flatten(1, 2).to(query.dtype)

@@ -1,4 +1,7 @@
-"""The CPU: an operation has run when its call returns, so there is nothing to wait for."""
+"""The CPU: an operation has run when its call returns, so there is nothing to wait for.
+
+Transfers are copies, a step's work has no place of its own, and nothing is captured. Made by `open_device`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

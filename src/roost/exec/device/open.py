@@ -1,4 +1,7 @@
-"""The device that torch names. Called by the executor."""
+"""The device that torch names: one place chooses, so that nobody else asks which it is.
+
+Only a machine with CUDA loads the module that names it. Called by the executor and at start-up.
+"""
 
 import torch
 
