@@ -344,8 +344,10 @@ class Checker:
         number = len(conversation.turns)
         if ask.submit.turn not in (None, number):
             raise Broken(f"retry: {ask.submit.request_id} is turn {number} of {conversation.id}, not as it asked")
-        if conversation.cached is None or ask.disturbed or not ask.history:  # it may have started on the tree's pages
+        if conversation.cached is None or not ask.history:  # it may have started on the tree's pages
             conversation.shared_max = len(prompt)
+        if ask.disturbed:  # and gone on from them, with output that was published
+            conversation.shared_max = len(prompt) + len(ask.output)
         conversation.tokens = prompt + ask.output
         conversation.turns.append((len(conversation.tokens), event.usage))
         written = ask.overshot or ask.last_launch > collecting or event.max_new_tokens == 0
@@ -380,6 +382,16 @@ class Checker:
             opened=True,
             last_used=self.now,
         )
+
+    def reopened(self, conversation: Conversation) -> None:
+        """A session has a name whose owner's time is just up: what was sent behind it and not read yet means this one.
+
+        What was sent before it has been refused by now.
+        """
+        for ask in self.fresh:
+            if ask.submit.session_id == conversation.id and not ask.ended and ask.conversation is not conversation:
+                ask.conversation, ask.met_busy = conversation, conversation.num_open_turns > 0
+                conversation.num_open_turns += 1
 
     def disturbed(self, request_id: str) -> None:
         """A request was suspended: what its session finds next is not predicted."""

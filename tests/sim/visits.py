@@ -218,6 +218,7 @@ class Visits:
                 return
             fork = self._checker.forked(conversation, new_id)
             self._checker.conversations[new_id] = fork
+            self._checker.reopened(fork)
             self.count("opened")
             self.count("forked")
             self._rules.forked(conversation.id, new_id)
