@@ -195,6 +195,30 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
     return rows
 
 
+def check_no_waits(model: Decoder, prompts: list[tuple[int, ...]]) -> None:
+    """Steady rounds, plain and speculating, make no call that waits for the device but for the collected result."""
+    if GPU.type != "cuda":
+        return
+    chain = SpecConfig(spec="eagle", draft="-", spec_steps=3)
+    head = untrained_head("eagle", model, "fp32", GPU, num_tokens=200)
+    for case in (Case(depth=1, backend=KERNELS), Case(depth=1, backend=KERNELS, spec=chain, head=head)):
+        runs, executor = engine(model, GPU, case, max_running=8)
+        for number, prompt in enumerate(prompts):
+            runs.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=64), lambda event: None)
+        for _ in range(8):  # prompts are through by then
+            runs.tick()
+        torch.cuda.set_sync_debug_mode("error")  # raises at every waiting call but an event's
+        try:
+            for _ in range(6):
+                runs.tick()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        while runs.has_work:
+            runs.tick()
+        executor.close()
+    print("no waiting call in steady rounds", flush=True)
+
+
 def speed(name: str, model: Decoder, vocab_size: int, batch: int, depth: int) -> dict[str, object]:
     """Decode rate of `batch` requests of 64 + 128 tokens, prefill included in none of it."""
     runs, executor = engine(model, GPU, Case(depth=depth, backend=KERNELS))
@@ -233,6 +257,7 @@ def main() -> int:
         config, state = tiny(windows)
         on_gpu = {"fp32": Decoder(config, state, "fp32", GPU, ops_of(KERNELS))}
         checks += check(f"tiny {name}", on_gpu, Decoder(config, state, "fp32", CPU), random_prompts)
+        check_no_waits(on_gpu["fp32"], random_prompts)
     if args.model is not None:
         source = open_source(args.model)
         language = source.language()

@@ -1,0 +1,60 @@
+"""The pool of a GPU is what is left beside weights, captured rounds and passes; too little is said with numbers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from roost.config import EngineConfig, ModelTraits, SchedConfig
+from roost.errors import ConfigError
+from roost.exec.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
+from roost.models.model import KvShape
+
+GIB = 2**30
+KV = KvShape(windows=(None, 8, None), num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model, or a head, of which only the KV counts."""
+
+    kv: KvShape = KV
+
+
+def test_a_token_takes_keys_and_values_in_every_layer_and_in_the_heads_too() -> None:
+    of_model = 2 * 3 * 2 * 16 * 2
+    assert token_bytes(Sized(), None) == of_model
+    one = KvShape(windows=(None,), num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
+    assert token_bytes(Sized(), Sized(one)) == of_model + 2 * 4 * 8 * 4
+
+
+def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
+    free, total, workspace = 100 * GIB, 140 * GIB, 5 * GIB
+    assert pool_tokens(1.0, free, total, workspace, 1024) == 95 * GIB // 1024
+    assert pool_tokens(0.5, free, total, workspace, 1024) == 25 * GIB // 1024
+    default = pool_tokens(None, free, total, workspace, 1024)
+    assert default == pool_tokens(MEMORY_FRACTION, free, total, workspace, 1024)
+
+
+def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
+    traits = ModelTraits(vocab_size=50_000)
+
+    def bytes_of(**sched: int | bool) -> int:
+        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(), traits, 1536)
+
+    assert bytes_of(max_running=128) > bytes_of(max_running=64)
+    assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
+    assert bytes_of(chunk=8192) > bytes_of(chunk=512)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1.1])
+def test_a_share_that_is_none_is_refused(fraction: float) -> None:
+    with pytest.raises(ConfigError, match="--memory-fraction must be above 0 and at most 1"):
+        pool_tokens(fraction, GIB, GIB, 0, 1)
+
+
+def test_no_memory_left_says_what_to_change() -> None:
+    with pytest.raises(ConfigError) as refused:
+        pool_tokens(0.5, 60 * GIB, 140 * GIB, GIB, 1024)
+    assert "60.0 GiB are free, 1.0 are kept for passes and 70.0 are left alone" in str(refused.value)
+    assert "--memory-fraction (0.5)" in str(refused.value) and "--max-running" in str(refused.value)

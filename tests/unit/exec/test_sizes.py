@@ -1,0 +1,84 @@
+"""Failure mode 7: what rounds need in each buffer is stated once, with widths that are never confused."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.errors import InvariantError
+from roost.exec.batch import Batch, Layout
+from roost.exec.device.cpu import CpuDevice
+from roost.exec.graphs import batch_sizes
+from roost.exec.pool import Table
+from roost.exec.sizes import Sizes, check_fits, round_sizes
+from roost.spec.drafter import Rounds
+from roost.spec.eagle import Places
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from tests.shapes import spec_config
+
+TREE = SpecShape(steps=5, topk=4, tokens=9, draft_kv=DraftKv.PAIR)  # S, K, T, S + 1 all differ
+CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
+NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+
+
+def test_mode_7_every_buffer_of_a_tree_has_its_own_width() -> None:
+    assert round_sizes(7, TREE.tokens, TREE, 16) == Sizes(
+        rows=7,
+        nodes=7 * 9,
+        mask=7 * 9 * 9,
+        drafts=7 * 4,
+        moves=7 * 4 * 3,
+        tails=7 * 3 * 16,
+        pairs=7 * 6,
+        accepted=7 * 6,
+    )
+
+
+def test_mode_7_a_round_without_drafts_needs_one_of_each() -> None:
+    for shape in (PLAIN, CHAIN, TREE, NGRAM):
+        sizes = round_sizes(5, 1, shape, 16)
+        assert (sizes.nodes, sizes.pairs, sizes.accepted) == (5, 5, 5)
+        assert (sizes.mask, sizes.drafts, sizes.moves, sizes.tails) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, NGRAM, CHAIN, TREE], ids=["plain", "ngram", "chain", "tree"])
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_mode_7_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
+    sizes = round_sizes(number, shape.tokens, shape, 16)
+    layout = Layout(Batch.of_rounds(number, shape.tokens, shape), CpuDevice(), pairs=True, chunks={})
+    assert len(layout["token_runs"]) == len(layout["node_tokens"]) == sizes.nodes
+    assert len(layout["pair_runs"]) == len(layout["pair_cells"]) == sizes.pairs
+    assert len(layout.tokens.sent["widths"]) == sizes.rows
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+def test_mode_7_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
+    config = EngineConfig(
+        memory=MemoryConfig(page_size=page_size, pool_tokens=10**6),
+        sched=SchedConfig(context=600, max_running=3, overlap=False),
+        spec=spec_config(TREE),
+    )
+    table = Table(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
+    rows, lengths = torch.arange(3), torch.tensor([1, 63, 130])
+    rounds = Rounds(rows=rows, rows_host=[0, 1, 2], starts=None, lengths=lengths, roots=rows)
+    places, sizes = Places(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE, page_size)
+    beam = torch.zeros(3, TREE.topk, dtype=torch.int64)
+    assert places.moves(beam, TREE.steps - 2)[0].numel() == sizes.moves
+    assert page_size == 1 or places.tail_copies()[0].numel() == sizes.tails
+    assert places.slots(0).numel() == sizes.drafts
+
+
+def test_a_launch_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    held = round_sizes(4, TREE.tokens, TREE, 16)
+    check_fits(round_sizes(3, TREE.tokens, TREE, 16), held, "a round")
+    with pytest.raises(InvariantError) as refused:
+        check_fits(round_sizes(5, TREE.tokens, TREE, 16), held, "a captured round of 4 rows")
+    assert str(refused.value) == "a captured round of 4 rows: rows needs 5 entries and the buffer holds 4"
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 20, 64, 65, 200, 256, 300, 1000])
+def test_captured_batches_rise_to_the_largest_there_can_be(most: int) -> None:
+    sizes = batch_sizes(most)
+    assert sizes[-1] == most and sizes == sorted(set(sizes))
+    assert all(after <= 2 * before for before, after in pairwise(sizes))

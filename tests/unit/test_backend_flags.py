@@ -1,0 +1,47 @@
+"""Backend, graphs and memory: what a machine cannot do is refused by name, nothing is ignored."""
+
+import pytest
+import torch
+
+from roost.backend import TORCH, TRITON
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, ModelTraits, SchedConfig, resolve
+from roost.errors import ConfigError
+from roost.layers.ops import TORCH_OPS
+from roost.startup import backend_of, ops_of
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TRAITS = ModelTraits(vocab_size=100)
+
+
+def test_the_device_chooses_unless_told() -> None:
+    pytest.importorskip("triton")
+    assert backend_of(EngineConfig(), CPU) is TORCH
+    assert backend_of(EngineConfig(), GPU) is TRITON
+    assert backend_of(EngineConfig(model=ModelConfig(backend="torch")), GPU) is TORCH
+    assert ops_of(TORCH) is TORCH_OPS and ops_of(TRITON) is not TORCH_OPS
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EngineConfig(model=ModelConfig(backend="cuda")), "--backend must be one of auto, torch, triton, got cuda"),
+        (
+            EngineConfig(model=ModelConfig(backend="triton")),
+            "--backend triton: this machine has no CUDA device to run it on; use torch",
+        ),
+        (EngineConfig(sched=SchedConfig(graphs=True)), "--graphs is for CUDA devices"),
+        (EngineConfig(memory=MemoryConfig(memory_fraction=0.5)), "--memory-fraction is for CUDA devices"),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        backend_of(config, CPU)
+    assert str(refused.value).startswith(message)
+
+
+def test_graphs_need_a_backend_that_plans_on_the_device() -> None:
+    assert resolve(EngineConfig(), TRAITS, TRITON).graphs
+    assert not resolve(EngineConfig(sched=SchedConfig(graphs=False)), TRAITS, TRITON).graphs
+    assert not resolve(EngineConfig(), TRAITS, TORCH).graphs
+    with pytest.raises(ConfigError, match="--graphs: the torch backend plans on the host"):
+        resolve(EngineConfig(sched=SchedConfig(graphs=True)), TRAITS, TORCH)
