@@ -153,6 +153,7 @@ def answers(
         runs.post(submit, events.append)
     while runs.has_work:
         runs.tick()
+    assert runs.state.totals.failed_steps == 0, "a step broke, and was tried again"
     executor.close()
     found = []
     for number in range(len(prompts)):
@@ -215,6 +216,7 @@ def check_no_waits(model: Decoder, prompts: list[tuple[int, ...]]) -> None:
             torch.cuda.set_sync_debug_mode("default")
         while runs.has_work:
             runs.tick()
+        assert runs.state.totals.failed_steps == 0, "a steady round made a call that waits for the device"
         executor.close()
     print("no waiting call in steady rounds", flush=True)
 

@@ -18,7 +18,7 @@ from roost.backend import BACKENDS, TORCH, TRITON, Backend
 from roost.clock import SystemClock
 from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
 from roost.errors import ConfigError
-from roost.exec.device.open import open_device
+from roost.exec.device.open import memory_of
 from roost.exec.executor import TorchExecutor
 from roost.exec.memory import pool_tokens, token_bytes, workspace_bytes
 from roost.layers.ops import TORCH_OPS, Ops
@@ -75,7 +75,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         )
     config = _with_pool(config, loaded, device)
     resolved = resolve(config, loaded.traits, backend)
-    with _enough_memory():
+    with _enough_memory("KV and captured rounds", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,
@@ -115,7 +115,7 @@ def _load(
         check_hooks(capabilities)
         target = family.read_config(Fields(source.config()))
         check_head(folder, spec.spec, target, layer_ids=ids, topk=spec_shape(spec).topk)
-    with _enough_memory():
+    with _enough_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
@@ -155,8 +155,13 @@ def backend_of(config: EngineConfig, device: torch.device) -> Backend:
         raise ConfigError(f"--backend triton: this machine {missing}; use torch")
     if config.sched.graphs and not on_gpu:
         raise ConfigError("--graphs is for CUDA devices; use --no-graphs or leave it out")
-    if config.memory.memory_fraction is not None and not on_gpu:
+    fraction = config.memory.memory_fraction
+    if fraction is not None and not on_gpu:
         raise ConfigError("--memory-fraction is for CUDA devices; on a CPU give --pool-tokens")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ConfigError(f"--memory-fraction must be above 0 and at most 1, got {fraction}")
+    if fraction is not None and config.memory.pool_tokens is not None:
+        raise ConfigError("--memory-fraction and --pool-tokens both say how large the pool is; give one")
     return TRITON if on_gpu and has_triton and name != "torch" else TORCH
 
 
@@ -170,30 +175,32 @@ def ops_of(backend: Backend) -> Ops:
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
+def _enough_memory(what: str, lower: str) -> Iterator[None]:
     """Says what to lower when the device's memory does not do."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "the device's memory does not do for the model and its KV: lower --memory-fraction, --pool-tokens, "
-            f"--max-running or --chunk, or use --no-graphs or a smaller model ({str(error).splitlines()[0]})"
-        ) from error
+    except RuntimeError as error:  # torch's own kind, the driver's and libraries' have only their texts in common
+        text = str(error).splitlines()[0]
+        if "out of memory" not in text.lower() and "ALLOC_FAILED" not in text:
+            raise
+        raise ConfigError(f"the device's memory does not do for {what}: lower {lower} ({text})") from error
 
 
 def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device) -> EngineConfig:
-    """The configuration with its pool as large as the device allows, where that is asked for and known."""
-    memory, opened = config.memory, open_device(device)
-    known = opened.memory()
-    if known is None:
-        return config
-    if memory.pool_tokens is not None:
-        if memory.memory_fraction is not None:
-            raise ConfigError("--memory-fraction and --pool-tokens both say how large the pool is; give one")
+    """The configuration with its pool as large as the device allows, where that is not told and can be known."""
+    memory, known = config.memory, memory_of(device)
+    if known is None or memory.pool_tokens is not None:
         return config
     widest = max(2 * loaded.model.config.intermediate_size, loaded.model.config.hidden_size)
-    workspace = workspace_bytes(config, loaded.model, loaded.traits, widest)
-    tokens = pool_tokens(memory.memory_fraction, *known, workspace, token_bytes(loaded.model, loaded.head))
+    taken = workspace_bytes(config, loaded.model, loaded.traits, widest)
+    per_full, per_window = token_bytes(loaded.model, loaded.head)
+    if memory.window_pool_tokens is not None:
+        if per_full == 0 and memory.memory_fraction is not None:
+            raise ConfigError("--memory-fraction and --window-pool-tokens both say how large the pool is; give one")
+        taken, per_window = taken + memory.window_pool_tokens * per_window, 0
+    if per_full + per_window == 0:
+        return config
+    tokens = pool_tokens(memory.memory_fraction, *known, taken, per_full + per_window)
     return replace(config, memory=replace(memory, pool_tokens=tokens))
 
 

@@ -48,10 +48,12 @@ def test_slots_change_places_within_a_group(device: torch.device) -> None:
     check((2, 23, 2, 40), torch.bfloat16, torch.arange(20, device=device)[None], order[None].to(device))
 
 
-@pytest.mark.parametrize("group_len", [65, 130])
-def test_long_groups_are_cut(group_len: int, device: torch.device) -> None:
-    slots = torch.tensor(Random(3).sample(range(2 * 2 * group_len), 2 * 2 * group_len)).view(2, 2, -1).to(device)
-    check((2, 4 * group_len, 1, 48), torch.float16, slots[0], slots[1])
+@pytest.mark.parametrize("group_len", [65, 130, 512])
+def test_slots_change_places_within_a_long_group(group_len: int, device: torch.device) -> None:
+    orders = [Random(seed).sample(range(group_len), group_len) for seed in range(2)]
+    sources = torch.arange(2 * group_len).view(2, -1)
+    dests = torch.stack([group_len * number + torch.tensor(order) for number, order in enumerate(orders)])
+    check((2, 2 * group_len, 1, 48), torch.float16, sources.to(device), dests.to(device))
 
 
 def test_nothing_to_copy_is_no_launch(device: torch.device) -> None:

@@ -4,7 +4,7 @@ A captured round is a tape of operations whose results stay in the memory they w
 CUDA; whatever would make the host wait for the device raises. Used by the tests of captured rounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ import tests.parity.tiny
 from roost.backend import TRITON
 from roost.exec.attention import Read
 from roost.exec.device.cpu import CpuDevice
-from roost.exec.device.device import Fetched, Replay
+from roost.exec.device.device import Replay
 from roost.exec.pool import Table
 from roost.exec.torch_attention import TorchAttention
 from roost.layers.spans import Masks, Shifts, Spans, span_attention
@@ -56,10 +56,6 @@ def _memory(tensor: Tensor) -> int:
 
 class RehearsalDevice(CpuDevice):
     """A CPU with graphs."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """What is here now: the next replay writes over it."""
-        return super().fetch([tensor.clone() for tensor in tensors])
 
     def capture(self, work: Callable[[], None]) -> Replay | None:
         """Run once, then once more onto a tape."""

@@ -1,27 +1,115 @@
 """Rounds that are captured and replayed, led by lengths that only the device knows, give what plain steps give."""
 
+from dataclasses import replace
+
 import pytest
 
+from roost.exec.graphs import widths_of
+from roost.layers.ops import TORCH_OPS
+from roost.spec.shape import PLAIN
+from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
-from tests.parity.rehearsal import rehearsed
+from tests.parity.rehearsal import Tape, rehearsed
+from tests.parity.rounds import MODES, Setting, Speculating
 from tests.parity.tiny import greedy
 
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
+EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
+    """The tapes that were replayed, one entry for each time."""
+    played: list[Tape] = []
+    replay = Tape.replay
+
+    def noted(tape: Tape) -> None:
+        played.append(tape)
+        replay(tape)
+
+    monkeypatch.setattr(Tape, "replay", noted)
+    return played
+
+
+def serve(cell: Cell, replays: list[Tape], *, graphs: bool) -> Matrix:
+    """An engine that has served a cell's work, the reference's output in every request."""
+    served = Matrix(cell)
+    replays.clear()
+    requests = work()
+    served.serve(requests)
+    served.executor.close()
+    for number, (prompt, num_new) in enumerate(requests):
+        expected, name = greedy(cell.kind, prompt, num_new), f"r{number}"
+        assert served.output(name) == expected[: len(served.output(name))], name
+        assert len(served.output(name)) == num_new or served.finish(name).reason == "abort", name
+    assert (len(replays) > 0) == graphs
+    return served
+
+
+@EITHER
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("kind", "page_size"), PLACES)
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
 def test_output_is_that_of_the_reference(
-    drafter: str, kind: str, page_size: int, depth: int, graphs: bool, monkeypatch: pytest.MonkeyPatch
+    drafter: str,
+    kind: str,
+    page_size: int,
+    depth: int,
+    graphs: bool,
+    replays: list[Tape],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     head, _ = DRAFTERS[drafter]
     model_of(kind), head and head_of(head, kind)  # made as ever, before engines run otherwise
     rehearsed(monkeypatch, graphs=graphs)
-    cell = Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load="mixed")
-    served = Matrix(cell)
-    requests = work()
-    served.serve(requests)
-    for number, (prompt, num_new) in enumerate(requests):
-        assert served.output(f"r{number}") == greedy(kind, prompt, num_new), number
+    serve(Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load="mixed"), replays, graphs=graphs)
+
+
+@pytest.mark.parametrize("load", ["retracts", "aborts"])
+@pytest.mark.parametrize("drafter", ["plain", "ngram", "eagle-tree", "target-chain"])
+def test_rows_that_come_and_go_leave_captured_rounds_as_they_were(
+    drafter: str, load: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _ = DRAFTERS[drafter]
+    model_of("llama"), head and head_of(head, "llama")
+    rehearsed(monkeypatch, graphs=True)
+    serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load=load), replays, graphs=True)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_option_of_a_request_is_exact_in_captured_rounds(
+    mode: str, depth: int, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(mode=mode, depth=depth)
+    rehearsed(monkeypatch, graphs=True)
+    monkeypatch.setattr("tests.parity.tiny.ops", lambda: TORCH_OPS)  # kernels are not what is tried here
+    served = Speculating(setting)
+    asks = option_asks.asked(setting.kind)
+    served.serve(asks)
+    served.check(asks, accepts=False)
+    assert replays
+
+
+def test_rounds_without_drafts_are_captured_where_a_limit_asks_for_them(
+    replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of("llama"), head_of("target", "llama")
+    rehearsed(monkeypatch, graphs=True)
+    cell = Cell(drafter="target-chain", depth=1, page_size=4, kind="llama", load="side by side")
+    limited = replace(cell.config, spec=replace(cell.config.spec, spec_max_batch=2))
+    monkeypatch.setattr(Cell, "config", limited)
+    served = serve(cell, replays, graphs=True)
+    widths = {int(width) for plan in served.plans for width in plan.widths[~plan.is_prefill]}
+    assert widths == {1, cell.shape.tokens}
+    graphs = served.executor.runner._graphs
+    assert graphs is not None and {width for _, width in graphs._captured} == widths
+
+
+def test_a_captured_size_serves_drafts_up_to_the_limit_and_none_above() -> None:
+    chain = MODES["chain"]
+    assert widths_of(PLAIN, None, 0, 8) == [1]
+    assert widths_of(chain, None, 4, 8) == [4]
+    assert widths_of(chain, 8, 4, 8) == [4]
+    assert widths_of(chain, 6, 4, 8) == [4, 1]  # 5 and 6 rows with drafts, 7 and 8 without
+    assert widths_of(chain, 4, 4, 8) == [1]

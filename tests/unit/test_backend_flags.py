@@ -39,6 +39,20 @@ def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> 
     assert str(refused.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (MemoryConfig(memory_fraction=0.0), "--memory-fraction must be above 0 and at most 1, got 0.0"),
+        (MemoryConfig(memory_fraction=1.1), "--memory-fraction must be above 0 and at most 1, got 1.1"),
+        (MemoryConfig(memory_fraction=0.5, pool_tokens=64), "--memory-fraction and --pool-tokens both say how large"),
+    ],
+)
+def test_a_share_of_memory_is_checked_before_anything_is_read(memory: MemoryConfig, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        backend_of(EngineConfig(memory=memory), GPU)
+    assert str(refused.value).startswith(message)
+
+
 def test_graphs_need_a_backend_that_plans_on_the_device() -> None:
     assert resolve(EngineConfig(), TRAITS, TRITON).graphs
     assert not resolve(EngineConfig(sched=SchedConfig(graphs=False)), TRAITS, TRITON).graphs

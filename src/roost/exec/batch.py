@@ -156,7 +156,8 @@ class Layout:
         sent = device.send(arrays)
         self.sent = sent
         self.tokens = _cut(batch, widths, batch.tree_of, tile_len, sent, "tokens")
-        self.pairs = _cut(batch, batch.num_pairs, batch.tree_of, pair_len, sent, "pairs") if pairs else None
+        none = np.full(len(widths), -1)
+        self.pairs = _cut(batch, batch.num_pairs, none, pair_len, sent, "pairs") if pairs else None
 
     @property
     def is_rounds(self) -> bool:

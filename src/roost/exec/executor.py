@@ -49,8 +49,8 @@ class TorchExecutor:
         finish = self._out.pop(ticket.step).result()
         try:
             return finish()
-        except Exception as error:  # what broke on a device beside the host shows only now
-            raise StepFailure(f"step {ticket.step} broke: {error}") from error
+        except torch.AcceleratorError as error:  # what broke on a device beside the host shows only now, and for good
+            raise InvariantError(f"the device is lost: {error}") from error
 
     def close(self) -> None:
         """End the thread, once what was launched has run."""
@@ -78,5 +78,7 @@ class TorchExecutor:
                 return self.runner.run(plan)
         except (InvariantError, StepFailure):
             raise
+        except torch.AcceleratorError as error:
+            raise InvariantError(f"the device is lost: {error}") from error
         except Exception as error:  # whatever broke on the device, the loop's answer is the same
             raise StepFailure(f"step {plan.step} broke: {error}") from error

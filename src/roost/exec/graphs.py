@@ -5,17 +5,19 @@ nothing more. Rows past the real ones are the sink's: what they write goes to th
 at. Between the two passes tokens may be drawn otherwise than greedily. Owns the captured tensors. Called by the runner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roost.config import Resolved
+from roost.errors import InvariantError
 from roost.exec.batch import Batch, Layout
 from roost.exec.device.device import Device, Replay
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sizes import Sizes, check_fits, round_sizes
+from roost.spec.shape import SpecShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,12 +40,10 @@ class Graphs:
     def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
         self._passes, self._resolved, self._device = passes, resolved, device
         self._captured: dict[tuple[int, int], Captured] = {}
-        shape, limit = resolved.spec, resolved.spec_max_batch
-        for batch in reversed(batch_sizes(resolved.sched.max_running)):  # the largest first: the others fit its memory
-            if shape.speculates and (limit is None or smaller(batch, resolved) < limit):
-                self._capture(batch, shape.tokens)
-            if not shape.speculates or (limit is not None and batch > limit):
-                self._capture(batch, 1)
+        sizes = batch_sizes(resolved.sched.max_running)
+        for before, batch in reversed(list(zip([0, *sizes], sizes, strict=False))):  # the largest needs most room
+            for width in widths_of(resolved.spec, resolved.spec_max_batch, before, batch):
+                self._capture(batch, width)
 
     def find(self, number: int, width: int) -> Captured | None:
         """The smallest that holds `number` rounds of `width` nodes."""
@@ -66,11 +66,6 @@ class Graphs:
         batch = Batch.of_rounds(number, width, resolved.spec)
         sizes = round_sizes(number, width, resolved.spec, resolved.page_size)
         layout = Layout(batch, self._device, pairs=passes.drafter is not None, chunks={})
-        check_fits(
-            Sizes(**{**_zeros(), "rows": number, "nodes": batch.num_tokens, "pairs": int(batch.num_pairs.sum())}),
-            sizes,
-            "the layout of a captured round",
-        )
         rows_host = np.full(number, passes.sink)
         rows = torch.full((number,), passes.sink, device=self._device.torch)
         inputs = Inputs(layout=layout, rows=rows, rows_host=rows_host, starts_host=None)
@@ -90,13 +85,24 @@ class Graphs:
         run_ahead()  # what `behind` is captured with must hold something
         run_behind = self._device.capture(behind)
         assert run_behind is not None
+        made, done = firsts[0][0], seconds[0]
+        found = replace(
+            sizes,
+            rows=len(rows),
+            nodes=len(made.logits),
+            mask=made.trees.sees.numel() if sizes.mask else 0,
+            pairs=int(batch.num_pairs.sum()),
+            accepted=done.accepted.tokens.numel(),
+        )
+        if found != sizes:
+            raise InvariantError(f"a captured round has buffers of {found}, and should have {sizes}")
         self._captured[number, width] = Captured(
             sizes=sizes,
             rows_host=rows_host,
             inputs=inputs,
-            ahead=firsts[0][0],
+            ahead=made,
             sampled=firsts[0][1],
-            done=seconds[0],
+            done=done,
             run_ahead=run_ahead,
             run_behind=run_behind,
         )
@@ -108,10 +114,8 @@ def batch_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def smaller(batch: int, resolved: Resolved) -> int:
-    """The captured size before `batch`; 0 before the first."""
-    return max((size for size in batch_sizes(resolved.sched.max_running) if size < batch), default=0)
-
-
-def _zeros() -> dict[str, int]:
-    return dict.fromkeys(Sizes.__slots__, 0)
+def widths_of(shape: SpecShape, limit: int | None, before: int, batch: int) -> list[int]:
+    """Widths of the rounds that a captured size serves: those of more than `before` rows and at most `batch`."""
+    drafts = shape.speculates and (limit is None or before < limit)
+    plain = not shape.speculates or (limit is not None and batch > limit)
+    return [shape.tokens] * drafts + [1] * plain

@@ -2,7 +2,7 @@
 
 The mirror of a step is one object with one door: `refresh(sync=True)` copies from the device, and only a step whose
 lengths the host cannot know needs that; `refresh(sync=False)` only forgets the sum, which is computed when asked for.
-Never seen by the control plane, which has bounds of its own. Called by the runner.
+Never seen by the control plane, which has bounds of its own. Called by the runner and the passes.
 """
 
 import numpy as np

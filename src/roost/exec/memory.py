@@ -8,38 +8,43 @@ from roost.config import EngineConfig, ModelTraits, spec_shape
 from roost.errors import ConfigError
 from roost.exec.graphs import batch_sizes
 from roost.exec.sampler import CHUNK_ELEMENTS_MAX
-from roost.models.model import Head, Model
+from roost.models.model import Head, KvShape, Model
 
 MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
 
 
-def token_bytes(model: Model, head: Head | None) -> int:
-    """Bytes of KV that one token takes in all pools together."""
-    shapes = [model.kv] if head is None else [model.kv, head.kv]
-    return sum(2 * len(kv.windows) * kv.num_kv_heads * kv.head_dim * kv.dtype.itemsize for kv in shapes)
+def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
+    """Bytes of KV that one token takes in the full book, draft layers included, and in the window book."""
+
+    def layer(kv: KvShape) -> int:
+        return 2 * kv.num_kv_heads * kv.head_dim * kv.dtype.itemsize
+
+    num_full = model.kv.windows.count(None)
+    drafted = 0 if head is None else len(head.kv.windows) * layer(head.kv)
+    return num_full * layer(model.kv) + drafted, (len(model.kv.windows) - num_full) * layer(model.kv)
 
 
 def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, widest: int) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
-    sched, tokens, itemsize = config.sched, spec_shape(config.spec).tokens, model.kv.dtype.itemsize
-    in_pass = max(sched.chunk, sched.max_running * tokens)
-    passes = _WIDE * in_pass * widest * itemsize
-    rounds = sum(batch_sizes(sched.max_running)) if sched.graphs is not False else sched.max_running
-    logits = rounds * tokens * traits.vocab_size * itemsize
-    return passes + logits + _SAMPLER_BYTES
+    sched, shape, itemsize = config.sched, spec_shape(config.spec), model.kv.dtype.itemsize
+    vocab_size, running = traits.vocab_size, sched.max_running
+    passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
+    rounds = running + (sum(batch_sizes(running)) if sched.graphs is not False else 0)
+    logits = rounds * shape.tokens * vocab_size * itemsize
+    drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
+    counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
+    return passes + logits + drafts + counts + _SAMPLER_BYTES
 
 
 def pool_tokens(fraction: float | None, free: int, total: int, workspace: int, per_token: int) -> int:
-    """Tokens of KV that fit into a share of the device's memory."""
+    """Tokens of KV that fit into a share of the device's memory; `workspace` is what else must find room."""
     share = MEMORY_FRACTION if fraction is None else fraction
-    if not 0 < share <= 1:
-        raise ConfigError(f"--memory-fraction must be above 0 and at most 1, got {share}")
     budget = free - workspace - int((1 - share) * total)
     if budget < per_token:
         raise ConfigError(
-            f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are kept for passes "
+            f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are needed otherwise "
             f"and {(1 - share) * total / 2**30:.1f} are left alone; raise --memory-fraction ({share}), lower "
             "--max-running, --chunk or --spec-tokens, or use --no-graphs or a smaller model"
         )

@@ -2,7 +2,7 @@
 
 `ahead` drafts, runs the target and gives logits; `behind` takes the sampled tokens, accepts, moves KV, lets the drafter
 take over and advances the relay: the values by row that the next step needs before the host knows them. Shapes depend
-on the layout alone, so both can be captured. A step that breaks leaves the relay as it was. Called by the runner.
+on the layout alone, so both can be captured. A pass that breaks leaves the relay as it was. Called by the runner.
 """
 
 from dataclasses import dataclass
@@ -235,7 +235,7 @@ class Passes:
                 raise InvariantError("a drafter with KV of its own needs a head")
             return EagleDrafter(head, resolved.spec, self.tables[0], self.attention)  # the full book is the first
         if resolved.spec.reads_history:
-            return NgramDrafter(resolved.spec, resolved.num_rows + 1, resolved.row_width, self.device.torch)
+            return NgramDrafter(resolved.spec, resolved.num_rows + 1, resolved.row_width, self.device)
         return None
 
 

@@ -1,8 +1,8 @@
 """Page tables and KV buffers of a book.
 
 Positions become slots here and nowhere else. Entries of a row change only by a plan's deltas. The target's layers of a
-book and a drafter's have buffers of their own behind one table. Never knows who owns a page. Called by the runner and
-by drafters, on the worker thread.
+book and a drafter's have buffers of their own behind one table. Never knows who owns a page. Called by the runner, the
+passes and drafters.
 """
 
 import numpy as np

@@ -15,7 +15,7 @@ from roost.config import Resolved
 from roost.errors import InvariantError
 from roost.exec.batch import Batch, Layout, successors
 from roost.exec.device.device import Device, Fetched
-from roost.exec.graphs import Graphs
+from roost.exec.graphs import Captured, Graphs
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sampler import Sampler
 from roost.exec.scores import Columns, output_scores, prompt_counts, prompt_scores, scores_of
@@ -54,13 +54,10 @@ class Runner:
         starts = None if mirror is None else mirror.starts
         layout = self._layout(plan)
         self._check(plan, layout.batch, starts)
-        inputs = Inputs(
-            layout=layout,
-            rows=self._sent_rows(plan.rows),
-            rows_host=plan.rows,
-            starts_host=starts,
-        )
-        ahead, done = self._replay(inputs) or self._compute(inputs)
+        captured = self._captured(layout, plan.rows)
+        rows = self._sent_rows(plan.rows) if captured is None else captured.inputs.rows[: len(plan.rows)]
+        inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
+        ahead, done = self._compute(inputs) if captured is None else self._replay(captured, inputs)
         if mirror is not None:
             mirror.advance()
         return self._finish(plan, inputs, ahead, done)
@@ -70,15 +67,18 @@ class Runner:
         ahead = self.passes.ahead(inputs)
         return ahead, self.passes.behind(inputs, ahead, self._sample(inputs, ahead))
 
-    def _replay(self, inputs: Inputs) -> tuple[Ahead, Done] | None:
-        """Run a step that was captured; None if none like it was."""
-        batch, rows = inputs.layout.batch, inputs.rows_host
-        if self._graphs is None or not inputs.layout.is_even:
+    def _captured(self, layout: Layout, rows: np.ndarray) -> Captured | None:
+        """A captured round like this step, with its rows in place; None if there is none."""
+        if self._graphs is None or not layout.is_even:
             return None
-        captured = self._graphs.find(len(rows), batch.tree_width)
-        if captured is None:
-            return None
-        self._graphs.load(captured, rows, batch.tree_width)
+        captured = self._graphs.find(len(rows), layout.batch.tree_width)
+        if captured is not None:
+            self._graphs.load(captured, rows, layout.batch.tree_width)
+        return captured
+
+    def _replay(self, captured: Captured, inputs: Inputs) -> tuple[Ahead, Done]:
+        """Run a step that was captured."""
+        rows = inputs.rows_host
         captured.run_ahead()
         ahead = captured.ahead.first(len(rows))
         if not self._sampler.is_plain(rows.tolist()):

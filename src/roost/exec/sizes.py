@@ -1,7 +1,7 @@
 """Sizes: how many entries rounds need in each buffer that the device keeps for them, stated once.
 
-Eager steps lay themselves out by it and captured ones are checked against it before every launch. Integers only.
-Called by graphs and tests.
+A captured round is held against it when it is captured, and before every launch; tests hold the layouts and the
+branches of eager steps against it too. Integers only. Called by graphs.
 """
 
 from dataclasses import dataclass, fields

@@ -3,7 +3,7 @@
 out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.spans.
 A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
 in blocks; several shares (splits) of a tile are merged by a second kernel. Bytes moved: 2 * num_keys * head_dim *
-itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by exec and spec.
+itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by exec.
 """
 
 import torch
@@ -50,10 +50,10 @@ def paged_attention(
     A tile whose span is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there are
     many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
     """
-    group = query.shape[1] // keys.shape[1]
-    block_m = max(16, triton.next_power_of_2(spans.tile_len * group))
+    group, num_kv_heads = query.shape[1] // keys.shape[1], keys.shape[1]
+    parts = next(n for n in range(1, group + 1) if group % n == 0 and spans.tile_len * (group // n) <= _BLOCK_M_MAX)
+    block_m = max(16, triton.next_power_of_2(spans.tile_len * (group // parts)))
     assert 1 <= num_splits <= _SPLITS_MAX, num_splits
-    assert block_m <= _BLOCK_M_MAX, f"{spans.tile_len} tokens of {group} heads are too large a tile"
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride(2) == query.stride(2) == table.stride(1) == 1
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
@@ -70,12 +70,13 @@ def paged_attention(
     sizes = {"TILE_LEN": spans.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
     block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
     if num_tiles:
-        _attend[(num_tiles, keys.shape[1], num_splits)](
+        _attend[(num_tiles, num_kv_heads * parts, num_splits)](
             *(query, keys, values, table, output, partials, sums),
             *(*tiles, spans.rows, spans.starts, *_masks(spans), *_shifts(spans)),
             *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], table.stride(0)),
             **sizes,
-            **{"GROUP": group, "PAGE_SIZE": page_size, "WINDOW": window or 0, "WIDE": _INTERPRETED},
+            **{"GROUP": group // parts, "PARTS": parts, "WINDOW": window or 0},
+            **{"PAGE_SIZE": page_size, "WIDE": _INTERPRETED},
             **{"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages},
         )
     if num_tiles and num_splits > 1:
@@ -162,14 +163,16 @@ def _attend(
     TILE_LEN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a program: those of a KV head, or one of PARTS of them
+    PARTS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    kv_head, split, num_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    part, split, num_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    kv_head = part // PARTS
     span, first = tl.load(tile_spans + tl.program_id(0)), tl.load(tile_firsts + tl.program_id(0))
     if span < 0:
         return
@@ -184,7 +187,7 @@ def _attend(
     node = first + member // GROUP  # token within the span
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
     token = (offset + node).to(tl.int64)
-    head = kv_head * GROUP + member % GROUP
+    head = part * GROUP + member % GROUP
     asks = token * query_token_stride + head * query_head_stride
     ask = tl.load(query + asks[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 

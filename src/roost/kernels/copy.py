@@ -1,16 +1,16 @@
 """Copies of whole slots, keys and values of all layers in one launch: accepted paths moved to the front, branch tails.
 
-slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. In a
-group of up to 64 slots every source is read before any destination is written. Longer groups are cut into tiles of 64
-that run beside each other: their sources and destinations must not overlap. Bytes moved: 4 * num_layers * head_dim *
-num_kv_heads * itemsize per copied slot. The reference is the torch backend's. Called by exec and spec.
+slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. A
+group is one program's, for some of the numbers of each slot, so every source is read before any destination is
+written; a group may write nothing that another reads. Bytes moved: 4 * num_layers * head_dim * num_kv_heads *
+itemsize per copied slot. The reference is the torch backend's. Called by exec.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE_LEN_MAX = 64  # slots of a group that one program holds
+_GROUP_LEN_MAX = 1024
 _CELLS = 4096  # numbers of keys, and as many of values, of a program
 
 
@@ -20,13 +20,13 @@ def copy_slots(keys: Tensor, values: Tensor, sources: Tensor, dests: Tensor) -> 
     num_groups, group_len = sources.shape
     assert keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1), (keys.stride(), values.stride())
     assert sources.is_contiguous() and dests.is_contiguous() and sources.shape == dests.shape
+    assert group_len <= _GROUP_LEN_MAX, f"a group of {group_len} slots does not fit a program"
     slot_len = num_kv_heads * head_dim
-    block_g = min(_TILE_LEN_MAX, triton.next_power_of_2(max(1, group_len)))
+    block_g = triton.next_power_of_2(max(1, group_len))
     block_c = min(triton.next_power_of_2(slot_len), _CELLS // block_g)
-    num_tiles = triton.cdiv(group_len, block_g)
-    if num_groups * num_tiles * num_layers == 0:
+    if num_groups * group_len * num_layers == 0:
         return
-    _copy[(num_groups * num_tiles, triton.cdiv(slot_len, block_c), num_layers)](
+    _copy[(num_groups, triton.cdiv(slot_len, block_c), num_layers)](
         *(keys, values, sources, dests, keys.stride(0), keys.stride(1)),
         GROUP_LEN=group_len,
         SLOT_LEN=slot_len,
@@ -49,9 +49,7 @@ def _copy(
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    NUM_TILES: tl.constexpr = (GROUP_LEN + BLOCK_G - 1) // BLOCK_G
-    group, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
-    member = tile * BLOCK_G + tl.arange(0, BLOCK_G)
+    group, member = tl.program_id(0), tl.arange(0, BLOCK_G)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     index = group.to(tl.int64) * GROUP_LEN + member
     source = tl.load(sources + index, mask=member < GROUP_LEN, other=0)

@@ -122,7 +122,7 @@ class Places:
         return self._table.slots(self._rows, self._base + self._number * self._stride + self._last + step)
 
     def tail_copies(self) -> tuple[Tensor, Tensor]:
-        """(from, to) slots [R, n] that give each branch after the first the prefix's partial page.
+        """(from, to) slots [R * (K - 1), page_size] that give each branch after the first the prefix's partial page.
 
         A whole page for every branch, whatever the length: what is not in the prefix goes from the sink to the sink.
         """
@@ -133,7 +133,7 @@ class Places:
         dests = self._table.slots(self._rows[:, :, None], starts + offset)
         sources = torch.where(is_prefix, sources, 0)[:, None].expand_as(dests)
         dests = torch.where(is_prefix[:, None], dests, 0)
-        return sources.flatten(1), dests.flatten(1)
+        return sources.flatten(0, 1), dests.flatten(0, 1)
 
     def moves(self, branch: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
         """(from, to) slots [R, n] by which branch k goes on from what branch `branch[k]` wrote in its first steps."""

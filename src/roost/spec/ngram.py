@@ -4,10 +4,10 @@ Keeps the tokens of every row on the device, and nothing else: no weights, no KV
 chains. Called by the runner.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from roost.exec.device.device import Device
 from roost.spec.drafter import Pairs, Rounds
 from roost.spec.shape import SpecShape
 from roost.spec.tree import Trees, chains
@@ -19,9 +19,9 @@ MATCH_MAX = 4  # tokens that are compared; a longer match is no better
 class NgramDrafter:
     """Looks the last tokens up among those before them."""
 
-    def __init__(self, shape: SpecShape, num_rows: int, row_width: int, device: torch.device) -> None:
-        self._num_drafts = shape.tokens - 1
-        self._tokens = torch.zeros((num_rows, row_width + 1), dtype=torch.int32, device=device)  # by position
+    def __init__(self, shape: SpecShape, num_rows: int, row_width: int, device: Device) -> None:
+        self._num_drafts, self._device = shape.tokens - 1, device
+        self._tokens = torch.zeros((num_rows, row_width + 1), dtype=torch.int32, device=device.torch)  # by position
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -30,8 +30,8 @@ class NgramDrafter:
 
     def begin(self, setup: RowSetup) -> None:
         """Take a row's tokens; those of its prompt may be cached, and never run."""
-        tokens = torch.from_numpy(setup.tokens.astype(np.int32)).to(self._tokens.device)
-        self._tokens[setup.row, : len(tokens)] = tokens
+        tokens = self._device.send({"tokens": setup.tokens})["tokens"]
+        self._tokens[setup.row, : len(tokens)] = tokens.to(torch.int32)
 
     def propose(self, rounds: Rounds) -> Trees:
         """Chains of what followed the longest match; the latest one, where several are as long."""

@@ -82,7 +82,8 @@ def best_trees(roots: Tensor, candidates: Candidates, num_nodes: int) -> Trees:
 
     Equal scores go to the earlier candidate, so no node is chosen without its parent.
     """
-    order = candidates.scores.sort(dim=1, descending=True, stable=True).indices
+    scores = candidates.scores.nan_to_num(nan=-torch.inf)  # what is not a number is not better than its parent
+    order = scores.sort(dim=1, descending=True, stable=True).indices
     chosen = order[:, : num_nodes - 1]  # [R, T - 1] candidates, best first
     node_of = order.argsort(dim=1) + 1  # [R, C] node number, were all candidates chosen
     of_root = candidates.parents.gather(1, chosen)

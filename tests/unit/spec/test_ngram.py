@@ -20,7 +20,7 @@ SHAPE = SpecShape(steps=5, topk=1, tokens=6)
 
 def begun(rows: dict[int, list[int]]) -> NgramDrafter:
     """A drafter that knows some rows' tokens."""
-    drafter = NgramDrafter(SHAPE, num_rows=4, row_width=64, device=torch.device("cpu"))
+    drafter = NgramDrafter(SHAPE, num_rows=4, row_width=64, device=CpuDevice())
     for row, tokens in rows.items():
         drafter.begin(
             RowSetup(

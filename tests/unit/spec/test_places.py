@@ -63,7 +63,7 @@ def test_the_partial_page_is_copied_into_every_branch_after_the_first(page_size:
     shape = SpecShape(steps=5, topk=topk, tokens=8, draft_kv=DraftKv.PAIR)
     places, table, _ = placed(page_size, shape)
     sources, dests = places.tail_copies()
-    assert sources.shape == dests.shape == (len(LENGTHS), (topk - 1) * page_size)  # whatever the lengths
+    assert sources.shape == dests.shape == (len(LENGTHS) * (topk - 1), page_size)  # whatever the lengths
     wanted = {
         (slot(table, row, source), slot(table, row, dest))
         for row, length in enumerate(LENGTHS)

@@ -16,6 +16,13 @@ from roost.exec.device.device import Fetched, Replay
 _FEW_BYTES = 2**16
 
 
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Bytes that the driver has left and that torch keeps unused; and all there are."""
+    free, total = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused, total
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection: memory of the device that is given back meanwhile would void what is being captured."""
@@ -85,9 +92,3 @@ class CudaDevice:
             with _uncollected(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._forward):
                 work()
         return graph.replay
-
-    def memory(self) -> tuple[int, int] | None:
-        """What the driver has left and what torch keeps unused; and all there is."""
-        free, total = torch.cuda.mem_get_info(self.torch)
-        unused = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
-        return free + unused, total

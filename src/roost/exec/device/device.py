@@ -47,9 +47,5 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Replay | None:
-        """Run some work twice, and keep it for replays; None where there are no graphs."""
-        ...
-
-    def memory(self) -> tuple[int, int] | None:
-        """Bytes that are free, and all there are; None where nobody counts them."""
+        """Run some work once, then keep it for replays; None where there are no graphs."""
         ...

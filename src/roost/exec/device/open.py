@@ -16,3 +16,12 @@ def open_device(device: torch.device) -> Device:
     from roost.exec.device.cuda import CudaDevice  # noqa: PLC0415 (only there is there a CUDA to name)
 
     return CudaDevice(device)
+
+
+def memory_of(device: torch.device) -> tuple[int, int] | None:
+    """Bytes that are free on a device, and all there are; None where nobody counts them."""
+    if device.type == "cpu":
+        return None
+    from roost.exec.device import cuda  # noqa: PLC0415 (only there is there a CUDA to name)
+
+    return cuda.memory_of(device)
