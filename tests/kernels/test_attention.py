@@ -59,6 +59,7 @@ def test_decoding_rows_read_all_their_keys(shape: Shape, num_splits: int, device
     [
         (Shape(num_kv_heads=1, group=4, head_dim=128, page_size=64, dtype=BF16, tile_len=16), [(0, 37), (130, 16)]),
         (Shape(num_kv_heads=2, group=3, head_dim=64, page_size=16, dtype=FP16, tile_len=32), [(65, 40), (0, 1)]),
+        (Shape(num_kv_heads=1, group=32, head_dim=16, page_size=16, dtype=BF16, tile_len=16), [(20, 18)]),
         (Shape(num_kv_heads=2, group=1, head_dim=24, page_size=3, dtype=FP32, tile_len=64), [(0, 65), (127, 3)]),
         (Shape(num_kv_heads=1, group=2, head_dim=32, page_size=4, dtype=BF16, tile_len=40, window=25), [(90, 83)]),
         (Shape(num_kv_heads=1, group=1, head_dim=16, page_size=16, dtype=FP32, tile_len=5, window=1), [(3, 11)]),

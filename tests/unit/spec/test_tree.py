@@ -102,3 +102,15 @@ def test_some_rounds_replaced_leave_the_others() -> None:
     roots = chains(torch.tensor([[1, NOTHING], [2, NOTHING], [3, NOTHING]]))
     both = roots.with_rounds(torch.tensor([2]), chains(torch.tensor([[3, 4]])))
     assert both.tokens.tolist() == [[1, NOTHING], [2, NOTHING], [3, 4]]
+
+
+def test_scores_that_are_no_numbers_still_make_a_tree() -> None:
+    nan = float("nan")
+    candidates = Candidates(
+        tokens=torch.tensor([[5, 6, 7, 8, 9, 10]]),
+        scores=torch.tensor([[-1.0, nan, -2.0, nan, nan, -1.5]]),
+        parents=torch.tensor([[-1, -1, 0, 1, 1, 0]]),
+    )
+    trees = best_trees(torch.tensor([1]), candidates, 6)
+    assert trees.tokens.tolist() == [[1, 5, 10, 7, 6, 8]]
+    assert (trees.parents < torch.arange(6).clamp(min=1)).all()
