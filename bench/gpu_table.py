@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,25 +158,9 @@ class Run:
         self.engine = Engine(self.resolved, self.executor, SystemClock())
         self.num_tokens = [0] * case.batch
         self.num_ended = 0
-        self.waited_s = 0.0
-        collect = self.executor.collect
-
-        def timed(ticket: Any) -> Any:
-            began = time.perf_counter()
-            result = collect(ticket)
-            self.waited_s += time.perf_counter() - began
-            return result
-
-        self.executor.collect = timed  # type: ignore[method-assign]
-        launch, self.launched_s = self.executor.launch, 0.0
-
-        def timed_launch(plan: Any) -> Any:
-            began = time.perf_counter()
-            ticket = launch(plan)
-            self.launched_s += time.perf_counter() - began
-            return ticket
-
-        self.executor.launch = timed_launch  # type: ignore[method-assign]
+        self.spent_s = {"launch": 0.0, "collect": 0.0}
+        self.executor.launch = self._timed("launch")  # type: ignore[method-assign]
+        self.executor.collect = self._timed("collect")  # type: ignore[method-assign]
         generator = torch.Generator().manual_seed(1)
         for number in range(case.batch):
             prompt = torch.randint(model.config.vocab_size, (case.prompt_len,), generator=generator).tolist()
@@ -185,6 +169,22 @@ class Run:
             )
         while self.num_tokens[-1] < 2 or min(self.num_tokens) < 2:
             self.engine.tick()
+
+    def _timed(self, name: str) -> Callable[[Any], Any]:
+        """A method of the executor that adds up its time."""
+        method = getattr(self.executor, name)
+
+        def timed(argument: Any) -> Any:
+            began = time.perf_counter()
+            result = method(argument)
+            self.spent_s[name] += time.perf_counter() - began
+            return result
+
+        return timed
+
+    def start_again(self) -> None:
+        """Forget the times so far."""
+        self.spent_s = dict.fromkeys(self.spent_s, 0.0)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Tokens):
@@ -215,12 +215,12 @@ def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
     """A cell: milliseconds per output token of a request, over all that were decoded while all ran."""
     with accepting(case.spec.spec != "none"):
         run = Run(model, head, case)
-        run.waited_s = run.launched_s = 0.0
+        run.start_again()
         before, began = sum(run.num_tokens), time.perf_counter()
         times = run.ticks(10**6)
         spent = time.perf_counter() - began
         per_request = (sum(run.num_tokens) - before) / case.batch
-        waited, launched = run.waited_s, run.launched_s
+        waited, launched = run.spent_s["collect"], run.spent_s["launch"]
         spec = run.engine.state.counters.snapshot()
         run.close()
     steps = len(times)
@@ -243,13 +243,13 @@ def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30)
     with accepting(case.spec.spec != "none"):
         run = Run(model, head, case)
         run.ticks(10)
-        run.waited_s = 0.0
+        run.start_again()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
             began = time.perf_counter()
             steps = len(run.ticks(num_steps))
             torch.cuda.synchronize() if DEVICE.type == "cuda" else None
             spent = time.perf_counter() - began
-        waited = run.waited_s
+        waited = run.spent_s["collect"]
         run.close()
     kernels: dict[str, list[float]] = {}
     syncs: dict[str, int] = {}
