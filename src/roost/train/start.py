@@ -1,0 +1,84 @@
+"""Where training starts, and what it leaves: a head made of its target's weights, and a checkpoint that others read.
+
+The format is that of SGLang and vLLM (`LlamaForCausalLMEagle3`): fc, midlayer, norm, lm_head, d2t, t2d and a
+config.json. Called by the training command.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from roost.models.decoder import DecoderConfig
+from roost.train.head import HeadShape
+
+NOISE = 0.02  # of weights that have nothing to start from
+
+
+def head_shape(target: DecoderConfig, num_features: int, num_tokens: int) -> HeadShape:
+    """A head of one layer of the target's sizes, without a window."""
+    layer = replace(target.layers[-1], window=None)
+    layers = replace(target, layers=(layer,), tied=False, qkv_bias=False, out_bias=False, qk_norm=False)
+    return HeadShape(layers=layers, num_features=num_features, num_tokens=num_tokens)
+
+
+def warm_start(target: Mapping[str, Tensor], shape: HeadShape, num_layers: int, vocabulary: Tensor) -> dict[str, Tensor]:
+    """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = shape.layers.hidden_size
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator) * NOISE
+
+    def take(name: str) -> Tensor:
+        return target[name].to(torch.float32)
+
+    last = f"model.layers.{num_layers - 1}."
+    state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
+    state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # it begins as what the last of its features is
+    for name in "qkv":
+        weight = take(f"{last}self_attn.{name}_proj.weight")
+        state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"):
+        state[f"midlayer.{name}.weight"] = take(f"{last}{name}.weight")
+    state["midlayer.hidden_norm.weight"] = take(f"{last}input_layernorm.weight")
+    state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
+    state["norm.weight"] = take("model.norm.weight")
+    head = "lm_head.weight" if "lm_head.weight" in target else "model.embed_tokens.weight"
+    state["lm_head.weight"] = take(head)[vocabulary.cpu()].clone()
+    return state
+
+
+def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
+    """A checkpoint of a head: model.safetensors and config.json."""
+    layers, ids = shape.layers, vocabulary.cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
+    marks = torch.zeros(layers.vocab_size, dtype=torch.bool)
+    marks[ids] = True
+    tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": layers.hidden_size,
+        "target_hidden_size": layers.hidden_size,
+        "intermediate_size": layers.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": layers.num_heads,
+        "num_key_value_heads": layers.num_kv_heads,
+        "head_dim": layers.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": layers.norm_eps,
+        "rope_theta": layers.layers[0].rope.theta,
+        "max_position_embeddings": layers.context_max,
+        "vocab_size": layers.vocab_size,
+        "draft_vocab_size": len(ids),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
