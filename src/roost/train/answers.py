@@ -95,7 +95,9 @@ def read_shards(paths: Sequence[Path]) -> list[Answer]:
     for path in paths:
         with np.load(path) as shard:
             tokens, at = shard["tokens"].tolist(), 0
-            for prompt_len, output_len in zip(shard["prompt_lens"].tolist(), shard["output_lens"].tolist(), strict=True):
+            for prompt_len, output_len in zip(
+                shard["prompt_lens"].tolist(), shard["output_lens"].tolist(), strict=True
+            ):
                 middle, end = at + prompt_len, at + prompt_len + output_len
                 found.append(Answer(prompt=tuple(tokens[at:middle]), output=tuple(tokens[middle:end])))
                 at = end

@@ -120,7 +120,7 @@ class Trainer:
         self._optimizer.step()
         progress.update += 1
         if progress.update % 20 == 1:  # to look at them is to wait for the device
-            progress.loss, progress.agreement = float(loss), tuple(torch.stack(agreements).tolist())
+            progress.loss, progress.agreement = float(loss.detach()), tuple(torch.stack(agreements).tolist())
 
     def _steps(self, batch: Rows) -> Iterator[tuple[Tensor, "Step"]]:
         """Of each unrolled step its logits and what they are held against."""
@@ -130,7 +130,9 @@ class Trainer:
         )
         tokens, number = tokens.to(torch.int64), self._recipe.num_steps
         lesson = teach(self._model, tokens, owners, self._captures, self._vocabulary)
-        embedded = [self._model.embed(shifted(tokens, 1 + step).flatten()).unflatten(0, tokens.shape) for step in range(number)]
+        embedded = [
+            self._model.embed(shifted(tokens, 1 + step).flatten()).unflatten(0, tokens.shape) for step in range(number)
+        ]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             fused = self.head.fuse(lesson.features.to(self.head_dtype))
             found = unroll(self.head, [each.to(self.head_dtype) for each in embedded], fused, lesson.seen)

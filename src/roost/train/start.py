@@ -26,7 +26,9 @@ def head_shape(target: DecoderConfig, num_features: int, num_tokens: int) -> Hea
     return HeadShape(layers=layers, num_features=num_features, num_tokens=num_tokens)
 
 
-def warm_start(target: Mapping[str, Tensor], shape: HeadShape, num_layers: int, vocabulary: Tensor) -> dict[str, Tensor]:
+def warm_start(
+    target: Mapping[str, Tensor], shape: HeadShape, num_layers: int, vocabulary: Tensor
+) -> dict[str, Tensor]:
     """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
     generator = torch.Generator().manual_seed(0)
     hidden = shape.layers.hidden_size
