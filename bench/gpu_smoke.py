@@ -8,11 +8,13 @@ depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
 KERNELS = backend_of(EngineConfig(), GPU)  # the backend that the device would choose
 GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swap
+ERROR_RATIO_MAX = 1.5  # kernels' over torch's, which round too
 NUM_BEST = 5  # tokens of the reference among which another may be
 WINDOW = 24
 PROMPTS = (
@@ -165,10 +168,14 @@ def answers(
     return found, runs.state.counters.snapshot()
 
 
-def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: float) -> dict[str, object]:
-    """How many answers are the same; where one parts, the gap between the reference's two best tokens there."""
-    gaps = []
+def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: float) -> dict[str, Any]:
+    """How many answers are the same; where one parts, the gap between the reference's two best tokens there.
+
+    The error is that of log-probabilities of the best tokens, on average, as long as the text is the same.
+    """
+    gaps, errors = [], []
     for got, wanted in zip(mine, reference, strict=True):
+        errors += _errors(got, wanted)
         if got.tokens == wanted.tokens:
             continue
         at = next(i for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)) if a != b)
@@ -176,7 +183,19 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
         assert got.tokens[at] in logprobs, f"{name}: parted at {at} with a token that was not among the best {NUM_BEST}"
         gaps.append(logprobs[wanted.tokens[at]] - logprobs[got.tokens[at]])
     assert max(gaps, default=0.0) <= gap_max, f"{name}: parted at a gap of {max(gaps):.4g}, more than {gap_max}"
-    return {"case": name, "same": len(mine) - len(gaps), "of": len(mine), "largest_gap": max(gaps, default=0.0)}
+    counts = {"same": len(mine) - len(gaps), "of": len(mine)}
+    return {"case": name, **counts, "largest_gap": max(gaps, default=0.0), "mean_error": statistics.mean(errors)}
+
+
+def _errors(got: Answer, wanted: Answer) -> list[float]:
+    """How far the log-probabilities of the best tokens are off, up to where the text parts."""
+    errors = []
+    for number, (mine, right) in enumerate(zip(got.scores, wanted.scores, strict=True)):
+        theirs = dict(right.top)
+        errors += [abs(logprob - theirs[token]) for token, logprob in mine.top if token in theirs]
+        if got.tokens[number] != wanted.tokens[number]:
+            break
+    return errors
 
 
 def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
@@ -191,8 +210,12 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
             got, spec = answers(model, GPU, case, prompts, 48)
             how = "graphs" if case.graphs else "no graphs"
             title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth} {case.backend.name} {how}"
-            rows.append(compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length})
-            print(rows[-1], flush=True)
+            found = compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length}
+            print(found, flush=True)
+            if case.name == "torch":
+                error_max = ERROR_RATIO_MAX * found["mean_error"] + 1e-5
+            assert found["mean_error"] <= error_max, "the kernels' error is larger than rounding makes it"
+            rows.append(found)
     return rows
 
 

@@ -37,6 +37,7 @@ from roost.startup import backend_of, ops_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CHAIN = SpecConfig(spec="eagle3", draft="-", spec_steps=3)
+NUM_PARTS = 5  # of a run, to take the median of
 BANDWIDTH = 4.8e12  # bytes a second, H200
 FLOPS = 989e12  # bf16, dense
 
@@ -192,14 +193,14 @@ class Run:
         elif isinstance(event, Finished):
             self.num_ended += 1
 
-    def ticks(self, most: int) -> list[float]:
-        """Seconds of each tick, while all requests run."""
-        times = []
-        while len(times) < most and not self.num_ended:
-            began = time.perf_counter()
+    def ticks(self, most: int) -> list[tuple[float, int]]:
+        """Seconds and tokens of each tick, while all requests run."""
+        ticks = []
+        while len(ticks) < most and not self.num_ended:
+            before, began = sum(self.num_tokens), time.perf_counter()
             self.engine.tick()
-            times.append(time.perf_counter() - began)
-        return times
+            ticks.append((time.perf_counter() - began, sum(self.num_tokens) - before))
+        return ticks
 
     def close(self) -> None:
         """Let the memory go."""
@@ -212,30 +213,34 @@ class Run:
 
 
 def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
-    """A cell: milliseconds per output token of a request, over all that were decoded while all ran."""
+    """A cell: milliseconds per output token of a request while all run, as the median of equal parts of the run."""
     with accepting(case.spec.spec != "none"):
         run = Run(model, head, case)
         run.start_again()
-        before, began = sum(run.num_tokens), time.perf_counter()
-        times = run.ticks(10**6)
-        spent = time.perf_counter() - began
-        per_request = (sum(run.num_tokens) - before) / case.batch
+        ticks = run.ticks(10**6)
         waited, launched = run.spent_s["collect"], run.spent_s["launch"]
         spec = run.engine.state.counters.snapshot()
         run.close()
-    steps = len(times)
+    steps, spent = len(ticks), sum(seconds for seconds, _ in ticks)
+    size = max(1, steps // NUM_PARTS)
+    parts = [ticks[start : start + size] for start in range(0, size * NUM_PARTS, size)]
     return {
         "case": case.name,
         "batch": case.batch,
         "depth": case.depth,
         "page_size": case.page_size,
         "graphs": case.graphs,
-        "ms_per_token": 1e3 * spent / per_request,
-        "ms_per_step": 1e3 * statistics.median(times),
+        "ms_per_token": statistics.median(_ms_per_token(part, case.batch) for part in parts if part),
+        "ms_per_token_whole": _ms_per_token(ticks, case.batch),
+        "ms_per_step": 1e3 * statistics.median(seconds for seconds, _ in ticks),
         "host_ms_per_step": 1e3 * (spent - waited) / steps,
         "launch_ms_per_step": 1e3 * launched / steps,
         "accept_length": spec.accept_length,
     }
+
+
+def _ms_per_token(ticks: list[tuple[float, int]], batch: int) -> float:
+    return 1e3 * sum(seconds for seconds, _ in ticks) * batch / sum(tokens for _, tokens in ticks)
 
 
 def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     device = _device(config.model)
     weights = _weights(config.model, device)
     backend = backend_of(config, device)
+    check_for(config, device)
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
@@ -153,6 +154,12 @@ def backend_of(config: EngineConfig, device: torch.device) -> Backend:
     if name == "triton" and not (on_gpu and has_triton):
         missing = "has no Triton package" if on_gpu else "has no CUDA device to run it on"
         raise ConfigError(f"--backend triton: this machine {missing}; use torch")
+    return TRITON if on_gpu and has_triton and name != "torch" else TORCH
+
+
+def check_for(config: EngineConfig, device: torch.device) -> None:
+    """Refuse options of graphs and memory that mean nothing on a device, or contradict each other."""
+    on_gpu = device.type == "cuda"
     if config.sched.graphs and not on_gpu:
         raise ConfigError("--graphs is for CUDA devices; use --no-graphs or leave it out")
     fraction = config.memory.memory_fraction
@@ -162,7 +169,6 @@ def backend_of(config: EngineConfig, device: torch.device) -> Backend:
         raise ConfigError(f"--memory-fraction must be above 0 and at most 1, got {fraction}")
     if fraction is not None and config.memory.pool_tokens is not None:
         raise ConfigError("--memory-fraction and --pool-tokens both say how large the pool is; give one")
-    return TRITON if on_gpu and has_triton and name != "torch" else TORCH
 
 
 def ops_of(backend: Backend) -> Ops:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from roost.exec.device.open import open_device
 from roost.exec.sampler import Sampler
 from roost.sampling import Sampling
 from tests.unit.exec.plain import Case
@@ -37,7 +38,7 @@ def without_sync() -> Iterator[None]:
 
 
 def _tokens(device: str, logits: torch.Tensor, order: np.ndarray) -> torch.Tensor:
-    sampler = Sampler(NUM_ROWS, VOCAB_SIZE, torch.device(device))
+    sampler = Sampler(NUM_ROWS, VOCAB_SIZE, open_device(torch.device(device)))
     for row, case in enumerate(CASES):
         sampler.set_row(case.setup(row))
     rows = torch.from_numpy(order).pin_memory().to(device, non_blocking=True)

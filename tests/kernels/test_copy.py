@@ -56,6 +56,11 @@ def test_slots_change_places_within_a_long_group(group_len: int, device: torch.d
     check((2, 2 * group_len, 1, 48), torch.float16, sources.to(device), dests.to(device))
 
 
+def test_groups_that_are_one_in_memory_copy_from_one_place(device: torch.device) -> None:
+    sources = torch.arange(5, device=device).expand(3, 5)  # as the partial page of a lone row is, for all its branches
+    check((2, 30, 2, 16), torch.bfloat16, sources, torch.arange(10, 25, device=device).view(3, 5))
+
+
 def test_nothing_to_copy_is_no_launch(device: torch.device) -> None:
     none = torch.zeros((0, 4), dtype=torch.int64, device=device)
     check((1, 5, 1, 16), torch.float32, none, none)

@@ -24,7 +24,7 @@ from roost.spec.shape import DraftKv, SpecShape
 from roost.spec.tree import Trees, chains
 from roost.step import RowSetup
 from tests.parity.doubles import NULL, forgetful
-from tests.parity.tiny import VOCAB, Served, Tiny, configure, prompts, tiny
+from tests.parity.tiny import DEVICE, VOCAB, Served, Tiny, configure, prompts, tiny
 from tests.sim.script import accounts
 
 Prompt = tuple[int, ...]
@@ -81,8 +81,9 @@ class Told:
 
     def propose(self, rounds: Rounds) -> Trees:
         """The text that follows, up to where it shall be wrong."""
-        drafts = [self._drafts(row, start) for row, start in zip(rounds.rows_host, rounds.starts, strict=True)]
-        return chains(torch.cat([rounds.roots[:, None], torch.tensor(drafts)], dim=1))
+        places = zip(rounds.rows.tolist(), rounds.lengths.tolist(), strict=True)
+        drafts = [self._drafts(row, start) for row, start in places]
+        return chains(torch.cat([rounds.roots[:, None], torch.tensor(drafts, device=rounds.roots.device)], dim=1))
 
     def extend(self, pairs: Pairs) -> None:
         """Nothing to keep."""
@@ -103,12 +104,12 @@ class Stumbles(TargetHead):
 
     def __init__(self, model: Decoder, wrong_after: Sequence[int]) -> None:
         super().__init__(model)
-        self._wrong_after = torch.tensor(sorted(wrong_after))
+        self._wrong_after = torch.tensor(sorted(wrong_after), device=DEVICE)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The target's pass, turned round where it shall be wrong."""
         output = super().forward(tokens, hidden, positions, attend)
-        is_wrong = torch.isin(positions, self._wrong_after.to(positions.device))
+        is_wrong = torch.isin(positions, self._wrong_after)
         return torch.where(is_wrong[:, None], -output, output)
 
 
@@ -122,7 +123,9 @@ class Knowing:
     captures: tuple[int, ...] = ()
 
     def __init__(self, head: Head, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
-        self._head, self._text, self._decoy_after = head, text, frozenset(decoy_after)
+        self._head = head
+        self._text = torch.tensor([*text, 0], device=DEVICE)  # and nothing behind it
+        self._decoy_after = torch.tensor(sorted(decoy_after), device=DEVICE)
         self.kv, self.num_tokens, self.hidden_size = head.kv, VOCAB, head.hidden_size + 1
 
     def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
@@ -136,13 +139,12 @@ class Knowing:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The text's next token, or the one before it in the vocabulary."""
+        positions = hidden[:, -1].to(torch.int64)
+        tokens = self._text[(positions + 2).clamp(max=len(self._text) - 1)]
+        decoys = torch.where(torch.isin(positions, self._decoy_after), 20.5, 0.0)
         logits = torch.zeros(len(hidden), VOCAB, device=hidden.device)
-        for each, position in zip(logits, hidden[:, -1].to(torch.int64).tolist(), strict=True):
-            token = self._text[position + 2] if position + 2 < len(self._text) else 0
-            each[token] = 20.0
-            if position in self._decoy_after:
-                each[token - 1] = 20.5
-        return logits
+        logits.scatter_(1, ((tokens - 1) % VOCAB)[:, None], decoys[:, None])
+        return logits.scatter_(1, tokens[:, None], 20.0)
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's."""

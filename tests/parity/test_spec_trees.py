@@ -14,7 +14,7 @@ from roost.spec.eagle import EagleDrafter
 from roost.spec.shape import DraftKv, SpecShape
 from tests.parity.forced import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
 from tests.parity.heads import make_head
-from tests.parity.tiny import Served, configure, prompts
+from tests.parity.tiny import DEVICE, Served, configure, prompts
 
 BUSHY = SpecShape(steps=4, topk=4, tokens=21, draft_kv=DraftKv.PAIR)
 KINDS = pytest.mark.parametrize(("kind", "name"), [("llama", "eagle"), ("llama", "eagle3"), ("qwen2-window", "eagle")])
@@ -38,7 +38,7 @@ def draft_kv(served: Served, num_positions: int) -> Tensor:
     """Draft KV of the first positions of the only row there was."""
     drafter = served.executor.runner.passes.drafter
     assert isinstance(drafter, EagleDrafter)
-    pool, at = drafter.pool, torch.arange(num_positions)
+    pool, at = drafter.pool, torch.arange(num_positions, device=DEVICE)
     (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()
     slots = pool.table.slots(torch.full_like(at, row), at)
     return torch.cat([pool.keys[:, slots], pool.values[:, slots]], dim=-1)

@@ -39,7 +39,7 @@ def token(piece: str | bytes) -> int:
     return next(id for id in range(tokenizer().vocab_size) if tokenizer().piece(id) == wanted)
 
 
-def save_chain(folder: Path, *pieces: str | bytes, certain: float = CERTAIN) -> Path:
+def save_chain(folder: Path, *pieces: str | bytes, certain: float = CERTAIN, context: int = CONTEXT) -> Path:
     """A model that writes `pieces` after the first of them; the others follow each other by id, round and round."""
     vocab_size = tokenizer().vocab_size
     chain = [token(piece) for piece in pieces]
@@ -54,7 +54,7 @@ def save_chain(folder: Path, *pieces: str | bytes, certain: float = CERTAIN) -> 
         "vocab_size": vocab_size,
         "hidden_size": size,
         "num_hidden_layers": 1,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "eos_token_id": token(END),
     }
     tensors = llama_tensors(decoder_config(config))

@@ -7,7 +7,7 @@ from roost.backend import TORCH, TRITON
 from roost.config import EngineConfig, MemoryConfig, ModelConfig, ModelTraits, SchedConfig, resolve
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
-from roost.startup import backend_of, ops_of
+from roost.startup import backend_of, check_for, ops_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAITS = ModelTraits(vocab_size=100)
@@ -36,6 +36,7 @@ def test_the_device_chooses_unless_told() -> None:
 def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         backend_of(config, CPU)
+        check_for(config, CPU)
     assert str(refused.value).startswith(message)
 
 
@@ -49,7 +50,7 @@ def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> 
 )
 def test_a_share_of_memory_is_checked_before_anything_is_read(memory: MemoryConfig, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        backend_of(EngineConfig(memory=memory), GPU)
+        check_for(EngineConfig(memory=memory), GPU)
     assert str(refused.value).startswith(message)
 
 

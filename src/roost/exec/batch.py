@@ -5,7 +5,7 @@ Host arithmetic over the rows' widths; where a row's tokens start, only the devi
 out alike, so their layout is sent once. Never touches tokens. Called by the runner.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +27,7 @@ class Batch:
     def __init__(self, widths: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
         self.shape = shape
         self.widths = widths.astype(np.int64)
-        self.is_prefill, self.is_final = is_prefill, is_final
+        self.is_prefill = is_prefill
         self.offsets = np.cumsum(self.widths) - self.widths
         self.sampling = np.flatnonzero(is_final | ~is_prefill)  # rows that get a token
         self.drafting = np.flatnonzero(~is_prefill & (widths > 1))  # rounds that carry drafts
@@ -42,11 +42,6 @@ class Batch:
         """The layout of rounds of one width."""
         none = np.zeros(number, dtype=np.bool_)
         return cls(np.full(number, width), none, none, shape)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the target runs."""
-        return int(self.widths.sum())
 
     @cached_property
     def num_nodes(self) -> Index:
@@ -101,31 +96,26 @@ def successors(plan: StepPlan, num_pairs: Index) -> Index:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cut:
-    """How a flat batch is cut into runs of tokens, one for each row: on the host, and on the device."""
-
-    widths: Index
-    offsets: Index
-    is_round: np.ndarray  # [num_runs] bool
-    tree_of: Index  # [num_runs] which tree a run's tokens are; -1: none
-    tile_len: int
-    sent: dict[str, Tensor]  # widths, offsets, tree_of, tile_spans, tile_firsts; int32
-
-
 _TILE_LEN_MAX = 16
 
 
-def _cut_arrays(name: str, widths: Index, tree_of: Index) -> tuple[int, dict[str, np.ndarray]]:
-    tile_len = min(_TILE_LEN_MAX, 1 << (int(widths.max(initial=1)) - 1).bit_length())
-    spans, firsts = tiles(widths.tolist(), tile_len)
-    return tile_len, {
-        f"{name}.widths": widths,
-        f"{name}.offsets": np.cumsum(widths) - widths,
-        f"{name}.tree_of": tree_of,
-        f"{name}.tile_spans": np.array(spans, dtype=np.int64),
-        f"{name}.tile_firsts": np.array(firsts, dtype=np.int64),
-    }
+class Cut:
+    """How a flat batch is cut into runs of tokens, one for each row: on the host, and once sent on the device."""
+
+    def __init__(self, name: str, widths: Index, is_round: np.ndarray, tree_of: Index) -> None:
+        self.widths, self.is_round = widths, is_round
+        self.offsets = np.cumsum(widths) - widths
+        self.tree_of = tree_of  # [num_runs] which tree a run's tokens are; -1: none
+        self.tile_len = min(_TILE_LEN_MAX, 1 << (int(widths.max(initial=1)) - 1).bit_length())
+        spans, firsts = tiles(widths.tolist(), self.tile_len)
+        columns = {"widths": widths, "offsets": self.offsets, "tree_of": tree_of}
+        columns |= {"tile_spans": np.array(spans), "tile_firsts": np.array(firsts)}
+        self.arrays = {f"{name}.{key}": column for key, column in columns.items()}  # to be sent with all others
+        self.sent: dict[str, Tensor] = {}  # the same by their own names, int32
+
+    def take(self, sent: Mapping[str, Tensor]) -> None:
+        """Its columns have been sent."""
+        self.sent = {name.split(".")[1]: sent[name].to(torch.int32) for name in self.arrays}
 
 
 class Layout:
@@ -134,7 +124,8 @@ class Layout:
     def __init__(self, batch: Batch, device: Device, *, pairs: bool, chunks: dict[str, np.ndarray]) -> None:
         self.batch = batch
         widths, sampling, num_nodes = batch.widths, batch.sampling, batch.num_nodes
-        tile_len, cut = _cut_arrays("tokens", widths, batch.tree_of)
+        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of)
+        self.pairs: Cut | None = None  # of the drafter's batch
         arrays: dict[str, np.ndarray] = {
             "token_runs": np.repeat(np.arange(len(widths)), widths),
             "token_ramps": ramps(widths),
@@ -146,18 +137,16 @@ class Layout:
             "node_offsets": batch.node_offsets,
             "drafting": batch.tree_of[batch.drafting],
             "draft_widths": widths[batch.drafting],
-            **cut,
+            **self.tokens.arrays,
             **chunks,
         }
-        pair_len = 0
         if pairs:
-            pair_len, cut = _cut_arrays("pairs", batch.num_pairs, np.full(len(widths), -1))
-            arrays |= {**cut, **_pair_arrays(batch)}
-        sent = device.send(arrays)
-        self.sent = sent
-        self.tokens = _cut(batch, widths, batch.tree_of, tile_len, sent, "tokens")
-        none = np.full(len(widths), -1)
-        self.pairs = _cut(batch, batch.num_pairs, none, pair_len, sent, "pairs") if pairs else None
+            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, np.full(len(widths), -1))
+            arrays |= {**self.pairs.arrays, **_pair_arrays(batch)}
+        self.sent = device.send(arrays)
+        for cut in (self.tokens, self.pairs):
+            if cut is not None:
+                cut.take(self.sent)
 
     @property
     def is_rounds(self) -> bool:
@@ -171,21 +160,6 @@ class Layout:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.sent[name]
-
-
-def _cut(batch: Batch, widths: Index, tree_of: Index, tile_len: int, sent: dict[str, Tensor], name: str) -> Cut:
-    return Cut(
-        widths=widths,
-        offsets=np.cumsum(widths) - widths,
-        is_round=~batch.is_prefill,
-        tree_of=tree_of,
-        tile_len=tile_len,
-        sent={
-            key.removeprefix(f"{name}."): value.to(torch.int32)
-            for key, value in sent.items()
-            if key.startswith(f"{name}.")
-        },
-    )
 
 
 def _pair_arrays(batch: Batch) -> dict[str, np.ndarray]:

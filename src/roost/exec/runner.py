@@ -33,7 +33,7 @@ class Runner:
         self._resolved = resolved
         with device.forward():  # what is made there, is made before the first step reads it
             self.passes = Passes(model, resolved, device, head)
-            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device.torch, model.ops.argmax)
+            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, model.ops.argmax)
             with torch.inference_mode():
                 self._graphs = Graphs(self.passes, resolved, device) if resolved.graphs else None
         self._layouts: dict[tuple[int, int], Layout] = {}  # of rounds, by their number and width

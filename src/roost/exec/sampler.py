@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from roost.exec import draw
+from roost.exec.device.device import Device
 from roost.layers.ops import TORCH_OPS
 from roost.step import RowSetup
 
@@ -57,7 +58,7 @@ class Sampler:
         self,
         num_rows: int,
         vocab_size: int,
-        device: torch.device,
+        device: Device,
         argmax: Callable[[Tensor], Tensor] = TORCH_OPS.argmax,
     ) -> None:
         self._argmax = argmax
@@ -65,15 +66,15 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._paths: list[_Path | None] = [None] * num_rows  # host mirror; None: not set yet
-        reals = torch.zeros(6, num_rows, dtype=torch.float64, device=device)
+        reals = torch.zeros(6, num_rows, dtype=torch.float64, device=device.torch)
         self._reals = reals
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = reals
-        wholes = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
+        wholes = torch.zeros(3, num_rows, dtype=torch.int64, device=device.torch)
         self._wholes = wholes
         self._top_k, self._seed, self._min_len = wholes
-        self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)  # [num_rows, widest so far]
-        self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device)  # 0: padding
-        self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)  # -1: padding
+        self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # [num_rows, widest so far]
+        self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device.torch)  # 0: padding
+        self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # -1: padding
         self._in_prompt: Tensor | None = None  # [num_rows, vocab] bool, once a row penalises
         self._output_counts: Tensor | None = None  # [num_rows, vocab] int32
 
@@ -97,9 +98,9 @@ class Sampler:
         self._paths[row] = path
         reals = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
         reals += [sampling.presence_penalty, sampling.frequency_penalty]
-        self._reals[:, row] = self._sent(np.array(reals, dtype=np.float64))
+        self._reals[:, row] = self._device.put(np.array(reals, dtype=np.float64))
         wholes = [path.top_k, sampling.seed, setup.min_len]
-        self._wholes[:, row] = self._sent(np.array(wholes, dtype=np.int64))
+        self._wholes[:, row] = self._device.put(np.array(wholes, dtype=np.int64))
         if path.has_bias:
             ids, biases = zip(*sampling.logit_bias, strict=True)
             self._bias_ids = self._with_row(self._bias_ids, row, np.array(ids, dtype=np.int64), padding=0)
@@ -143,7 +144,7 @@ class Sampler:
         chunk_len = max(1, CHUNK_ELEMENTS_MAX // self._vocab_size)
         for first in range(0, len(changed), chunk_len):
             chunk = changed[first : first + chunk_len]
-            index = self._sent(np.array(chunk, dtype=np.int64))
+            index = self._device.put(np.array(chunk, dtype=np.int64))
             scores = logits[index].to(torch.float32)  # a copy: the caller's logits stay as they are
             tokens[index] = self._choose(scores, entries.pick(index), [paths[i] for i in chunk])
         return tokens
@@ -169,7 +170,7 @@ class Sampler:
             return self._draw(scores, entries, paths)
         tokens = scores.argmax(dim=-1)
         if drawing:
-            index = self._sent(np.array(drawing, dtype=np.int64))
+            index = self._device.put(np.array(drawing, dtype=np.int64))
             tokens[index] = self._draw(scores[index], entries.pick(index), [paths[i] for i in drawing])
         return tokens
 
@@ -178,7 +179,7 @@ class Sampler:
         if all(concerned):
             values.copy_(change(values, entries))
         elif any(concerned):
-            index = self._sent(np.flatnonzero(concerned))
+            index = self._device.put(np.flatnonzero(concerned))
             values[index] = change(values[index], entries.pick(index))
 
     def _biased(self, scores: Tensor, entries: _Entries) -> Tensor:
@@ -221,7 +222,7 @@ class Sampler:
         """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
         if not any(concerned):
             return
-        index = slice(None) if all(concerned) else self._sent(np.flatnonzero(concerned))
+        index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
         rows = entries.rows[index]
         weights[index] = draw.truncated(scores[index], weights[index], self._top_k[rows], self._top_p[rows], k_max)
 
@@ -232,9 +233,9 @@ class Sampler:
         assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < self._vocab_size, "token outside the vocabulary"
         if self._in_prompt is None or self._output_counts is None:
             shape = (len(self._paths), self._vocab_size)
-            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
-            self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        sent = self._sent(tokens.astype(np.int64))
+            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device.torch)
+            self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device.torch)
+        sent = self._device.put(tokens.astype(np.int64))
         prompt, output = sent[: setup.prompt_len], sent[setup.prompt_len :]
         self._in_prompt[setup.row].zero_().index_fill_(0, prompt, 1)
         counts = self._output_counts[setup.row].zero_()
@@ -252,10 +253,5 @@ class Sampler:
             wider = table.new_full((num_rows, 1 << (len(values) - 1).bit_length()), padding)
             wider[:, :width] = table
             table = wider
-        table[row].fill_(padding)[: len(values)] = self._sent(values)
+        table[row].fill_(padding)[: len(values)] = self._device.put(values)
         return table
-
-    def _sent(self, values: np.ndarray) -> Tensor:
-        """A host array on the device; from pinned memory where that spares waiting for the device."""
-        host = torch.from_numpy(values)
-        return (host.pin_memory() if self._device.type == "cuda" else host).to(self._device, non_blocking=True)

@@ -14,7 +14,7 @@ from tests.unit.chain import save_chain
 
 PATIENCE_S = 60  # nothing is expected to take this long
 CTRL_C, CTRL_D = "\x03", "\x04"
-FLAGS = ("--temperature", "0", "--weights", "fp32", "--threads", "1", "--pool-tokens", "8192", "--context", "4096")
+FLAGS = ("--temperature", "0", "--weights", "fp32", "--threads", "1", "--pool-tokens", "32768", "--context", "16384")
 # makes the terminal the program's own, so that keys reach it as signals too
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -76,9 +76,9 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """A chat with a model whose answers do not end by themselves."""
-    folder = save_chain(tmp_path, "\n", "h", "e")
-    terminal = Terminal("--model", str(folder), "--max-new-tokens", "2000", *FLAGS)
+    """A chat with a model whose answers last longer than a busy machine takes to press a key."""
+    folder = save_chain(tmp_path, "\n", "h", "e", context=16384)
+    terminal = Terminal("--model", str(folder), "--max-new-tokens", "15000", *FLAGS)
     terminal.until("Ctrl-D ends.")
     terminal.until("> ")
     yield terminal
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
         terminal.type("say\n")
         terminal.until("he")
         terminal.type(CTRL_C)
-        assert "2000 tokens" not in terminal.until("this turn is forgotten")
+        assert "15000 tokens" not in terminal.until("this turn is forgotten")
         terminal.type("/stats\n")
         terminal.until("0 turns, 0 tokens")
         terminal.until("> ")
@@ -101,8 +101,8 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.type("/stats\n")
     terminal.until("0 turns, 0 tokens")
     terminal.until("> ")
-    terminal.type("x" * 6000 + "\n")
-    terminal.until("tokens: prompt of 60")  # and some of the template
+    terminal.type("x" * 20000 + "\n")
+    terminal.until("tokens: prompt of 200")  # and some of the template
     terminal.until("exceed the maximum allowed length")
     terminal.until("> ")
     terminal.type("\n\n/rewind abc\n")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from roost.exec.device.cpu import CpuDevice
 from roost.exec.sampler import Sampler
 from roost.sampling import Sampling
 from roost.step import RowSetup
@@ -116,7 +117,7 @@ def choice(case: Case, logits: Scores, position: int, path: Sequence[int] = ()) 
 
 def sampler_of(cases: Sequence[Case], vocab_size: int) -> Sampler:
     """A sampler whose row i is case i."""
-    sampler = Sampler(len(cases), vocab_size, torch.device("cpu"))
+    sampler = Sampler(len(cases), vocab_size, CpuDevice())
     for row, case in enumerate(cases):
         sampler.set_row(case.setup(row))
     return sampler

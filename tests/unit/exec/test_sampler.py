@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.exec import sampler as sampler_module
+from roost.exec.device.cpu import CpuDevice
 from roost.exec.sampler import Sampler
 from roost.sampling import Sampling
 from tests.unit.exec.plain import Case, Scores, changed_scores, choice, distribution, sampled, sampler_of
@@ -349,7 +350,7 @@ def test_the_callers_logits_stay_as_they_are() -> None:
 
 
 def test_a_row_that_never_began_does_not_sample() -> None:
-    sampler = Sampler(2, VOCAB_SIZE, torch.device("cpu"))
+    sampler = Sampler(2, VOCAB_SIZE, CpuDevice())
     with pytest.raises(AssertionError, match="before it began"):
         sampled(sampler, _random_logits(1), [1], [0])
 

@@ -24,6 +24,10 @@ class CpuDevice:
         """Nothing to prepare."""
         return nullcontext()
 
+    def put(self, array: np.ndarray) -> Tensor:
+        """A copy: the array may be changed afterwards."""
+        return torch.tensor(array)
+
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Copies: an array may be changed afterwards."""
         return {name: torch.tensor(array, dtype=torch.int64) for name, array in arrays.items()}

@@ -51,8 +51,12 @@ class CudaDevice:
         """The stream of the steps."""
         return torch.cuda.stream(self._forward)
 
+    def put(self, array: np.ndarray) -> Tensor:
+        """Through pinned memory; the allocator keeps that until the copy is done."""
+        return torch.from_numpy(array).pin_memory().to(self.torch, non_blocking=True)
+
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """Through one pinned buffer; the allocator keeps that until the copy is done."""
+        """Through one pinned buffer for all of them."""
         total = sum(array.size for array in arrays.values())
         pinned = torch.empty(total, dtype=torch.int64, pin_memory=True)
         if total:

@@ -1,7 +1,7 @@
-"""What the executor asks of a device: transfers that do not wait, a place for the step's work, graphs, memory.
+"""What the executor asks of a device: transfers that do not wait, a place for the step's work, graphs.
 
-One object is made at start-up and passed down. Everything that differs between devices and is not a kernel is behind
-it. Implemented in this folder.
+One object is made by the executor and passed down. Everything that differs between devices and is not a kernel is
+behind it. Implemented in this folder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +36,10 @@ class Device(Protocol):
 
     def forward(self) -> AbstractContextManager[object]:
         """Inside, operations are queued in the order of the steps."""
+        ...
+
+    def put(self, array: np.ndarray) -> Tensor:
+        """One array of any type on the device, without waiting."""
         ...
 
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
