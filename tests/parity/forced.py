@@ -32,6 +32,7 @@ Prompt = tuple[int, ...]
 NGRAM = SpecShape(steps=3, topk=1, tokens=4)
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=4, topk=3, tokens=9, draft_kv=DraftKv.PAIR)
+POSITIONS_MAX = 4096  # of any row of these tests
 
 
 @cache
@@ -99,18 +100,24 @@ class Told:
         return self._text[row][position] if position < len(self._text[row]) else 0
 
 
+def marked(positions: Sequence[int]) -> Tensor:
+    """Of every position whether it is among these; to look it up is something that can be captured."""
+    marks = torch.zeros(POSITIONS_MAX, dtype=torch.bool)
+    marks[list(positions)] = True
+    return marks.to(DEVICE)
+
+
 class Stumbles(TargetHead):
     """The target as its own drafter, which has the worst tokens for the best after every position in a list."""
 
     def __init__(self, model: Decoder, wrong_after: Sequence[int]) -> None:
         super().__init__(model)
-        self._wrong_after = torch.tensor(sorted(wrong_after), device=DEVICE)
+        self._is_wrong_after = marked(wrong_after)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The target's pass, turned round where it shall be wrong."""
         output = super().forward(tokens, hidden, positions, attend)
-        is_wrong = torch.isin(positions, self._wrong_after)
-        return torch.where(is_wrong[:, None], -output, output)
+        return torch.where(self._is_wrong_after[positions][:, None], -output, output)
 
 
 class Knowing:
@@ -125,7 +132,7 @@ class Knowing:
     def __init__(self, head: Head, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
         self._head = head
         self._text = torch.tensor([*text, 0], device=DEVICE)  # and nothing behind it
-        self._decoy_after = torch.tensor(sorted(decoy_after), device=DEVICE)
+        self._is_decoy_after = marked(decoy_after)
         self.kv, self.num_tokens, self.hidden_size = head.kv, VOCAB, head.hidden_size + 1
 
     def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
@@ -141,7 +148,7 @@ class Knowing:
         """The text's next token, or the one before it in the vocabulary."""
         positions = hidden[:, -1].to(torch.int64)
         tokens = self._text[(positions + 2).clamp(max=len(self._text) - 1)]
-        decoys = torch.where(torch.isin(positions, self._decoy_after), 20.5, 0.0)
+        decoys = 20.5 * self._is_decoy_after[positions]
         logits = torch.zeros(len(hidden), VOCAB, device=hidden.device)
         logits.scatter_(1, ((tokens - 1) % VOCAB)[:, None], decoys[:, None])
         return logits.scatter_(1, tokens[:, None], 20.0)
