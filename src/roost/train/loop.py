@@ -1,12 +1,12 @@
 """The training loop of a draft head: lessons of the target, unrolled steps, a schedule, checkpoints.
 
-Stops on a budget of seconds or after some epochs; goes on from its last checkpoint; keeps the head that agreed best with
-the target on rows it was not trained on. Called by the training command and by tests.
+Stops after some epochs or on a budget of seconds; goes on from its last checkpoint; hands out the head whenever it
+agrees better than ever with the target on rows it was not trained on. Called by the training command and by tests.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import cos, pi
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from roost.train.head import TrainableHead, unroll
 from roost.train.rows import Rows
 from roost.train.target import Lesson, teach
 
+LOOK_EVERY = 20  # updates: to look at the loss is to wait for the device
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -26,28 +28,30 @@ class Recipe:
     num_steps: int = 7  # unrolled
     step_weight: float = 0.8  # of the loss of each further step
     learning_rate: float = 5e-4
-    warm_up: float = 0.03  # share of all updates
+    warm_up: float = 0.03  # share of the run
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 0.5
-    batch_rows: int = 16
+    batch_rows: int = 32
     epochs: int = 10
     budget_s: float | None = None
     seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class Standing:
     """How far training is."""
 
     update: int = 0
     num_updates: int = 0
     spent_s: float = 0.0
     loss: float = 0.0
-    agreement: tuple[float, ...] = ()  # of each step, on the last batch
-    best: float = 0.0  # sum of the agreements on held-out rows
+    agreement: tuple[float, ...] = ()  # of each step, on the last batch that was looked at
+    held_out: tuple[float, ...] = ()  # of each step, on held-out rows
+    best: float = 0.0  # drafts that are right in a row, on held-out rows, of the best head
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[Standing], None]
+Keep = Callable[[dict[str, Tensor], Standing], None]
 
 
 class Trainer:
@@ -58,58 +62,67 @@ class Trainer:
     ) -> None:
         self._model, self.head, self._captures, self._vocabulary = model, head, captures, vocabulary
         self._recipe = recipe
-        self._optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.learning_rate, betas=recipe.betas)
-        self.progress = Progress()
-        device = vocabulary.device
-        self._own_id = torch.full((model.config.vocab_size,), -1, device=device)  # of a target's token
-        self._own_id[vocabulary] = torch.arange(len(vocabulary), device=device)
+        self._device = vocabulary.device
+        fused = self._device.type == "cuda"
+        rate = recipe.learning_rate
+        self._optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=recipe.betas, fused=fused)
+        self.standing = Standing()
+        self._own_id = torch.full((model.config.vocab_size,), -1, device=self._device)  # of a target's token
+        self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
 
-    def train(self, rows: Rows, held_out: Rows, report: Report, folder: Path | None = None) -> None:
-        """Run updates until the epochs or the budget are over."""
-        recipe, progress = self._recipe, self.progress
+    def train(self, rows: Rows, held_out: Rows, *, report: Report, keep: Keep, checkpoint: Path | None = None) -> None:
+        """Run updates until the epochs or the budget are over; `keep` is given the head when it is the best so far."""
+        recipe, standing = self._recipe, self.standing
         per_epoch = len(rows) // recipe.batch_rows
-        progress.num_updates = recipe.epochs * per_epoch
-        began, spent = time.monotonic(), progress.spent_s
-        for epoch in range(progress.update // max(1, per_epoch), recipe.epochs):
+        standing.num_updates = recipe.epochs * per_epoch
+        began, before, first = time.monotonic(), standing.spent_s, standing.update
+        for epoch in range(first // max(1, per_epoch), recipe.epochs):
             for number, batch in enumerate(rows.batches(recipe.batch_rows, recipe.seed + epoch)):
-                if epoch * per_epoch + number < progress.update:
+                if epoch * per_epoch + number < first:
                     continue  # done before an interruption
-                self._update(batch)
-                progress.spent_s = spent + time.monotonic() - began
-                report(progress)
-                if recipe.budget_s is not None and time.monotonic() - began > recipe.budget_s:
-                    self._keep(held_out, folder)
-                    return
-            self._keep(held_out, folder)
+                spent = time.monotonic() - began
+                if recipe.budget_s is not None and spent > recipe.budget_s:
+                    break
+                by_time = 0.0 if recipe.budget_s is None else spent / recipe.budget_s
+                by_count = (standing.update - first) / max(1, standing.num_updates - first)
+                self._update(batch, schedule(max(by_time, by_count), recipe.warm_up))
+                standing.spent_s = before + spent
+                report(standing)
+            else:
+                self._look(held_out, keep, checkpoint)
+                continue
+            break
+        self._look(held_out, keep, checkpoint)
 
     def agreement(self, rows: Rows) -> tuple[float, ...]:
         """Share of places where each step's best token is the target's, over whole batches of rows."""
-        sums, counts = torch.zeros(self._recipe.num_steps), torch.zeros(self._recipe.num_steps)
+        sums = torch.zeros(2, self._recipe.num_steps, device=self._device)
         for batch in rows.batches(min(self._recipe.batch_rows, len(rows)), 0):
             with torch.no_grad():
                 for step, (logits, lesson) in enumerate(self._steps(batch)):
-                    right, counted = self._right(logits, lesson)
-                    sums[step] += right.cpu()
-                    counts[step] += counted.cpu()
-        return tuple((sums / counts.clamp(min=1)).tolist())
+                    sums[:, step] += torch.stack(self._right(logits, lesson))
+        right, counted = sums
+        return tuple((right / counted.clamp(min=1)).tolist())
 
     def save(self, path: Path) -> None:
         """A checkpoint to go on from."""
         state = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}
-        torch.save({**state, "progress": asdict(self.progress), "recipe": asdict(self._recipe)}, path)
+        part = path.with_name(path.name + ".part")
+        torch.save({**state, "standing": asdict(self.standing)}, part)
+        part.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        state = torch.load(path, map_location=self._vocabulary.device, weights_only=True)
+        state = torch.load(path, map_location=self._device, weights_only=True)
         self.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self.progress = Progress(**{**state["progress"], "agreement": tuple(state["progress"]["agreement"])})
+        self.standing = Standing(**state["standing"])
 
-    def _update(self, batch: Rows) -> None:
-        recipe, progress = self._recipe, self.progress
+    def _update(self, batch: Rows, share: float) -> None:
+        recipe, standing = self._recipe, self.standing
         for group in self._optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * schedule(progress.update, progress.num_updates, recipe.warm_up)
-        loss, agreements = torch.zeros((), device=self._vocabulary.device), []
+            group["lr"] = recipe.learning_rate * share
+        loss, agreements = torch.zeros((), device=self._device), []
         for step, (logits, lesson) in enumerate(self._steps(batch)):
             loss = loss + recipe.step_weight**step * self._loss(logits, lesson)
             right, counted = self._right(logits, lesson)
@@ -118,13 +131,13 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimizer.step()
-        progress.update += 1
-        if progress.update % 20 == 1:  # to look at them is to wait for the device
-            progress.loss, progress.agreement = float(loss.detach()), tuple(torch.stack(agreements).tolist())
+        standing.update += 1
+        if standing.update % LOOK_EVERY == 1:
+            standing.loss, standing.agreement = float(loss.detach()), tuple(torch.stack(agreements).tolist())
 
     def _steps(self, batch: Rows) -> Iterator[tuple[Tensor, "Step"]]:
         """Of each unrolled step its logits and what they are held against."""
-        device = self._vocabulary.device
+        device = self._device
         tokens, owners, is_said = (
             torch.from_numpy(column).to(device) for column in (batch.tokens, batch.owners, batch.is_said)
         )
@@ -134,15 +147,10 @@ class Trainer:
             self._model.embed(shifted(tokens, 1 + step).flatten()).unflatten(0, tokens.shape) for step in range(number)
         ]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            fused = self.head.fuse(lesson.features.to(self.head_dtype))
-            found = unroll(self.head, [each.to(self.head_dtype) for each in embedded], fused, lesson.seen)
+            fused = self.head.fuse(lesson.features.to(torch.float32))
+            found = unroll(self.head, [each.to(torch.float32) for each in embedded], fused, lesson.seen)
         for step, logits in enumerate(found):
             yield logits, Step.of(lesson, owners, is_said, self._own_id, step)
-
-    @property
-    def head_dtype(self) -> torch.dtype:
-        """What its inputs are given in."""
-        return torch.float32
 
     def _loss(self, logits: Tensor, step: "Step") -> Tensor:
         """Forward KL to the target's distribution over the draft vocabulary, over the places that count."""
@@ -151,18 +159,19 @@ class Trainer:
         return (losses * step.counts).sum() / step.counts.sum().clamp(min=1)
 
     def _right(self, logits: Tensor, step: "Step") -> tuple[Tensor, Tensor]:
-        best = self._vocabulary[logits.argmax(dim=-1)]
+        best = self._vocabulary[logits.detach().argmax(dim=-1)]
         return ((best == step.best) & step.is_said).sum(), step.is_said.sum()
 
-    def _keep(self, held_out: Rows, folder: Path | None) -> None:
-        """Look at held-out rows; keep the head if it is the best so far."""
-        score = sum(self.agreement(held_out))
-        is_best = score > self.progress.best
-        self.progress.best = max(score, self.progress.best)
-        if folder is not None:
-            self.save(folder / "checkpoint.pt")
-            if is_best:
-                torch.save(self.head.state(), folder / "best.pt")
+    def _look(self, held_out: Rows, keep: Keep, checkpoint: Path | None) -> None:
+        """Try held-out rows; hand the head out if it is the best so far."""
+        standing = self.standing
+        standing.held_out = self.agreement(held_out)
+        score = right_in_a_row(standing.held_out)
+        if score > standing.best:
+            standing.best = score
+            keep(self.head.state(), standing)
+        if checkpoint is not None:
+            self.save(checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,15 +200,17 @@ def shifted(values: Tensor, number: int) -> Tensor:
     return values.roll(-number, dims=1)
 
 
-def schedule(update: int, num_updates: int, warm_up: float) -> float:
-    """Share of the learning rate: up from nothing, then down along a cosine to a tenth."""
-    first = max(1, int(warm_up * num_updates))
-    if update < first:
-        return (update + 1) / first
-    done = (update - first) / max(1, num_updates - first)
-    return 0.1 + 0.9 * 0.5 * (1 + cos(pi * min(1.0, done)))
+def schedule(done: float, warm_up: float) -> float:
+    """Share of the learning rate when so much of a run is done: up from little, then down along a cosine to nearly 0."""
+    if done < warm_up:
+        return max(done / warm_up, 0.02)
+    return 0.02 + 0.98 * 0.5 * (1 + cos(pi * min(1.0, (done - warm_up) / (1 - warm_up))))
 
 
-def with_budget(recipe: Recipe, budget_s: float | None) -> Recipe:
-    """A recipe that stops in time."""
-    return replace(recipe, budget_s=budget_s)
+def right_in_a_row(agreement: tuple[float, ...]) -> float:
+    """Drafts of a chain that are right before one is not, were the steps independent of each other."""
+    total, product = 0.0, 1.0
+    for each in agreement:
+        product *= each
+        total += product
+    return total

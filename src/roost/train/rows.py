@@ -1,9 +1,10 @@
-"""Rows: answers packed one after the other into rows of one length, so that every batch has the same shape.
+"""Rows: answers packed side by side into rows of one length, so that every batch has the same shape.
 
 A row says of each token which answer it belongs to and whether the target said it. What does not fit a row is cut.
 Called by the training loop.
 """
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,26 +29,45 @@ class Rows:
         """Whole batches, shuffled; what is left over waits for another shuffle."""
         order = np.random.default_rng(seed).permutation(len(self))
         for first in range(0, len(self) - size + 1, size):
-            index = order[first : first + size]
-            yield Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
+            yield self._pick(order[first : first + size])
+
+    def split(self, share: float, seed: int) -> tuple["Rows", "Rows"]:
+        """All but a share of the rows, and that share; at least one in each."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        number = min(max(1, round(share * len(self))), len(self) - 1)
+        return self._pick(order[number:]), self._pick(order[:number])
+
+    def _pick(self, index: np.ndarray) -> "Rows":
+        return Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
 
 
 def pack(answers: Sequence[Answer], row_len: int) -> Rows:
-    """Answers in rows, in order; one that does not fit what is left of a row begins the next."""
-    tokens, owners, is_said = [], [], []
-    used = row_len
-    for answer in answers:
-        both = (*answer.prompt, *answer.output)[:row_len]
-        if used + len(both) > row_len:
-            tokens.append(np.zeros(row_len, dtype=np.int32))
-            owners.append(np.full(row_len, -1, dtype=np.int32))
-            is_said.append(np.zeros(row_len, dtype=np.bool_))
-            used, number = 0, 0
-        span = slice(used, used + len(both))
-        tokens[-1][span], owners[-1][span] = both, number
-        is_said[-1][used + min(len(answer.prompt), len(both)) : used + len(both)] = True
-        used, number = used + len(both), number + 1
-    return Rows(tokens=np.array(tokens), owners=np.array(owners), is_said=np.array(is_said))
+    """Answers in rows: from the longest on, each in the fullest row that has room for it."""
+    groups: list[list[Answer]] = []
+    rooms: list[tuple[int, int]] = []  # (tokens left, row), rising
+    for answer in sorted(answers, key=lambda each: -len(each.prompt) - len(each.output)):
+        length = min(len(answer.prompt) + len(answer.output), row_len)
+        at = bisect_left(rooms, (length, 0))
+        if at == len(rooms):
+            groups.append([])
+            room, row = row_len, len(groups) - 1
+        else:
+            room, row = rooms.pop(at)
+        groups[row].append(answer)
+        insort(rooms, (room - length, row))
+    rows = Rows(
+        tokens=np.zeros((len(groups), row_len), dtype=np.int32),
+        owners=np.full((len(groups), row_len), -1, dtype=np.int32),
+        is_said=np.zeros((len(groups), row_len), dtype=np.bool_),
+    )
+    for row, group in enumerate(groups):
+        at = 0
+        for number, answer in enumerate(group):
+            both = (*answer.prompt, *answer.output)[: row_len - at]
+            rows.tokens[row, at : at + len(both)], rows.owners[row, at : at + len(both)] = both, number
+            rows.is_said[row, at + len(answer.prompt) : at + len(both)] = True
+            at += len(both)
+    return rows
 
 
 def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> tuple[np.ndarray, float]:

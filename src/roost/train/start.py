@@ -6,28 +6,39 @@ config.json. Called by the training command.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from roost.models.decoder import DecoderConfig
+from roost.layers.rotary import Rope
+from roost.models.decoder import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
 
 NOISE = 0.02  # of weights that have nothing to start from
 
 
 def head_shape(target: DecoderConfig, num_features: int, num_tokens: int) -> HeadShape:
-    """A head of one layer of the target's sizes, without a window."""
-    layer = replace(target.layers[-1], window=None)
-    layers = replace(target, layers=(layer,), tied=False, qkv_bias=False, out_bias=False, qk_norm=False)
+    """A head of one Llama layer of the target's sizes: whatever else the target's layers have, that has not."""
+    layers = DecoderConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        context_max=target.context_max,
+        layers=(LayerKind(rope=Rope(theta=target.layers[-1].rope.theta)),),
+        scale=target.head_dim**-0.5,
+        norm_eps=target.norm_eps,
+        tied=False,
+    )
     return HeadShape(layers=layers, num_features=num_features, num_tokens=num_tokens)
 
 
 def warm_start(
-    target: Mapping[str, Tensor], shape: HeadShape, num_layers: int, vocabulary: Tensor
+    weights: Mapping[str, Tensor], target: DecoderConfig, shape: HeadShape, vocabulary: Tensor
 ) -> dict[str, Tensor]:
     """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
     generator = torch.Generator().manual_seed(0)
@@ -37,9 +48,10 @@ def warm_start(
         return torch.randn(size, generator=generator) * NOISE
 
     def take(name: str) -> Tensor:
-        return target[name].to(torch.float32)
+        offset = target.norm_offset if "norm" in name else 0.0
+        return weights[name].to(torch.float32) + offset
 
-    last = f"model.layers.{num_layers - 1}."
+    last = f"model.layers.{len(target.layers) - 1}."
     state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
     state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # it begins as what the last of its features is
     for name in "qkv":
@@ -50,7 +62,7 @@ def warm_start(
     state["midlayer.hidden_norm.weight"] = take(f"{last}input_layernorm.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
     state["norm.weight"] = take("model.norm.weight")
-    head = "lm_head.weight" if "lm_head.weight" in target else "model.embed_tokens.weight"
+    head = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
     state["lm_head.weight"] = take(head)[vocabulary.cpu()].clone()
     return state
 

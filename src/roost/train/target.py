@@ -30,19 +30,21 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
     """Run the target over rows of tokens [num_rows, row_len]."""
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
-    together = (owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None])
-    seen = together[:, None]
+    seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
+    bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
     positions = number.expand(num_rows, -1).flatten()
     kv = model.kv
 
     def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
         num_kv_heads = value.shape[1]
         query, key = rotate(turning, turns).split((turning.shape[1] - num_kv_heads, num_kv_heads), dim=1)
+        shared = query.shape[1] // num_kv_heads
+        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
         heads = [each.unflatten(0, (num_rows, row_len)).transpose(1, 2) for each in (query, key, value)]
-        mask, window = seen, kv.windows[layer]
+        mask, window = bias, kv.windows[layer]
         if window is not None:
-            mask = seen & (number > number[:, None] - window)
-        mixed = scaled_dot_product_attention(*heads, attn_mask=mask, scale=kv.scale, enable_gqa=True)
+            mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
+        mixed = scaled_dot_product_attention(*heads, attn_mask=mask, scale=kv.scale)
         return mixed.transpose(1, 2).flatten(0, 1)
 
     last, captured = model.forward_captured(tokens.flatten(), positions, attend, captures)
