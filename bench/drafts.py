@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ class Said:
     spec: SpecStats
 
 
-def answer(parts: Parts, spec: SpecConfig, prompts: Sequence[tuple[int, ...]], temperature: float, num_new: int) -> list[Said]:
+def answer(
+    parts: Parts, spec: SpecConfig, prompts: Sequence[tuple[int, ...]], temperature: float, num_new: int
+) -> list[Said]:
     """All prompts answered by a new engine."""
     config = EngineConfig(
         memory=MemoryConfig(pool_tokens=parts.running * CONTEXT),
@@ -138,7 +141,7 @@ def summary(said: Sequence[Said]) -> dict[str, Any]:
         "looping": len(said) - len(straight),
         "accept_length_straight": _accept_length(straight),
         "rounds": rounds,
-        "right_by_place": [after / before for before, after in zip(reached, reached[1:], strict=False) if before],
+        "right_by_place": [after / before for before, after in pairwise(reached) if before],
     }
 
 
@@ -180,11 +183,9 @@ def main() -> int:
                 row = {"prompts": name, "temperature": temperature, "way": way, **summary(said)}
                 rows.append(row)
                 places = " ".join(f"{share:.2f}" for share in row["right_by_place"])
-                print(
-                    f"{name:14} T {temperature:3} {way:18} accept length {row['accept_length']:.2f}, "
-                    f"{row['accept_length_straight']:.2f} without {row['looping']} looping of {row['answers']}; {places}",
-                    flush=True,
-                )
+                straight = f"{row['accept_length_straight']:.2f} without {row['looping']} looping of {row['answers']}"
+                title = f"{name:14} T {temperature:3} {way:18}"
+                print(f"{title} accept length {row['accept_length']:.2f}, {straight}; {places}", flush=True)
                 if args.json is not None:
                     args.json.write_text(json.dumps({"weights": weights, "rows": rows}, indent=1) + "\n")
     return 0

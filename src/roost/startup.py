@@ -57,7 +57,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     began = time.monotonic()
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
-    device = _device(config.model)
+    device = device_of(config.model)
     weights = _weights(config.model, device)
     backend = backend_of(config, device)
     check_for(config, device)
@@ -135,7 +135,8 @@ def _with_drafter(config: EngineConfig) -> EngineConfig:
     return replace(config, spec=spec)
 
 
-def _device(config: ModelConfig) -> torch.device:
+def device_of(config: ModelConfig) -> torch.device:
+    """The device that is asked for, if it is there."""
     if config.device not in DEVICES:
         raise ConfigError(f"--device must be one of {', '.join(DEVICES)}, got {config.device}")
     accelerator = torch.accelerator.current_accelerator(check_available=True)

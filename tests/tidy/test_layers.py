@@ -15,7 +15,7 @@ LAYERS = (
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.exec", "roost.spec", "roost.weights", "roost.front"),
     ("roost.startup", "roost.terminal"),
-    ("roost.llm", "roost.dialogue", "roost.line", "roost.server"),
+    ("roost.llm", "roost.dialogue", "roost.line", "roost.server", "roost.train"),
     ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (

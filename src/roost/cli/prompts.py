@@ -53,7 +53,8 @@ def _turns(path: Path, number: int, line: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"--prompts: line {number} of {path} is not JSON") from error
     found = next((value[key] for key in _KEYS if key in value), None)
-    turns = found if isinstance(found, list) else [found]
-    if not turns or not all(isinstance(each, str) for each in turns):
+    given = found if isinstance(found, list) else [found]
+    turns = [each for each in given if isinstance(each, str)]
+    if not turns or len(turns) < len(given):
         raise ConfigError(f"--prompts: line {number} of {path} has no prompt")
     return turns

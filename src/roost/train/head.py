@@ -5,18 +5,19 @@ step j goes on from the head's own states of step j - 1, as drafting does; its q
 their place, and of later steps only what their own path wrote. Positions advance with the steps. Called by the loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, pad, rms_norm, silu
 
-from roost.layers.norm import rms_norm
 from roost.layers.rotary import frequencies, turns_at
 from roost.models.decoder import DecoderConfig
 
 Path = list[tuple[Tensor, Tensor]]  # keys and values of each step so far: [num_rows, row_len, num_kv_heads, head_dim]
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,59 +39,80 @@ class TrainableHead(nn.Module):
             {name.replace(".", "/"): nn.Parameter(tensor.to(device, torch.float32)) for name, tensor in state.items()}
         )
         self._frequency = frequencies(shape.layers.layers[0].rope, shape.layers.head_dim, device)
+        self._shares = fused(_shares, device)
 
     def state(self) -> dict[str, Tensor]:
         """Its weights, by name."""
         return {name.replace("/", "."): tensor.detach() for name, tensor in self.weights.items()}
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """One state of those of several layers: [..., num_features * hidden_size] -> [..., hidden_size]."""
-        return linear(features, self._weight("fc"))
+    def unroll(self, embedded: Sequence[Tensor], features: Tensor, seen: Tensor) -> list[Tensor]:
+        """Logits [num_rows, row_len, num_tokens] of every step; `embedded` are the tokens that each step reads.
 
-    def step(self, embedded: Tensor, hidden: Tensor, seen: Tensor, path: Path) -> Tensor:
-        """The next states [num_rows, row_len, hidden_size]; adds its keys and values to the path.
-
-        `seen` [num_rows, 1, row_len, row_len] says which places of the first step each place reads.
+        `features` [num_rows, row_len, num_features * hidden_size] are the target's; `seen` [num_rows, 1, row_len,
+        row_len] says which places of the first step each place reads.
         """
-        eps = self.shape.layers.norm_eps
-        normed = rms_norm(hidden, self._weight("midlayer.hidden_norm"), eps)
-        both = torch.cat([rms_norm(embedded, self._weight("midlayer.input_layernorm"), eps), normed], dim=-1)
-        mixed = self._attend(both, seen, path)
+        path: Path = []
+        hidden, found = linear(features, self._weight("fc")), []
+        for each in embedded:
+            hidden = self._step(each, hidden, seen, path, len(embedded))
+            found.append(linear(self._norm(hidden, "norm"), self._weight("lm_head")))
+        return found
+
+    def _step(self, embedded: Tensor, hidden: Tensor, seen: Tensor, path: Path, num_steps: int) -> Tensor:
+        """The next states [num_rows, row_len, hidden_size]; adds its keys and values to the path."""
+        both = [self._norm(embedded, "midlayer.input_layernorm"), self._norm(hidden, "midlayer.hidden_norm")]
+        mixed = self._attend(torch.cat(both, dim=-1), seen, path, num_steps)
         hidden = hidden + linear(mixed, self._weight("midlayer.self_attn.o_proj"))
-        normed = rms_norm(hidden, self._weight("midlayer.post_attention_layernorm"), eps)
+        normed = self._norm(hidden, "midlayer.post_attention_layernorm")
         gate, up = (linear(normed, self._weight(f"midlayer.mlp.{name}_proj")) for name in ("gate", "up"))
         return hidden + linear(silu(gate) * up, self._weight("midlayer.mlp.down_proj"))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of its own vocabulary."""
-        normed = rms_norm(hidden, self._weight("norm"), self.shape.layers.norm_eps)
-        return linear(normed, self._weight("lm_head"))
-
-    def _attend(self, both: Tensor, seen: Tensor, path: Path) -> Tensor:
+    def _attend(self, both: Tensor, seen: Tensor, path: Path, num_steps: int) -> Tensor:
         config = self.shape.layers
-        row_len = both.shape[1]
+        num_rows, row_len, _ = both.shape
         heads = {
-            name: linear(both, self._weight(f"midlayer.self_attn.{name}_proj")).unflatten(-1, (-1, config.head_dim))
+            name: linear(both, self._weight(f"midlayer.self_attn.{name}_proj")).view(
+                num_rows, row_len, -1, config.head_dim
+            )
             for name in "qkv"
         }
         at = torch.arange(row_len, device=both.device) + len(path)
         query, key = (_turned(heads[name], at, self._frequency) for name in "qk")
         path.append((key, heads["v"]))
         shared = config.num_heads // config.num_kv_heads
-        query = query.unflatten(2, (config.num_kv_heads, shared)) * config.scale  # [rows, len, kv heads, shared, dim]
+        query = query.view(num_rows, row_len, config.num_kv_heads, shared, -1) * config.scale
         first_key, first_value = path[0]
-        scores = torch.einsum("bqhgd,bkhd->bhgqk", query, first_key).flatten(1, 2)
-        scores = scores.to(torch.float32).masked_fill(~seen, -torch.inf)
-        own = [(query * each[:, :, :, None]).sum(-1).permute(0, 2, 3, 1).flatten(1, 2) for each, _ in path[1:]]
-        scores = torch.cat([scores, *(each[..., None].to(torch.float32) for each in own)], dim=-1)
-        weights = scores.softmax(dim=-1).to(both.dtype).unflatten(1, (config.num_kv_heads, shared))
-        mixed = torch.einsum("bhgqk,bkhd->bqhgd", weights[..., :row_len], first_value)
+        scores = torch.einsum("bqhgd,bkhd->bhgqk", query, first_key)
+        own = [(query * each[:, :, :, None]).sum(-1) for each, _ in path[1:]]  # [num_rows, row_len, kv heads, shared]
+        beside = torch.stack(own, dim=-1) if own else query.new_zeros((*query.shape[:-1], 0))
+        beside = pad(beside, (0, num_steps - len(own)), value=-torch.inf)  # as wide in every step: one shape
+        first_shares, own_shares = self._shares(scores, beside.permute(0, 2, 3, 1, 4), seen[:, :, None])
+        mixed = torch.einsum("bhgqk,bkhd->bqhgd", first_shares, first_value)
         for number, (_, value) in enumerate(path[1:]):
-            mixed = mixed + weights[..., row_len + number].permute(0, 3, 1, 2)[..., None] * value[:, :, :, None]
+            mixed = mixed + own_shares[..., number].permute(0, 3, 1, 2)[..., None] * value[:, :, :, None]
         return mixed.flatten(2)
 
+    def _norm(self, hidden: Tensor, name: str) -> Tensor:
+        return rms_norm(hidden, (hidden.shape[-1],), self._weight(name), self.shape.layers.norm_eps)
+
     def _weight(self, name: str) -> Tensor:
-        return self.weights[f"{name}.weight".replace(".", "/")]
+        weight: Tensor = self.weights[f"{name}.weight".replace(".", "/")]
+        return weight
+
+
+def fused(function: Function, device: torch.device) -> Function:
+    """The function, on a GPU in few kernels: as it stands it is many passes over large tensors."""
+    return cast(Function, torch.compile(function, dynamic=False)) if device.type == "cuda" else function
+
+
+def _shares(scores: Tensor, own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of attention over [..., row_len] places and [..., num_steps] steps of the own path, together 1."""
+    first = scores.to(torch.float32).masked_fill(~seen, -torch.inf)
+    beside = own.to(torch.float32)
+    most = torch.maximum(first.amax(-1, keepdim=True), beside.amax(-1, keepdim=True)).detach()
+    first, beside = (first - most).exp(), (beside - most).exp()
+    total = first.sum(-1, keepdim=True) + beside.sum(-1, keepdim=True)
+    return (first / total).to(scores.dtype), (beside / total).to(scores.dtype)
 
 
 def _turned(heads: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
@@ -99,13 +121,3 @@ def _turned(heads: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
     left, right = heads.chunk(2, dim=-1)
     cos = cos[..., : sin.shape[-1]]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
-
-
-def unroll(head: TrainableHead, embedded: Sequence[Tensor], fused: Tensor, seen: Tensor) -> list[Tensor]:
-    """Logits of every step; `embedded` are the tokens that each step reads."""
-    path: Path = []
-    hidden, found = fused, []
-    for each in embedded:
-        hidden = head.step(each, hidden, seen, path)
-        found.append(head.logits(hidden))
-    return found

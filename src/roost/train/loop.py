@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from roost.models.decoder import Decoder
-from roost.train.head import TrainableHead, unroll
+from roost.train.head import TrainableHead, fused
 from roost.train.rows import Rows
 from roost.train.target import Lesson, teach
 
@@ -63,9 +63,9 @@ class Trainer:
         self._model, self.head, self._captures, self._vocabulary = model, head, captures, vocabulary
         self._recipe = recipe
         self._device = vocabulary.device
-        fused = self._device.type == "cuda"
-        rate = recipe.learning_rate
-        self._optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=recipe.betas, fused=fused)
+        on_gpu = self._device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(head.parameters(), betas=recipe.betas, fused=on_gpu)
+        self._loss = fused(divergence, self._device)
         self.standing = Standing()
         self._own_id = torch.full((model.config.vocab_size,), -1, device=self._device)  # of a target's token
         self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
@@ -124,11 +124,11 @@ class Trainer:
             group["lr"] = recipe.learning_rate * share
         loss, agreements = torch.zeros((), device=self._device), []
         for step, (logits, lesson) in enumerate(self._steps(batch)):
-            loss = loss + recipe.step_weight**step * self._loss(logits, lesson)
+            loss = loss + recipe.step_weight**step * self._loss(logits, lesson.scores, lesson.counts)
             right, counted = self._right(logits, lesson)
             agreements.append(right / counted.clamp(min=1))
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimizer.step()
         standing.update += 1
@@ -144,19 +144,13 @@ class Trainer:
         tokens, number = tokens.to(torch.int64), self._recipe.num_steps
         lesson = teach(self._model, tokens, owners, self._captures, self._vocabulary)
         embedded = [
-            self._model.embed(shifted(tokens, 1 + step).flatten()).unflatten(0, tokens.shape) for step in range(number)
+            self._model.embed(shifted(tokens, 1 + step).flatten()).view(*tokens.shape, -1).to(torch.float32)
+            for step in range(number)
         ]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            fused = self.head.fuse(lesson.features.to(torch.float32))
-            found = unroll(self.head, [each.to(torch.float32) for each in embedded], fused, lesson.seen)
+            found = self.head.unroll(embedded, lesson.features.to(torch.float32), lesson.seen)
         for step, logits in enumerate(found):
             yield logits, Step.of(lesson, owners, is_said, self._own_id, step)
-
-    def _loss(self, logits: Tensor, step: "Step") -> Tensor:
-        """Forward KL to the target's distribution over the draft vocabulary, over the places that count."""
-        wanted = step.scores.to(torch.float32).softmax(dim=-1)
-        losses = -(wanted * logits.to(torch.float32).log_softmax(dim=-1)).sum(-1)
-        return (losses * step.counts).sum() / step.counts.sum().clamp(min=1)
 
     def _right(self, logits: Tensor, step: "Step") -> tuple[Tensor, Tensor]:
         best = self._vocabulary[logits.detach().argmax(dim=-1)]
@@ -195,13 +189,20 @@ class Step:
         return cls(scores=shifted(lesson.scores, number), best=best, is_said=said, counts=counts.to(torch.float32))
 
 
+def divergence(logits: Tensor, scores: Tensor, counts: Tensor) -> Tensor:
+    """Forward KL to the target over the draft vocabulary, but for the target's entropy; the mean where it counts."""
+    logits, wanted = logits.to(torch.float32), scores.to(torch.float32).softmax(dim=-1)
+    losses = logits.logsumexp(dim=-1) - (wanted * logits).sum(-1)
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+
 def shifted(values: Tensor, number: int) -> Tensor:
     """Each row moved to the left by so many places; what comes in at the end means nothing."""
     return values.roll(-number, dims=1)
 
 
 def schedule(done: float, warm_up: float) -> float:
-    """Share of the learning rate when so much of a run is done: up from little, then down along a cosine to nearly 0."""
+    """Share of the learning rate when so much of a run is done: up from little, then down along a cosine to little."""
     if done < warm_up:
         return max(done / warm_up, 0.02)
     return 0.02 + 0.98 * 0.5 * (1 + cos(pi * min(1.0, (done - warm_up) / (1 - warm_up))))

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from roost.config import EngineConfig, SpecConfig
 from roost.errors import ConfigError
-from roost.models.decoder import Decoder
 from roost.startup import start
 from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
 from roost.train.head import TrainableHead
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
-from roost.train.rows import Rows, draft_vocabulary, pack
+from roost.train.rows import draft_vocabulary, pack
 from roost.train.start import head_shape, warm_start, write_head
 from roost.weights.draft import default_captures
 from roost.weights.load import load_model, open_source
@@ -114,9 +113,7 @@ def train_head(model_name: str, device: torch.device, job: Job, recipe: Recipe, 
     return trainer.standing
 
 
-def _vocabulary(
-    job: Job, answers: Sequence[Answer], device: torch.device, vocab_size: int
-) -> tuple[Tensor, float]:
+def _vocabulary(job: Job, answers: Sequence[Answer], device: torch.device, vocab_size: int) -> tuple[Tensor, float]:
     """The draft vocabulary, which stays what it was when training goes on, and the share of the answers it covers."""
     path = job.folder / "vocabulary.npy"
     ids, covered = draft_vocabulary(answers, min(job.vocabulary, vocab_size), ALWAYS)

@@ -32,31 +32,32 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
     bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
-    positions = number.expand(num_rows, -1).flatten()
-    kv = model.kv
 
     def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        num_kv_heads = value.shape[1]
-        query, key = rotate(turning, turns).split((turning.shape[1] - num_kv_heads, num_kv_heads), dim=1)
-        shared = query.shape[1] // num_kv_heads
-        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
-        heads = [each.unflatten(0, (num_rows, row_len)).transpose(1, 2) for each in (query, key, value)]
-        mask, window = bias, kv.windows[layer]
+        num_kv_heads, window = value.shape[1], model.kv.windows[layer]
+        num_heads = turning.shape[1] - num_kv_heads
+        turned = rotate(turning, turns)
+        query, key, value = (
+            each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, row_len, num_heads, -1)
+            for each in (turned[:, :num_heads], turned[:, num_heads:], value)
+        )
+        mask = bias
         if window is not None:
             mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
-        mixed = scaled_dot_product_attention(*heads, attn_mask=mask, scale=kv.scale)
+        mixed = scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=model.kv.scale
+        )
         return mixed.transpose(1, 2).flatten(0, 1)
 
-    last, captured = model.forward_captured(tokens.flatten(), positions, attend, captures)
+    last, captured = model.forward_captured(tokens.flatten(), number.repeat(num_rows), attend, captures)
     scores, best = [], []
-    for part in last.split(_SCORED_MAX):
-        logits = model.logits(part)
+    for first in range(0, len(last), _SCORED_MAX):
+        logits = model.logits(last[first : first + _SCORED_MAX])
         scores.append(logits[:, vocabulary])
         best.append(logits.argmax(dim=-1))
-    shape = (num_rows, row_len)
     return Lesson(
-        features=torch.cat(captured, dim=-1).unflatten(0, shape),
-        scores=torch.cat(scores).unflatten(0, shape),
-        best=torch.cat(best).unflatten(0, shape),
+        features=torch.cat(captured, dim=-1).view(num_rows, row_len, -1),
+        scores=torch.cat(scores).view(num_rows, row_len, -1),
+        best=torch.cat(best).view(num_rows, row_len),
         seen=seen,
     )

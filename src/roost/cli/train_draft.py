@@ -1,0 +1,119 @@
+"""Train a draft head for a model: from a file of prompts to a checkpoint that speculates.
+
+The model answers the prompts itself, and the head learns to guess the answers. Everything lies in one folder, and goes
+on from there when the command is given again. Called by `main`.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from roost.cli.flags import add_group, group_of
+from roost.cli.prompts import read_turns
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost.errors import ConfigError
+from roost.startup import device_of
+from roost.train.loop import Recipe, Standing
+from roost.train.run import Job, make_answers, train_head
+
+CHUNK = 8192  # tokens of prompts in a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What is learned, from what, and for how long."""
+
+    prompts: str | None = field(
+        default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}
+    )
+    out: str = field(
+        default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
+    )
+    answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
+    answers_s: float | None = field(default=None, metadata={"help": "seconds for the answers; no limit if absent"})
+    at_once: int = field(default=64, metadata={"help": "prompts that are answered at once"})
+    draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that the head can say: the most frequent"})
+    row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
+    batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
+    epochs: int = field(default=10, metadata={"help": "times that every row is seen"})
+    train_s: float | None = field(default=None, metadata={"help": "seconds for the training; no limit if absent"})
+    learning_rate: float = field(default=5e-4, metadata={"help": "at its highest"})
+    unrolled_steps: int = field(default=7, metadata={"help": "drafts one after the other that are trained"})
+    train_seed: int = field(default=0, metadata={"help": "of the order of rows"})
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Flags of the command."""
+    add_group(parser, TrainConfig)
+    add_group(parser, ModelConfig)
+
+
+def run(args: Namespace) -> int:
+    """Answer, then train."""
+    config, model = group_of(args, TrainConfig), group_of(args, ModelConfig)
+    _check(config)
+    job = Job(
+        folder=Path(config.out),
+        num_new=config.answer_tokens,
+        row_len=config.row_tokens,
+        vocabulary=config.draft_vocabulary,
+        answers_s=config.answers_s,
+    )
+    recipe = Recipe(
+        num_steps=config.unrolled_steps,
+        learning_rate=config.learning_rate,
+        batch_rows=config.batch_rows,
+        epochs=config.epochs,
+        budget_s=config.train_s,
+        seed=config.train_seed,
+    )
+    console = Console(stderr=True)
+    if config.prompts is not None:
+        texts = [turns[0] for turns in read_turns(Path(config.prompts))]
+        context = config.row_tokens + config.answer_tokens
+        engine = EngineConfig(
+            model=model,
+            memory=MemoryConfig(pool_tokens=config.at_once * context),
+            sched=SchedConfig(max_running=config.at_once, chunk=CHUNK, context=context),
+        )
+        with _bar(console, "answers") as (progress, task):
+            make_answers(engine, texts, job, lambda done, total: progress.update(task, completed=done, total=total))
+    with _bar(console, "training") as (progress, task):
+        standing = train_head(model.model, device_of(model), job, recipe, lambda now: _show(progress, task, now))
+    console.print(f"held-out agreement by step: {_shares(standing.held_out)}")
+    console.print(f"the best head so far is in {job.folder / 'head'}: roost serve --draft {job.folder / 'head'} --spec")
+    return 0
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuse numbers that cannot work."""
+    least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
+    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0}.items():
+        value = getattr(config, name)
+        if value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
+    for name in ("answers_s", "train_s", "learning_rate"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+
+
+@contextmanager
+def _bar(console: Console, label: str) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
+        yield progress, progress.add_task(label, total=None)
+
+
+def _show(progress: Progress, task: TaskID, now: Standing) -> None:
+    text = f"loss {now.loss:.2f}, agreement {_shares(now.agreement)}"
+    progress.update(task, completed=now.update, total=now.num_updates, description=text)
+
+
+def _shares(shares: tuple[float, ...]) -> str:
+    return " ".join(f"{share:.2f}" for share in shares)
