@@ -12,6 +12,7 @@ from roost.backend import BACKENDS, TORCH, Backend
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
+from roost.spec.widths import AUTO_STEPS_MAX, Widths
 
 
 def cache_folder() -> Path:
@@ -90,6 +91,7 @@ class SessionConfig:
     )
 
 
+AUTO = "auto"  # of --spec-steps: chosen step by step
 SPEC_STEPS_DEFAULT = 4
 TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 
@@ -106,8 +108,13 @@ class SpecConfig:
         },
     )
     draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
-    spec_steps: int | None = field(
-        default=None, metadata={"help": f"tokens drafted one after the other; {SPEC_STEPS_DEFAULT} if absent"}
+    spec_steps: int | str | None = field(
+        default=None,
+        metadata={
+            "help": "tokens drafted one after the other, or auto: 0 to "
+            f"{AUTO_STEPS_MAX}, step by step, by what drafts bring and cost; if absent auto for a chain, "
+            f"{SPEC_STEPS_DEFAULT} with --spec-topk above 1 or --spec-tokens"
+        },
     )
     spec_topk: int | None = field(
         default=None, metadata={"help": "branches of the draft; 1, a chain, if absent; more is for eagle and eagle3"}
@@ -136,7 +143,7 @@ def spec_shape(config: SpecConfig) -> SpecShape:
     kind = drafter_of(config)
     if kind == "none":
         return PLAIN
-    steps = config.spec_steps if config.spec_steps is not None else SPEC_STEPS_DEFAULT
+    steps = _spec_steps(config)
     topk = config.spec_topk if config.spec_topk is not None else 1
     tokens = config.spec_tokens
     if tokens is None:
@@ -151,6 +158,34 @@ def spec_shape(config: SpecConfig) -> SpecShape:
         if not shape.speculates:
             raise ConfigError("--spec-max-batch needs --spec-steps of at least 1: without drafts it says nothing")
     return shape
+
+
+def _spec_steps(config: SpecConfig) -> int:
+    """Draft steps of a round, at most."""
+    if is_auto(config):
+        for flag, value, others in (
+            ("--spec-topk", config.spec_topk, (None, 1)),
+            ("--spec-tokens", config.spec_tokens, (None,)),
+        ):
+            if value not in others:
+                raise ConfigError(f"--spec-steps auto is for chains of any length, got {flag} {value}: give a number")
+        return AUTO_STEPS_MAX
+    return config.spec_steps if isinstance(config.spec_steps, int) else SPEC_STEPS_DEFAULT
+
+
+def is_auto(config: SpecConfig) -> bool:
+    """Whether the length of drafts is chosen step by step: asked for, or a chain whose length nobody states."""
+    if isinstance(config.spec_steps, str):
+        if config.spec_steps != AUTO:
+            raise ConfigError(f"--spec-steps must be a number or {AUTO}, got {config.spec_steps}")
+        return True
+    states_length = config.spec_steps is not None or config.spec_tokens is not None
+    return drafter_of(config) != "none" and not states_length and config.spec_topk in (None, 1)
+
+
+def spec_widths(config: SpecConfig) -> Widths:
+    """How many nodes the rounds that are asked for may verify."""
+    return Widths(shape=spec_shape(config), is_auto=is_auto(config), limit=config.spec_max_batch)
 
 
 def drafter_of(config: SpecConfig) -> str:
@@ -254,7 +289,7 @@ class Resolved:
     sched: SchedConfig
     session: SessionConfig
     spec: SpecShape
-    spec_max_batch: int | None  # a step that decodes more rows than this carries no drafts; None: no limit
+    widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
@@ -388,7 +423,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         sched=sched,
         session=config.session,
         spec=spec,
-        spec_max_batch=config.spec.spec_max_batch,
+        widths=spec_widths(config.spec),
         vocab_size=traits.vocab_size,
         context=context,
         books=books,

@@ -16,7 +16,7 @@ import torch
 
 from roost.backend import BACKENDS, TORCH, TRITON, Backend
 from roost.clock import SystemClock
-from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
+from roost.config import AUTO, EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
 from roost.errors import ConfigError
 from roost.exec.device.open import memory_of
 from roost.exec.executor import TorchExecutor
@@ -253,4 +253,5 @@ def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object
     if spec.spec == "none":
         return {"spec": spec.spec}
     given = {name: value for name, value in asdict(spec).items() if value is not None}
-    return {**given, "spec_steps": shape.steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}
+    steps = AUTO if resolved.widths.is_auto else shape.steps
+    return {**given, "spec_steps": steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}

@@ -147,18 +147,20 @@ def started(model: Path) -> Iterator[Callable[..., Running]]:
 @pytest.mark.parametrize(
     ("head", "options", "chosen"),
     [
-        (None, {}, ("ngram", 4, 1, 5)),
+        (None, {}, ("ngram", "auto", 1, 7)),
         (None, {"spec_steps": 6}, ("ngram", 6, 1, 7)),
-        ("eagle", {}, ("eagle", 4, 1, 5)),
+        ("eagle", {}, ("eagle", "auto", 1, 7)),
+        ("eagle", {"spec_steps": "auto"}, ("eagle", "auto", 1, 7)),
+        ("eagle", {"spec_tokens": 5}, ("eagle", 4, 1, 5)),
         ("eagle3", {"spec_topk": 4}, ("eagle3", 4, 4, 16)),
         ("eagle3", {"spec_topk": 2, "spec_steps": 2}, ("eagle3", 2, 2, 7)),
-        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", 4, 1, 5)),
+        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", "auto", 1, 7)),
     ],
 )
 def test_auto_takes_what_there_is_and_the_settings_say_it(
     head: str | None,
     options: dict[str, object],
-    chosen: tuple[str, int, int, int],
+    chosen: tuple[str, int | str, int, int],
     heads: dict[str, Path],
     started: Callable[..., Running],
 ) -> None:
@@ -167,7 +169,9 @@ def test_auto_takes_what_there_is_and_the_settings_say_it(
     assert tuple(settings[name] for name in ("spec", "spec_steps", "spec_topk", "spec_tokens")) == chosen
     assert settings.get("draft") == (head and str(heads[head]))
     assert "warnings" not in settings
-    assert (running.resolved.spec.steps, running.resolved.spec.topk, running.resolved.spec.tokens) == chosen[1:]
+    resolved = running.resolved
+    steps = "auto" if resolved.widths.is_auto else resolved.spec.steps
+    assert (steps, resolved.spec.topk, resolved.spec.tokens) == chosen[1:]
 
 
 def test_without_speculation_the_settings_name_none_of_its_numbers(started: Callable[..., Running]) -> None:

@@ -3,6 +3,8 @@
 from tests.planted.bug import Bug
 
 _ROUTING = "tests/unit/test_routing.py::"
+_DRAFTING = "roost.sched.drafting"
+_CHOOSER = "tests/unit/sched/test_drafting.py::"
 _OPTIONS = "tests/unit/test_spec_config.py"
 
 SPEC_BUGS = (
@@ -23,17 +25,57 @@ SPEC_BUGS = (
     ),
     Bug(
         "batch_limit",
-        "roost.sched.planner",
-        "    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens",
-        "    return state.resolved.spec.tokens if most is None or num_rounds else 1",
+        "roost.spec.widths",
+        "        if self.limit is not None and num_rounds > self.limit:",
+        "        if self.limit is not None and num_rounds < 0:",
         "--spec-max-batch is ignored",
     ),
     Bug(
         "batch_limit_is_inclusive",
-        "roost.sched.planner",
-        "    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens",
-        "    return 1 if most is not None and num_rounds >= most else state.resolved.spec.tokens",
+        "roost.spec.widths",
+        "        if self.limit is not None and num_rounds > self.limit:",
+        "        if self.limit is not None and num_rounds >= self.limit:",
         "a step with as many rows as --spec-max-batch carries no drafts",
+    ),
+    Bug(
+        "planned_widths_are_captured",
+        "roost.spec.widths",
+        "            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}",
+        "            served = set(self.of(size))",
+        "rounds of some widths are not captured, and run operation by operation",
+        test="tests/unit/spec/test_widths.py",
+    ),
+    Bug(
+        "trials_are_paid_for",
+        _DRAFTING,
+        "        if price > self._credit:",
+        "        if price < 0:",
+        "other widths are tried as often as they are unknown, whatever that costs",
+        test=_CHOOSER + "test_trials_at_many_batch_sizes_stay_within_their_share",
+    ),
+    Bug(
+        "drafts_are_tried_again",
+        _DRAFTING,
+        "        return menu[1] if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None",
+        "        return None",
+        "once drafts did not pay, there are none for ever",
+        test=_CHOOSER + "test_a_change_of_text_is_noticed",
+    ),
+    Bug(
+        "resting_is_no_cost",
+        _DRAFTING,
+        "        is_steady = num_out == self._depth and now == self._collected_at",
+        "        is_steady = True",
+        "time without work counts as the cost of a step",
+        test=_CHOOSER + "test_time_that_the_loop_rested_is_no_cost",
+    ),
+    Bug(
+        "prefill_is_no_cost_of_rounds",
+        _DRAFTING,
+        "        self._out[step] = Planned(num_rounds, width, num_chunks == 0, is_steady)",
+        "        self._out[step] = Planned(num_rounds, width, True, is_steady)",
+        "what a chunk takes counts as the cost of the rounds beside it",
+        test=_CHOOSER + "test_steps_with_prefill_are_neither_measured_nor_used_for_trials",
     ),
     Bug(
         "budget_follows_width",

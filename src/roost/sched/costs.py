@@ -1,0 +1,94 @@
+"""Costs: what steps of rounds take, each width beside the others, by how many rounds share the step.
+
+Time drifts: texts grow longer, machines get busy. So two things are kept apart for each batch size: how long steps take
+now, told by steps of one width in a row, and how widths compare, told by a step of another width than the one before.
+Both are running medians: a late step, and the early one that follows it, change nothing. Part of drafting.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+_NUM_KEPT = 7  # samples of a median
+_NUM_KNOWN = 3  # samples from which on a width counts as known
+_NUM_STEPS_KNOWN = 512  # steps of a batch size after which a width that was not among them is unknown again
+_DRAFT_COST = 0.1  # of a step without drafts: what a draft is taken to cost before anything is known
+
+
+class Median:
+    """The median of the last samples, the lower one of two: a first run is rather too slow than too fast."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+        self.value = 0.0
+        self.num_samples = 0
+        self.added_at = 0  # as told
+
+    def add(self, sample: float, at: int) -> None:
+        """One more."""
+        self.added_at = at
+        self._samples = [*self._samples[-_NUM_KEPT + 1 :], sample]
+        self.num_samples = len(self._samples)
+        self.value = sorted(self._samples)[(self.num_samples - 1) // 2]
+
+
+class Costs:
+    """Relative costs of widths."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes  # of batches, rising
+        self._paces = [Median() for _ in sizes]  # by batch size: time of a step over its width's cost
+        self._costs: list[dict[int, Median]] = [{} for _ in sizes]  # by batch size and width
+        self._widths = [0] * len(sizes)  # by batch size: that of the last step
+        self._num_steps = [0] * len(sizes)  # by batch size: steps noted
+
+    def note(self, num_rounds: int, width: int, time: int) -> None:
+        """A step of rounds took some time."""
+        at = self._at(num_rounds)
+        self._num_steps[at] += 1
+        now, pace, costs = self._num_steps[at], self._paces[at], self._costs[at]
+        if pace.num_samples == 0:
+            pace.add(float(time), now)
+        if width not in costs or now - costs[width].added_at > _NUM_STEPS_KNOWN:
+            costs[width] = Median()
+        cost = costs[width]
+        goes_on, self._widths[at] = self._widths[at] == width, width
+        if not goes_on or cost.num_samples < _NUM_KNOWN:
+            cost.add(time / pace.value, now)
+        if goes_on:
+            pace.add(time / cost.value, now)
+            cost.added_at = now
+
+    def knows(self, num_rounds: int, width: int) -> bool:
+        """Whether a width was measured lately, and often enough, with about so many rounds."""
+        at = self._at(num_rounds)
+        cost = self._costs[at].get(width)
+        is_recent = cost is not None and self._num_steps[at] - cost.added_at <= _NUM_STEPS_KNOWN
+        return cost is not None and is_recent and cost.num_samples >= _NUM_KNOWN
+
+    def of(self, num_rounds: int, width: int) -> float:
+        """What a step costs, in a unit of its batch size: as measured, or as other widths and sizes let expect."""
+        at = self._at(num_rounds)
+        own = self._costs[at]
+        if width in own:
+            return own[width].value
+        near, base = _nearest(own, width)
+        others = [self._costs[each] for each in sorted(range(len(self._costs)), key=lambda each: abs(each - at))]
+        alike = [costs for costs in others if width in costs and near in costs] or [costs for costs in others if costs]
+        if not own and alike:
+            return _expected(alike[0], width) / _expected(alike[0], 1)
+        return base * _expected(alike[0], width) / _expected(alike[0], near) if alike else _expected(own, width)
+
+    def _at(self, num_rounds: int) -> int:
+        return bisect_left(self._sizes, num_rounds)
+
+
+def _nearest(costs: Mapping[int, Median], width: int) -> tuple[int, float]:
+    """The measured width that is most like another, and its cost; without any, a step without drafts."""
+    near = min(costs, key=lambda each: (abs(each - width), each), default=1)
+    return near, costs[near].value if costs else 1.0
+
+
+def _expected(costs: Mapping[int, Median], width: int) -> float:
+    """The cost of a width among those of one batch size."""
+    near, base = _nearest(costs, width)
+    return base * (1 + _DRAFT_COST * (width - 1)) / (1 + _DRAFT_COST * (near - 1))

@@ -1,0 +1,142 @@
+"""Drafting: how many tokens the rounds of a step draft, by what drafts have brought and what steps have cost.
+
+Learns how often the draft at each place is accepted once those before it are, chooses the width that adds most tokens
+in a time, and now and then tries another one, so that a change of text, load or machine is noticed: what trials lose is
+kept below a share of the time. Has no clock and no chance in it. Part of the state; asked by the planner, told by the
+planner and settle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roost.sched.costs import Costs
+from roost.spec.widths import Widths, batch_sizes
+from roost.step import StepId
+
+_FIRST_SHARE = 0.7  # of drafts accepted, before any was seen
+_MEMORY = 1 - 1 / 32  # what a step leaves of the weight of those before it
+_TRIAL_SHARE = 0.02  # of the time, for trials
+_TRIALS_MAX = 2.0  # steps that may be lost to trials at once; so many at the start
+_TRIAL_LEAST = 0.1  # steps that a trial is charged at least, so that trials are apart
+_DRAFTED_WITHIN = 64  # steps: drafts are tried this often where none pay
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step that is out."""
+
+    num_rounds: int
+    width: int
+    is_rounds: bool  # nothing but rounds
+    is_steady: bool  # planned as soon as a step was collected, with as many out as there may be
+
+
+class Acceptance:
+    """By place among the drafts, how often one is accepted if all before it are: shares that forget."""
+
+    def __init__(self, num_places: int) -> None:
+        self._shares = [_FIRST_SHARE] * num_places
+        self._weights = [1.0] + [0.0] * (num_places - 1)  # of one step each, at most
+
+    def note(self, num_drafts: int, accept_lens: Sequence[int]) -> None:
+        """A step's rounds accepted so many tokens each, bonus included; without rounds or drafts, time has passed."""
+        self._weights = [weight * _MEMORY for weight in self._weights]
+        self._weights[0] = max(
+            1.0, self._weights[0]
+        )  # one trial among many steps moves the first place by half at most
+        for place in range(num_drafts):
+            offered = sum(length > place for length in accept_lens)
+            if not offered:
+                return
+            accepted = sum(length > place + 1 for length in accept_lens)
+            weight, new = self._weights[place], offered / len(accept_lens)
+            self._shares[place] = (self._shares[place] * weight + accepted / offered * new) / (weight + new)
+            self._weights[place] = weight + new
+
+    def tokens(self, width: int) -> list[float]:
+        """Tokens that rounds of 1, 2, … `width` nodes add; a place not seen lately is like the one before it."""
+        found, reached, share = [1.0], 1.0, self._shares[0]
+        for own, weight in zip(self._shares[: width - 1], self._weights, strict=False):
+            share = (own * weight + share) / (weight + 1)
+            reached *= share
+            found.append(found[-1] + reached)
+        return found
+
+
+class Drafting:
+    """What is known about drafts, and what is chosen."""
+
+    def __init__(self, widths: Widths, rounds_max: int, depth: int) -> None:
+        self._widths, self._depth = widths, depth
+        self._acceptance = Acceptance(max(1, widths.shape.steps))
+        self._costs = Costs(batch_sizes(rounds_max))
+        self._num_steps = 0  # planned
+        self._drafted_at = 0  # step that last carried drafts
+        self._credit = _TRIALS_MAX
+        self._price = 0.0  # of the last choice
+        self._out: dict[StepId, Planned] = {}
+        self._collected_at: int | None = None  # time of the last step; None: there was none, or it broke
+        self._collected_rounds = False  # whether that was nothing but rounds
+
+    def choose(self, num_rounds: int, *, may_try: bool) -> int:
+        """The width of a step's rounds. Asking again gives the same answer."""
+        menu = self._widths.of(num_rounds)
+        self._price = 0.0
+        if len(menu) == 1:
+            return menu[0]
+        tokens = self._acceptance.tokens(menu[-1])
+        rates = {width: tokens[width - 1] / self._costs.of(num_rounds, width) for width in menu}
+        best = max(menu, key=rates.__getitem__)
+        trial = self._trial(num_rounds, menu, tokens, rates, best) if may_try else None
+        if trial is None:
+            return best
+        lost = self._costs.of(num_rounds, trial) * (1 - rates[trial] / rates[best])
+        price = min(_TRIALS_MAX, max(_TRIAL_LEAST, lost / self._costs.of(num_rounds, best)))
+        if price > self._credit:
+            return best
+        self._price = price
+        return trial
+
+    def planned(self, step: StepId, num_rounds: int, width: int, *, num_chunks: int, num_out: int, now: int) -> None:
+        """A step was planned, with the width just chosen, while `num_out` steps are out."""
+        is_steady = num_out == self._depth and now == self._collected_at
+        self._out[step] = Planned(num_rounds, width, num_chunks == 0, is_steady)
+        if num_rounds:
+            self._num_steps += 1
+            self._drafted_at = self._num_steps if width > 1 else self._drafted_at
+            self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
+
+    def collected(self, step: StepId, accept_lens: Sequence[int], now: int) -> None:
+        """A step's live rounds accepted so many tokens each.
+
+        From the end of the step before to its own is what it cost, if the loop did not rest in between: at depth 0 host
+        and device one after the other, at depth 1 the slower of them. What the host did for a prefill is no part of it.
+        """
+        mine = self._out.pop(step)
+        if mine.num_rounds:
+            self._acceptance.note(mine.width - 1 if accept_lens else 0, accept_lens)
+        is_among_rounds = (
+            mine.is_rounds and self._collected_rounds and all(each.is_rounds for each in self._out.values())
+        )
+        if mine.is_steady and is_among_rounds and self._collected_at is not None and now > self._collected_at:
+            self._costs.note(mine.num_rounds, mine.width, now - self._collected_at)
+        self._collected_at, self._collected_rounds = now, mine.is_rounds
+
+    def failed(self) -> None:
+        """All steps that were out are void."""
+        self._out.clear()
+        self._collected_at = None
+
+    def _trial(
+        self, num_rounds: int, menu: Sequence[int], tokens: list[float], rates: dict[int, float], best: int
+    ) -> int | None:
+        """A width that may be better than the best, for all that is known; None if there is none."""
+        if not self._costs.knows(num_rounds, best):
+            return None  # first things first
+        floor = 0.0  # no width costs less than a narrower one
+        for width in menu:
+            if self._costs.knows(num_rounds, width):
+                floor = max(floor, self._costs.of(num_rounds, width))
+            elif tokens[width - 1] > rates[best] * floor:
+                return width
+        return menu[1] if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None
