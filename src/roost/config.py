@@ -100,10 +100,11 @@ TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 class SpecConfig:
     """Speculative decoding: who drafts, and how much."""
 
-    spec: str = field(
-        default="none",
+    spec: str | None = field(
+        default=None,
         metadata={
-            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): what --draft is, ngram without it",
+            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): the head, ngram without one; "
+            "if absent the head, none without one. A head is that of --draft, or one that comes with the model",
             "bare": "auto",
         },
     )
@@ -189,14 +190,13 @@ def spec_widths(config: SpecConfig) -> Widths:
 
 
 def drafter_of(config: SpecConfig) -> str:
-    """Who drafts: none, ngram, eagle or eagle3; `auto` without a head is ngram. Refuses what does not belong to it."""
-    if config.spec not in SPECS:
+    """Who drafts: none, ngram, eagle or eagle3; without a head `auto` is ngram. Refuses what does not belong to it."""
+    if config.spec is not None and config.spec not in SPECS:
         raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
-    if config.spec == "auto" and config.draft is not None:  # start-up reads the head and says which
-        raise ConfigError(
-            f"--spec auto: what the head in --draft {config.draft} is, is not known; give eagle or eagle3"
-        )
-    kind = "ngram" if config.spec == "auto" else config.spec
+    if config.spec in (None, "auto") and config.draft is not None:  # start-up reads the head and says which
+        raise ConfigError(f"what the head in --draft {config.draft} is, is not known; give --spec eagle or eagle3")
+    kind = {None: "none", "auto": "ngram"}.get(config.spec, config.spec)
+    assert kind is not None
     has_head = kind in ("eagle", "eagle3")
     if has_head and config.draft is None:
         raise ConfigError(f"--spec {kind} needs --draft, the folder of its head")

@@ -50,7 +50,7 @@ def make_answers(config: EngineConfig, texts: Sequence[str], job: Job, told: Tol
     folder.mkdir(parents=True, exist_ok=True)
     shards = sorted(folder.glob("*.npz"))
     done = frozenset(each.number for each in read_shards(shards))
-    running = start(replace(config, spec=SpecConfig()))
+    running = start(replace(config, spec=SpecConfig(spec="none")))
     prompts = [running.language.chat_tokens([{"role": "user", "content": text}]) for text in texts]
     asked = [each for each in questions(prompts, done) if len(each.prompt) < job.row_len]
     fresh: list[Answer] = []

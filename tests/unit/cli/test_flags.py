@@ -79,8 +79,8 @@ def test_steps_are_a_number_or_a_word(given: str, steps: int | str) -> None:
     assert engine_of(parser(serve).parse_args(["--spec-steps", given])).spec == SpecConfig(spec_steps=steps)
 
 
-@pytest.mark.parametrize(("flags", "spec"), [("", "none"), ("--spec", "auto"), ("--spec ngram", "ngram")])
-def test_spec_alone_is_auto(flags: str, spec: str) -> None:
+@pytest.mark.parametrize(("flags", "spec"), [("", None), ("--spec", "auto"), ("--spec ngram", "ngram")])
+def test_spec_alone_is_auto(flags: str, spec: str | None) -> None:
     assert engine_of(parser(serve).parse_args([*flags.split(), "--port", "1"])).spec == SpecConfig(spec=spec)
 
 
