@@ -14,9 +14,11 @@ from roost.sched.request import Request
 from roost.spec.eagle import EagleDrafter
 from roost.spec.shape import SpecShape
 from roost.step import StepPlan, Ticket
+from tests.parity import option_asks
 from tests.parity.forced import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn
 from tests.parity.heads import make_head
 from tests.parity.rehearsal import Tape, rehearsed
+from tests.parity.rounds import Setting, Speculating
 from tests.parity.tiny import Served, configure, greedy, prompts
 from tests.parity.work import DEPTHS, Work
 from tests.shapes import AUTO_CHAIN, AUTO_NGRAM
@@ -165,6 +167,18 @@ def test_retracts_between_rounds_of_different_widths_lose_nothing(name: str, mon
     for number, (prompt, num_new) in enumerate(_work()):
         assert served.output(f"r{number}") == greedy("llama", prompt, num_new), number
     assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize("mode", ["chain", "n-gram"])
+def test_every_option_of_a_request_is_exact(mode: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _varied(monkeypatch, seed=5)
+    setting = Setting(mode=mode, depth=depth)
+    served, asks = Speculating(setting, auto=True), option_asks.asked(setting.kind)
+    plans = _noted(served)
+    served.serve(asks)
+    served.check(asks)
+    assert _widths(plans) >= {1, 2, 3, 5}
 
 
 @DEPTHS

@@ -69,7 +69,7 @@ def test_draft_kv_after_rounds_is_that_of_the_text(name: str) -> None:
 
 def test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is planned so; the plan could say it."""
-    work = [PROMPT, PROMPT[:5]]
+    work = [PROMPT, PROMPT[::-1]]
     outputs = [plainly("llama", prompt, 16) for prompt in work]
 
     def narrower(request: Request, chunk: int, width: int, hi: int) -> Line:

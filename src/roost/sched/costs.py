@@ -40,6 +40,8 @@ class Costs:
         self._costs: list[dict[int, Median]] = [{} for _ in sizes]  # by batch size and width
         self._widths = [0] * len(sizes)  # by batch size: that of the last step
         self._num_steps = [0] * len(sizes)  # by batch size: steps noted
+        # by batch size and a width not measured: one that was, and how they should compare; until there is another
+        self._guesses: dict[tuple[int, int], tuple[int, float]] = {}
 
     def note(self, num_rounds: int, width: int, time: int) -> None:
         """A step of rounds took some time."""
@@ -50,6 +52,7 @@ class Costs:
             pace.add(float(time), now)
         if width not in costs or now - costs[width].added_at > _NUM_STEPS_KNOWN:
             costs[width] = Median()
+            self._guesses.clear()
         cost = costs[width]
         goes_on, self._widths[at] = self._widths[at] == width, width
         if not goes_on or cost.num_samples < _NUM_KNOWN:
@@ -58,37 +61,49 @@ class Costs:
             pace.add(time / cost.value, now)
             cost.added_at = now
 
-    def knows(self, num_rounds: int, width: int) -> bool:
-        """Whether a width was measured lately, and often enough, with about so many rounds."""
+    def known(self, num_rounds: int, widths: Sequence[int]) -> list[bool]:
+        """Whether each width was measured lately, and often enough, with about so many rounds."""
         at = self._at(num_rounds)
-        cost = self._costs[at].get(width)
-        is_recent = cost is not None and self._num_steps[at] - cost.added_at <= _NUM_STEPS_KNOWN
-        return cost is not None and is_recent and cost.num_samples >= _NUM_KNOWN
+        costs, earliest = self._costs[at], self._num_steps[at] - _NUM_STEPS_KNOWN
+        return [
+            width in costs and costs[width].num_samples >= _NUM_KNOWN and costs[width].added_at >= earliest
+            for width in widths
+        ]
 
-    def of(self, num_rounds: int, width: int) -> float:
-        """What a step costs, in a unit of its batch size: as measured, or as other widths and sizes let expect."""
+    def of(self, num_rounds: int, widths: Sequence[int]) -> list[float]:
+        """What a step of each width costs, in a unit of its batch size: as measured, or as others let expect."""
         at = self._at(num_rounds)
+        costs = self._costs[at]
+        return [costs[width].value if width in costs else self._unseen(at, width) for width in widths]
+
+    def _unseen(self, at: int, width: int) -> float:
+        """What a width should cost that was not measured."""
+        if (at, width) not in self._guesses:
+            self._guesses[at, width] = self._guess(at, width)
+        near, ratio = self._guesses[at, width]
         own = self._costs[at]
-        if width in own:
-            return own[width].value
-        near, base = _nearest(own, width)
-        others = [self._costs[each] for each in sorted(range(len(self._costs)), key=lambda each: abs(each - at))]
-        alike = [costs for costs in others if width in costs and near in costs] or [costs for costs in others if costs]
-        if not own and alike:
-            return _expected(alike[0], width) / _expected(alike[0], 1)
-        return base * _expected(alike[0], width) / _expected(alike[0], near) if alike else _expected(own, width)
+        return own[near].value * ratio if own else ratio
+
+    def _guess(self, at: int, width: int) -> tuple[int, float]:
+        """The width of a batch size that is most like another, and how they compare where both were measured."""
+        near = _nearest(self._costs[at], width)
+        sizes = sorted(range(len(self._costs)), key=lambda each: abs(each - at))  # the nearest first
+        both = (self._costs[size] for size in sizes if width in self._costs[size] and near in self._costs[size])
+        some = (self._costs[size] for size in sizes if self._costs[size])
+        costs = next(both, None) or next(some, {})
+        return near, _expected(costs, width) / _expected(costs, near)
 
     def _at(self, num_rounds: int) -> int:
         return bisect_left(self._sizes, num_rounds)
 
 
-def _nearest(costs: Mapping[int, Median], width: int) -> tuple[int, float]:
-    """The measured width that is most like another, and its cost; without any, a step without drafts."""
-    near = min(costs, key=lambda each: (abs(each - width), each), default=1)
-    return near, costs[near].value if costs else 1.0
+def _nearest(costs: Mapping[int, Median], width: int) -> int:
+    """The measured width that is most like another; without any, that of a step without drafts."""
+    return min(costs, key=lambda each: (abs(each - width), each), default=1)
 
 
 def _expected(costs: Mapping[int, Median], width: int) -> float:
-    """The cost of a width among those of one batch size."""
-    near, base = _nearest(costs, width)
+    """The cost of a width by the one most like it, among those of one batch size."""
+    near = _nearest(costs, width)
+    base = costs[near].value if costs else 1.0
     return base * (1 + _DRAFT_COST * (width - 1)) / (1 + _DRAFT_COST * (near - 1))

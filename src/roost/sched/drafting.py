@@ -38,20 +38,21 @@ class Acceptance:
         self._shares = [_FIRST_SHARE] * num_places
         self._weights = [1.0] + [0.0] * (num_places - 1)  # of one step each, at most
 
-    def note(self, num_drafts: int, accept_lens: Sequence[int]) -> None:
+    def note(self, num_drafts: int, accept_lens: list[int]) -> None:
         """A step's rounds accepted so many tokens each, bonus included; without rounds or drafts, time has passed."""
         self._weights = [weight * _MEMORY for weight in self._weights]
         self._weights[0] = max(
             1.0, self._weights[0]
         )  # one trial among many steps moves the first place by half at most
+        offered = len(accept_lens)  # rounds in which all drafts before a place were accepted
         for place in range(num_drafts):
-            offered = sum(length > place for length in accept_lens)
-            if not offered:
-                return
-            accepted = sum(length > place + 1 for length in accept_lens)
+            accepted = offered - accept_lens.count(place + 1)
             weight, new = self._weights[place], offered / len(accept_lens)
             self._shares[place] = (self._shares[place] * weight + accepted / offered * new) / (weight + new)
             self._weights[place] = weight + new
+            if not accepted:
+                return
+            offered = accepted
 
     def tokens(self, width: int) -> list[float]:
         """Tokens that rounds of 1, 2, … `width` nodes add; a place not seen lately is like the one before it."""
@@ -84,18 +85,18 @@ class Drafting:
         self._price = 0.0
         if len(menu) == 1:
             return menu[0]
-        tokens = self._acceptance.tokens(menu[-1])
-        rates = {width: tokens[width - 1] / self._costs.of(num_rounds, width) for width in menu}
-        best = max(menu, key=rates.__getitem__)
-        trial = self._trial(num_rounds, menu, tokens, rates, best) if may_try else None
+        tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu)
+        rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
+        best = rates.index(max(rates))
+        trial = self._trial(num_rounds, menu, tokens, costs, best) if may_try else None
         if trial is None:
-            return best
-        lost = self._costs.of(num_rounds, trial) * (1 - rates[trial] / rates[best])
-        price = min(_TRIALS_MAX, max(_TRIAL_LEAST, lost / self._costs.of(num_rounds, best)))
+            return menu[best]
+        lost = costs[trial] * (1 - rates[trial] / rates[best]) / costs[best]  # steps like the best
+        price = min(_TRIALS_MAX, max(_TRIAL_LEAST, lost))
         if price > self._credit:
-            return best
+            return menu[best]
         self._price = price
-        return trial
+        return menu[trial]
 
     def planned(self, step: StepId, num_rounds: int, width: int, *, num_chunks: int, num_out: int, now: int) -> None:
         """A step was planned, with the width just chosen, while `num_out` steps are out."""
@@ -106,7 +107,7 @@ class Drafting:
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
-    def collected(self, step: StepId, accept_lens: Sequence[int], now: int) -> None:
+    def collected(self, step: StepId, accept_lens: list[int], now: int) -> None:
         """A step's live rounds accepted so many tokens each.
 
         From the end of the step before to its own is what it cost, if the loop did not rest in between: at depth 0 host
@@ -128,15 +129,16 @@ class Drafting:
         self._collected_at = None
 
     def _trial(
-        self, num_rounds: int, menu: Sequence[int], tokens: list[float], rates: dict[int, float], best: int
+        self, num_rounds: int, menu: Sequence[int], tokens: list[float], costs: list[float], best: int
     ) -> int | None:
-        """A width that may be better than the best, for all that is known; None if there is none."""
-        if not self._costs.knows(num_rounds, best):
+        """Which of the menu may be better than the best, for all that is known; None if there is none."""
+        known = self._costs.known(num_rounds, menu)
+        if not known[best]:
             return None  # first things first
-        floor = 0.0  # no width costs less than a narrower one
-        for width in menu:
-            if self._costs.knows(num_rounds, width):
-                floor = max(floor, self._costs.of(num_rounds, width))
-            elif tokens[width - 1] > rates[best] * floor:
-                return width
-        return menu[1] if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None
+        rate, floor = tokens[menu[best] - 1] / costs[best], 0.0  # no width costs less than a narrower one
+        for number, width in enumerate(menu):
+            if known[number]:
+                floor = max(floor, costs[number])
+            elif tokens[width - 1] > rate * floor:
+                return number
+        return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts

@@ -225,7 +225,7 @@ def test_above_the_limit_nothing_is_drafted_and_nothing_tried() -> None:
 def test_steps_with_prefill_are_neither_measured_nor_used_for_trials() -> None:
     bench = Bench(lambda rounds, width: 10.0, 0.9)
     bench.run(200, 4, num_chunks=1)
-    assert not any(bench.drafting._costs.knows(4, width) for width in (1, 2, 3, 4, 5, 7))
+    assert not any(bench.drafting._costs.known(4, (1, 2, 3, 4, 5, 7)))
     assert bench.usual() == 7  # by what a draft is taken to cost, and what it brought
 
 
