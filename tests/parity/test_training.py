@@ -14,7 +14,7 @@ from roost.models.model import Head
 from roost.train.answers import Answer
 from roost.train.head import HeadShape, TrainableHead
 from roost.train.loop import Recipe, Standing, Trainer, right_in_a_row, schedule
-from roost.train.rows import Rows, pack
+from roost.train.rows import Rows, pack, split
 from roost.train.start import head_shape, warm_start, write_head
 from roost.train.target import teach
 from roost.weights.draft import default_captures, load_head
@@ -86,16 +86,20 @@ def bigrams() -> tuple[Decoder, dict[str, Tensor]]:
     return Decoder(tiny("llama").model().config, state, "fp32", CPU), state
 
 
-def wanderings(model: Decoder, number: int, length: int) -> Rows:
-    """What such a target says at a temperature, one answer a row."""
+def wanderings(model: Decoder, number: int, length: int) -> tuple[Rows, Rows]:
+    """What such a target says at a temperature, one answer a row; a fifth of it is held out."""
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(VOCAB, (number, 1), generator=generator)
     for _ in range(length - 1):
         last = model.forward(tokens[:, -1], torch.zeros(number, dtype=torch.int64), dense(model))
         following = torch.multinomial(model.logits(last).softmax(-1), 1, generator=generator)
         tokens = torch.cat([tokens, following], dim=1)
-    answers = [Answer(number=0, prompt=tuple(each[:1]), output=tuple(each[1:])) for each in tokens.tolist()]
-    return pack(answers, length)
+    answers = [
+        Answer(number=number, prompt=tuple(each[:1]), output=tuple(each[1:]))
+        for number, each in enumerate(tokens.tolist())
+    ]
+    learn, held_out = split(answers, 0.2, 0)
+    return pack(learn, length), pack(held_out, length)
 
 
 def trainer_of(epochs: int, budget_s: float | None = None) -> Trainer:
@@ -106,8 +110,8 @@ def trainer_of(epochs: int, budget_s: float | None = None) -> Trainer:
 
 
 def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:
-    trainer = trainer_of(epochs=8)
-    learn, held_out = wanderings(bigrams()[0], 200, 24).split(0.1, 0)
+    trainer = trainer_of(epochs=9)
+    learn, held_out = wanderings(bigrams()[0], 240, 24)
     before, kept, seen = trainer.agreement(held_out), [], []
     trainer.train(
         learn,
@@ -122,7 +126,7 @@ def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:
 
 
 def test_training_that_is_interrupted_ends_where_it_would_have(tmp_path: Path) -> None:
-    learn, held_out = wanderings(bigrams()[0], 60, 16).split(0.2, 0)
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
 
     def train(trainer: Trainer, stop_after: int | None = None) -> Trainer:
         def report(standing: Standing) -> None:
@@ -142,7 +146,7 @@ def test_training_that_is_interrupted_ends_where_it_would_have(tmp_path: Path) -
 
 
 def test_a_budget_of_seconds_ends_training_with_a_head_kept() -> None:
-    learn, held_out = wanderings(bigrams()[0], 40, 16).split(0.2, 0)
+    learn, held_out = wanderings(bigrams()[0], 40, 16)
     trainer, kept = trainer_of(epochs=10**6, budget_s=1e-9), []
     trainer.train(
         learn, held_out, report=lambda standing: None, keep=lambda state, standing: kept.append(standing.update)

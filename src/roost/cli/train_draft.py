@@ -36,7 +36,7 @@ class TrainConfig:
     )
     answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
     answers_s: float | None = field(default=None, metadata={"help": "seconds for the answers; no limit if absent"})
-    at_once: int = field(default=64, metadata={"help": "prompts that are answered at once"})
+    at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
     draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that the head can say: the most frequent"})
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
         context = config.row_tokens + config.answer_tokens
         engine = EngineConfig(
             model=model,
-            memory=MemoryConfig(pool_tokens=config.at_once * context),
+            memory=MemoryConfig(pool_tokens=max(config.at_once // 2, 1) * context),  # most are not that long
             sched=SchedConfig(max_running=config.at_once, chunk=CHUNK, context=context),
         )
         with _bar(console, "answers") as (progress, task):

@@ -31,14 +31,17 @@ class Rows:
         for first in range(0, len(self) - size + 1, size):
             yield self._pick(order[first : first + size])
 
-    def split(self, share: float, seed: int) -> tuple["Rows", "Rows"]:
-        """All but a share of the rows, and that share; at least one in each."""
-        order = np.random.default_rng(seed).permutation(len(self))
-        number = min(max(1, round(share * len(self))), len(self) - 1)
-        return self._pick(order[number:]), self._pick(order[:number])
-
     def _pick(self, index: np.ndarray) -> "Rows":
         return Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
+
+
+def split(answers: Sequence[Answer], share: float, seed: int) -> tuple[list[Answer], list[Answer]]:
+    """All answers but those to a share of the prompts, and those: both answers to a prompt are on one side."""
+    prompts = sorted({each.number // 2 for each in answers})
+    order = np.random.default_rng(seed).permutation(len(prompts))
+    held = {prompts[index] for index in order[: max(1, round(share * len(prompts)))]}
+    learn = [each for each in answers if each.number // 2 not in held]
+    return learn, [each for each in answers if each.number // 2 in held]
 
 
 def pack(answers: Sequence[Answer], row_len: int) -> Rows:

@@ -20,13 +20,14 @@ from roost.startup import start
 from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
 from roost.train.head import TrainableHead
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
-from roost.train.rows import draft_vocabulary, pack
+from roost.train.rows import draft_vocabulary, pack, split
 from roost.train.start import head_shape, warm_start, write_head
 from roost.weights.draft import default_captures
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
 SHARD_ANSWERS = 4096
+HELD_OUT_SEED = 0  # the same prompts in every run: what one run learned from, another may not be tried on
 ALWAYS = (0, 1, 2)  # ids that are in every draft vocabulary: where the specials are
 
 Told = Callable[[int, int], None]  # so many of so many answers
@@ -40,7 +41,7 @@ class Job:
     num_new: int = 512  # tokens of an answer, at most
     row_len: int = 1024
     vocabulary: int = 8192
-    held_out: float = 0.02  # share of the rows
+    held_out: float = 0.02  # share of the prompts whose answers are not learned from
     answers_s: float | None = None  # budget of seconds for the answers
 
 
@@ -90,13 +91,18 @@ def train_head(model_name: str, device: torch.device, job: Job, recipe: Recipe, 
     vocabulary, covered = _vocabulary(job, sound, device, model.config.vocab_size)
     shape = head_shape(model.config, len(default_captures(len(model.config.layers))), len(vocabulary))
     head = TrainableHead(shape, warm_start(source, model.config, shape, vocabulary), device)
-    rows = pack(sound, job.row_len)
-    if len(rows) < 2 * recipe.batch_rows:
-        raise ConfigError(f"--batch-rows {recipe.batch_rows}: the answers fill only {len(rows)} rows; lower it")
-    learn, held_out = rows.split(max(job.held_out, recipe.batch_rows / len(rows)), recipe.seed)
+    learn, held_out = (pack(part, job.row_len) for part in split(sound, job.held_out, HELD_OUT_SEED))
+    if len(learn) < recipe.batch_rows:
+        raise ConfigError(f"--batch-rows {recipe.batch_rows}: the answers fill only {len(learn)} rows; lower it")
     trainer = Trainer(model, head, default_captures(len(model.config.layers)), vocabulary, recipe)
     log = _Log(job.folder / "log.jsonl")
-    log.write(answers=len(answers), looping=len(answers) - len(sound), rows=len(rows), covered=covered)
+    log.write(
+        answers=len(answers),
+        looping=len(answers) - len(sound),
+        rows=len(learn),
+        held_out=len(held_out),
+        covered=covered,
+    )
     if (job.folder / "checkpoint.pt").exists():
         trainer.load(job.folder / "checkpoint.pt")
 

@@ -76,6 +76,7 @@ def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, voca
     marks[ids] = True
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

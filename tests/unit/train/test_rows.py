@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 
 from roost.train.answers import Answer
-from roost.train.rows import draft_vocabulary, pack
+from roost.train.rows import draft_vocabulary, pack, split
 
 ROW_LEN = 24
 
@@ -42,12 +42,12 @@ def test_an_answer_longer_than_a_row_is_cut() -> None:
     assert rows.tokens[0].tolist() == [1, 2, *range(ROW_LEN - 2)]
 
 
-def test_a_split_parts_the_rows() -> None:
-    rows = pack(drawn(100), ROW_LEN)
-    learn, held_out = rows.split(0.1, seed=3)
-    assert len(learn) + len(held_out) == len(rows) and len(held_out) == round(0.1 * len(rows))
-    both = np.concatenate([learn.tokens, held_out.tokens])
-    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, rows.tokens.tolist()))
+def test_a_split_keeps_both_answers_to_a_prompt_on_one_side() -> None:
+    answers = drawn(100)
+    learn, held_out = split(answers, 0.1, seed=3)
+    assert sorted([*learn, *held_out], key=lambda each: each.number) == answers and len(held_out) == 10
+    assert not {each.number // 2 for each in learn} & {each.number // 2 for each in held_out}
+    assert split(answers, 0.1, seed=3) == (learn, held_out) != split(answers, 0.1, seed=4)
 
 
 def test_batches_are_whole_and_shuffled_by_their_seed() -> None:
