@@ -118,5 +118,6 @@ def test_ctrl_c_ends_an_answer_and_never_the_chat(terminal: Terminal) -> None:
     terminal.until("> ")
     terminal.type("\n\n/rewind abc\n")
     terminal.until("there are 0 turns to forget, got abc")
+    terminal.until("> ")  # before it is read, this key means another thing
     terminal.type(CTRL_D)
     assert terminal.end() == 0
