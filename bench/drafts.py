@@ -100,7 +100,7 @@ def answer(
     executor.close()
     return [
         Said(
-            answer=Answer(number=number, prompt=prompt, output=tuple(outputs[str(number)])),
+            answer=Answer(prompt=prompt, output=tuple(outputs[str(number)]), is_drawn=temperature > 0),
             spec=ended[str(number)].spec,
         )
         for number, prompt in enumerate(prompts)
@@ -164,12 +164,14 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--running", type=int, default=16)
+    parser.add_argument("--weights", choices=["int8", "fp32", "bf16"], default=None, help="as the device would have it")
     parser.add_argument("--ways", nargs="+", choices=list(ways()), default=list(ways()))
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = open_source(find_model(args.model)[1])
-    ops, weights = ops_of(backend_of(EngineConfig(), device)), "bf16" if device.type == "cuda" else "int8"
+    ops = ops_of(backend_of(EngineConfig(), device))
+    weights = args.weights or ("bf16" if device.type == "cuda" else "int8")
     model = load_model(source, weights=weights, device=device, ops=ops)
     head = load_head(args.draft, "eagle3", model, layer_ids=None, weights=weights, device=device)
     parts = Parts(model=model, head=head, language=source.language(), device=device, running=args.running)

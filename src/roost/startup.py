@@ -127,7 +127,7 @@ def _load(
 def _with_drafter(config: EngineConfig) -> EngineConfig:
     """The configuration with its drafter named, and checked, before anything large is read."""
     spec, own = config.spec, find_head(config.model.model)
-    if spec.draft is None and own is not None and spec.spec in (None, "auto", head_kind(own)):
+    if spec.draft is None and own is not None and spec.spec in (None, "auto", "eagle3"):  # such are the heads that come
         spec = replace(spec, draft=str(own))
     if spec.spec in (None, "auto"):
         otherwise = "none" if spec.spec is None else "ngram"

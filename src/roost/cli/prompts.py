@@ -39,9 +39,14 @@ def read_turns(path: Path) -> list[list[str]]:
     """
     if not path.is_file():
         raise ConfigError(f"--prompts: there is no file {path}")
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"--prompts: {path} cannot be read: {error}") from error
+    lines = [
+        (number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
+    ]  # JSON has others in texts
     if not lines:
         raise ConfigError(f"--prompts: {path} is empty")
     return [_turns(path, number, line) for number, line in lines]

@@ -5,29 +5,29 @@ on from there when the command is given again. Called by `main`.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from roost.cli.flags import add_group, group_of
 from roost.cli.prompts import read_turns
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
 from roost.errors import ConfigError
-from roost.startup import device_of
 from roost.train.loop import Recipe, Standing
-from roost.train.run import Job, make_answers, train_head
-
-CHUNK = 8192  # tokens of prompts in a step
+from roost.train.run import Job, check, make_answers, train_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """What is learned, from what, and for how long."""
 
+    model: str = field(default="default", metadata={"help": "the target: a GGUF file, a folder, or default"})
+    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    threads: int | None = field(default=None, metadata={"help": "of a CPU; PyTorch's choice if absent"})
     prompts: str | None = field(
         default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}
     )
@@ -40,7 +40,7 @@ class TrainConfig:
     draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that the head can say: the most frequent"})
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
-    epochs: int = field(default=10, metadata={"help": "times that every row is seen"})
+    epochs: int = field(default=10, metadata={"help": "times that every row is seen, those of earlier runs included"})
     train_s: float | None = field(default=None, metadata={"help": "seconds for the training; no limit if absent"})
     learning_rate: float = field(default=5e-4, metadata={"help": "at its highest"})
     unrolled_steps: int = field(default=7, metadata={"help": "drafts one after the other that are trained"})
@@ -50,19 +50,22 @@ class TrainConfig:
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
     add_group(parser, TrainConfig)
-    add_group(parser, ModelConfig)
 
 
 def run(args: Namespace) -> int:
     """Answer, then train."""
-    config, model = group_of(args, TrainConfig), group_of(args, ModelConfig)
+    config = group_of(args, TrainConfig)
     _check(config)
+    texts = [] if config.prompts is None else [turns[0] for turns in read_turns(Path(config.prompts))]
     job = Job(
         folder=Path(config.out),
+        model=config.model,
+        device=config.device,
         num_new=config.answer_tokens,
+        at_once=config.at_once,
+        answers_s=config.answers_s,
         row_len=config.row_tokens,
         vocabulary=config.draft_vocabulary,
-        answers_s=config.answers_s,
     )
     recipe = Recipe(
         num_steps=config.unrolled_steps,
@@ -72,30 +75,28 @@ def run(args: Namespace) -> int:
         budget_s=config.train_s,
         seed=config.train_seed,
     )
-    console = Console(stderr=True)
-    if config.prompts is not None:
-        texts = [turns[0] for turns in read_turns(Path(config.prompts))]
-        context = config.row_tokens + config.answer_tokens
-        engine = EngineConfig(
-            model=model,
-            memory=MemoryConfig(pool_tokens=max(config.at_once // 2, 1) * context),  # most are not that long
-            sched=SchedConfig(max_running=config.at_once, chunk=CHUNK, context=context),
-        )
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    check(job)
+    console = Console(stderr=True, highlight=False)
+    if texts:
         with _bar(console, "answers") as (progress, task):
-            make_answers(engine, texts, job, lambda done, total: progress.update(task, completed=done, total=total))
+            make_answers(job, texts, lambda done, total: progress.update(task, completed=done, total=total))
     with _bar(console, "training") as (progress, task):
-        standing = train_head(model.model, device_of(model), job, recipe, lambda now: _show(progress, task, now))
-    console.print(f"held-out agreement by step: {_shares(standing.held_out)}")
-    console.print(f"the best head so far is in {job.folder / 'head'}: roost serve --draft {job.folder / 'head'} --spec")
+        standing = train_head(
+            job, recipe, lambda now: _show(progress, task, now), lambda now: _tell(progress.console, now)
+        )
+    console.print(f"agreement of the best head on held-out answers, by draft: {_shares(standing.best)}")
+    console.print(f"roost serve --model {config.model} --draft {job.folder / 'head'}", soft_wrap=True, markup=False)
     return 0
 
 
 def _check(config: TrainConfig) -> None:
     """Refuse numbers that cannot work."""
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
-    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0}.items():
+    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1}.items():
         value = getattr(config, name)
-        if value < smallest:
+        if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
     for name in ("answers_s", "train_s", "learning_rate"):
         value = getattr(config, name)
@@ -115,5 +116,9 @@ def _show(progress: Progress, task: TaskID, now: Standing) -> None:
     progress.update(task, completed=now.update, total=now.num_updates, description=text)
 
 
-def _shares(shares: tuple[float, ...]) -> str:
+def _tell(console: Console, now: Standing) -> None:
+    console.print(f"update {now.update} of {now.num_updates}: held-out agreement {_shares(now.held_out)}")
+
+
+def _shares(shares: Sequence[float]) -> str:
     return " ".join(f"{share:.2f}" for share in shares)

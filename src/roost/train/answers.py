@@ -5,11 +5,13 @@ there is nothing to learn from them. Kept in shards, so that an interrupted run 
 training command.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from roost.messages import Event, Finished, Refused, Submit, Tokens
 from roost.sampling import Sampling
@@ -18,6 +20,7 @@ from roost.sched.engine import Engine
 PERIOD_MAX = 32  # tokens of a circle that is looked for
 CIRCLES_MIN = 4  # times that it must have been gone round
 TEMPERATURE = 0.8  # of the answers that are not greedy
+BLOCK = 1024  # prompts that are answered in one way before they are in the other
 REFILL = 2 / 3  # of the requests at once: below that, new ones are begun
 
 
@@ -25,18 +28,27 @@ REFILL = 2 / 3  # of the requests at once: below that, new ones are begun
 class Question:
     """A prompt to be answered in one of two ways."""
 
-    number: int
     prompt: tuple[int, ...]
     is_drawn: bool  # at a temperature; else greedily
+
+    @property
+    def name(self) -> str:
+        """The same in every run, whatever else is asked."""
+        return f"{key(self.prompt):x}-{'drawn' if self.is_drawn else 'greedy'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the target said."""
 
-    number: int  # the question's
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    is_drawn: bool
+
+    @property
+    def question(self) -> Question:
+        """What it answers."""
+        return Question(prompt=self.prompt, is_drawn=self.is_drawn)
 
     @property
     def is_looping(self) -> bool:
@@ -49,53 +61,60 @@ class Answer:
         return False
 
 
-def questions(prompts: Sequence[tuple[int, ...]], done: frozenset[int] = frozenset()) -> list[Question]:
-    """Every prompt in both ways, all of one way together; those that are done are left out."""
+def key(prompt: Sequence[int]) -> int:
+    """A number that stands for a prompt."""
+    return int.from_bytes(blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=7).digest())
+
+
+def questions(prompts: Sequence[tuple[int, ...]], done: Container[Question] = ()) -> list[Question]:
+    """Every prompt in both ways, many of one way together; each once, and those that are done are left out."""
+    unique = list(dict.fromkeys(prompts))
     both = [
-        Question(number=2 * number + is_drawn, prompt=prompt, is_drawn=bool(is_drawn))
-        for is_drawn in (0, 1)
-        for number, prompt in enumerate(prompts)
+        Question(prompt=prompt, is_drawn=is_drawn)
+        for first in range(0, len(unique), BLOCK)
+        for is_drawn in (False, True)
+        for prompt in unique[first : first + BLOCK]
     ]
-    return [each for each in both if each.number not in done]
+    return [each for each in both if each not in done]
 
 
 def answer_all(
     engine: Engine, asked: Sequence[Question], *, num_new: int, stop_ids: frozenset[int], at_once: int
 ) -> Iterator[Answer]:
-    """The answers, as they end; a question that the engine refuses has none.
+    """The answers, as they end; a question that the engine refuses, or breaks at, has none.
 
     New requests are begun many at a time: most steps are of decoding alone then, which a GPU does much faster.
     """
     outputs: dict[str, list[int]] = {}
-    ended: list[str] = []
-    by_name = {str(each.number): each for each in asked}
+    ended: list[Finished | Refused] = []
+    by_name = {each.name: each for each in asked}
 
     def hear(event: Event) -> None:
         if isinstance(event, Tokens):
             outputs[event.request_id].extend(event.tokens)
         elif isinstance(event, Finished | Refused):
-            ended.append(event.request_id)
+            ended.append(event)
 
     waiting = iter(asked)
     while True:
         if len(outputs) <= REFILL * at_once:
             while len(outputs) < at_once and (question := next(waiting, None)) is not None:
-                outputs[str(question.number)] = []
+                outputs[question.name] = []
                 engine.post(_submit(question, num_new, stop_ids), hear)
         if not engine.has_work:
             return
         engine.tick()
-        for name in ended:
-            question, output = by_name[name], tuple(outputs.pop(name))
-            if output:
-                yield Answer(number=question.number, prompt=question.prompt, output=output)
+        for event in ended:
+            question, output = by_name[event.request_id], tuple(outputs.pop(event.request_id))
+            if output and isinstance(event, Finished) and event.reason in ("stop", "length"):
+                yield Answer(prompt=question.prompt, output=output, is_drawn=question.is_drawn)
         ended.clear()
 
 
 def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submit:
-    sampling = Sampling(temperature=TEMPERATURE if question.is_drawn else 0.0, seed=question.number)
+    sampling = Sampling(temperature=TEMPERATURE if question.is_drawn else 0.0, seed=key(question.prompt))
     return Submit(
-        request_id=str(question.number),
+        request_id=question.name,
         tokens=question.prompt,
         max_new_tokens=num_new,
         sampling=sampling,
@@ -104,16 +123,15 @@ def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submi
 
 
 def write_shard(path: Path, answers: Sequence[Answer]) -> None:
-    """Answers as one compressed file."""
+    """Answers as one file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        np.savez_compressed(
-            file,
-            numbers=np.array([each.number for each in answers], dtype=np.int64),
-            tokens=np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32),
-            prompt_lens=np.array([len(each.prompt) for each in answers], dtype=np.int32),
-            output_lens=np.array([len(each.output) for each in answers], dtype=np.int32),
-        )
+    columns = {
+        "is_drawn": np.array([each.is_drawn for each in answers], dtype=np.bool_),
+        "tokens": np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32),
+        "prompt_lens": np.array([len(each.prompt) for each in answers], dtype=np.int32),
+        "output_lens": np.array([len(each.output) for each in answers], dtype=np.int32),
+    }
+    save_file(columns, part)
     part.replace(path)
 
 
@@ -121,11 +139,12 @@ def read_shards(paths: Sequence[Path]) -> list[Answer]:
     """All answers of some files."""
     found = []
     for path in paths:
-        with np.load(path) as shard:
-            tokens, at = shard["tokens"].tolist(), 0
-            columns = (shard[name].tolist() for name in ("numbers", "prompt_lens", "output_lens"))
-            for number, prompt_len, output_len in zip(*columns, strict=True):
-                middle, end = at + prompt_len, at + prompt_len + output_len
-                found.append(Answer(number=number, prompt=tuple(tokens[at:middle]), output=tuple(tokens[middle:end])))
-                at = end
+        shard = load_file(path)
+        tokens, at = shard["tokens"].tolist(), 0
+        columns = (shard[name].tolist() for name in ("is_drawn", "prompt_lens", "output_lens"))
+        for is_drawn, prompt_len, output_len in zip(*columns, strict=True):
+            middle, end = at + prompt_len, at + prompt_len + output_len
+            prompt, output = tuple(tokens[at:middle]), tuple(tokens[middle:end])
+            found.append(Answer(prompt=prompt, output=output, is_drawn=is_drawn))
+            at = end
     return found

@@ -1,16 +1,20 @@
 """The training loop of a draft head: lessons of the target, unrolled steps, a schedule, checkpoints.
 
-Stops after some epochs or on a budget of seconds; goes on from its last checkpoint; hands out the head whenever it
-agrees better than ever with the target on rows it was not trained on. Called by the training command and by tests.
+Stops after some epochs or on a budget of seconds; goes on from its last checkpoint, with a schedule for every run; hands
+out the head whenever it agrees better than ever with the target on rows it was not trained on. Called by the training
+command and by tests.
 """
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import cos, pi
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from roost.models.decoder import Decoder
@@ -18,6 +22,7 @@ from roost.train.head import TrainableHead, fused
 from roost.train.rows import Rows
 from roost.train.target import Lesson, teach
 
+SAVE_EVERY_S = 300.0
 LOOK_EVERY = 20  # updates: to look at the loss is to wait for the device
 
 
@@ -47,11 +52,12 @@ class Standing:
     loss: float = 0.0
     agreement: tuple[float, ...] = ()  # of each step, on the last batch that was looked at
     held_out: tuple[float, ...] = ()  # of each step, on held-out rows
-    best: float = 0.0  # drafts that are right in a row, on held-out rows, of the best head
+    num_held_out: int = 0  # rows of those
+    best: tuple[float, ...] = ()  # of each step, on held-out rows, of the best head
 
 
 Report = Callable[[Standing], None]
-Keep = Callable[[dict[str, Tensor], Standing], None]
+Looked = Callable[[Standing, dict[str, Tensor] | None], None]  # with the head, if it is the best so far
 
 
 class Trainer:
@@ -70,29 +76,33 @@ class Trainer:
         self._own_id = torch.full((model.config.vocab_size,), -1, device=self._device)  # of a target's token
         self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
 
-    def train(self, rows: Rows, held_out: Rows, *, report: Report, keep: Keep, checkpoint: Path | None = None) -> None:
-        """Run updates until the epochs or the budget are over; `keep` is given the head when it is the best so far."""
+    def train(
+        self, rows: Rows, held_out: Rows, *, report: Report, looked: Looked, checkpoint: Path | None = None
+    ) -> None:
+        """Run updates until the epochs or the budget are over, and look at held-out rows after each epoch and then."""
         recipe, standing = self._recipe, self.standing
-        per_epoch = len(rows) // recipe.batch_rows
+        per_epoch = max(1, len(rows) // recipe.batch_rows)
         standing.num_updates = recipe.epochs * per_epoch
-        began, before, first = time.monotonic(), standing.spent_s, standing.update
-        for epoch in range(first // max(1, per_epoch), recipe.epochs):
-            for number, batch in enumerate(rows.batches(recipe.batch_rows, recipe.seed + epoch)):
-                if epoch * per_epoch + number < first:
-                    continue  # done before an interruption
+        began, before, first, saved = time.monotonic(), standing.spent_s, standing.update, 0.0
+        try:
+            for batch in self._batches(rows, first):
                 spent = time.monotonic() - began
-                if recipe.budget_s is not None and spent > recipe.budget_s:
-                    break
                 by_time = 0.0 if recipe.budget_s is None else spent / recipe.budget_s
-                by_count = (standing.update - first) / max(1, standing.num_updates - first)
+                if by_time > 1:
+                    break
+                by_count = (standing.update - first) / (standing.num_updates - first)
                 self._update(batch, schedule(max(by_time, by_count), recipe.warm_up))
                 standing.spent_s = before + spent
                 report(standing)
-            else:
-                self._look(held_out, keep, checkpoint)
-                continue
-            break
-        self._look(held_out, keep, checkpoint)
+                if standing.update % per_epoch == 0 and standing.update < standing.num_updates:
+                    self._look(held_out, looked)
+                if checkpoint is not None and spent - saved > SAVE_EVERY_S:
+                    self.save(checkpoint)
+                    saved = spent
+            self._look(held_out, looked)
+        finally:  # also when somebody has had enough
+            if checkpoint is not None:
+                self.save(checkpoint)
 
     def agreement(self, rows: Rows) -> tuple[float, ...]:
         """Share of places where each step's best token is the target's, over whole batches of rows."""
@@ -105,18 +115,38 @@ class Trainer:
         return tuple((right / counted.clamp(min=1)).tolist())
 
     def save(self, path: Path) -> None:
-        """A checkpoint to go on from."""
-        state = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}
+        """A checkpoint to go on from: weights, what the optimizer keeps of each, and the standing."""
+        tensors = {}
+        for name, weight in self.head.named_parameters():
+            tensors[f"weight/{name}"] = weight.detach()
+            tensors |= {f"{kind}/{name}": tensor for kind, tensor in self._optimizer.state[weight].items()}
         part = path.with_name(path.name + ".part")
-        torch.save({**state, "standing": asdict(self.standing)}, part)
+        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, part, metadata={"standing": json.dumps(asdict(self.standing))})
         part.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        state = torch.load(path, map_location=self._device, weights_only=True)
-        self.head.load_state_dict(state["head"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.standing = Standing(**state["standing"])
+        with safe_open(path, "pt") as file:
+            self.standing = Standing(**json.loads(file.metadata()["standing"]))
+            names = set(file.keys())
+            for name, weight in self.head.named_parameters():
+                weight.data.copy_(file.get_tensor(f"weight/{name}"))
+                kept = {kind: f"{kind}/{name}" for kind in ("step", "exp_avg", "exp_avg_sq")}
+                if set(kept.values()) <= names:
+                    device = self._device
+                    self._optimizer.state[weight] = {
+                        kind: file.get_tensor(each).to(device) for kind, each in kept.items()
+                    }
+
+    def _batches(self, rows: Rows, first: int) -> Iterator[Rows]:
+        """Batches of all epochs, from one on."""
+        recipe, number = self._recipe, 0
+        for epoch in range(recipe.epochs):
+            for batch in rows.batches(recipe.batch_rows, recipe.seed + epoch):
+                if number >= first:
+                    yield batch
+                number += 1
 
     def _update(self, batch: Rows, share: float) -> None:
         recipe, standing = self._recipe, self.standing
@@ -156,16 +186,15 @@ class Trainer:
         best = self._vocabulary[logits.detach().argmax(dim=-1)]
         return ((best == step.best) & step.is_said).sum(), step.is_said.sum()
 
-    def _look(self, held_out: Rows, keep: Keep, checkpoint: Path | None) -> None:
-        """Try held-out rows; hand the head out if it is the best so far."""
+    def _look(self, held_out: Rows, looked: Looked) -> None:
+        """Try held-out rows; hand the head out if it is the best so far. Other rows than before say nothing."""
         standing = self.standing
         standing.held_out = self.agreement(held_out)
-        score = right_in_a_row(standing.held_out)
-        if score > standing.best:
-            standing.best = score
-            keep(self.head.state(), standing)
-        if checkpoint is not None:
-            self.save(checkpoint)
+        is_best = len(held_out) != standing.num_held_out or not standing.best
+        is_best = is_best or right_in_a_row(standing.held_out) > right_in_a_row(standing.best)
+        if is_best:
+            standing.best, standing.num_held_out = standing.held_out, len(held_out)
+        looked(standing, self.head.state() if is_best else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,7 +237,7 @@ def schedule(done: float, warm_up: float) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + cos(pi * min(1.0, (done - warm_up) / (1 - warm_up))))
 
 
-def right_in_a_row(agreement: tuple[float, ...]) -> float:
+def right_in_a_row(agreement: Sequence[float]) -> float:
     """Drafts of a chain that are right before one is not, were the steps independent of each other."""
     total, product = 0.0, 1.0
     for each in agreement:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roost.train.answers import Answer
+from roost.train.answers import Answer, key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,13 +35,15 @@ class Rows:
         return Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
 
 
-def split(answers: Sequence[Answer], share: float, seed: int) -> tuple[list[Answer], list[Answer]]:
-    """All answers but those to a share of the prompts, and those: both answers to a prompt are on one side."""
-    prompts = sorted({each.number // 2 for each in answers})
-    order = np.random.default_rng(seed).permutation(len(prompts))
-    held = {prompts[index] for index in order[: max(1, round(share * len(prompts)))]}
-    learn = [each for each in answers if each.number // 2 not in held]
-    return learn, [each for each in answers if each.number // 2 in held]
+def split(answers: Sequence[Answer], share: float) -> tuple[list[Answer], list[Answer]]:
+    """All answers but those to about a share of the prompts, and those: both answers to a prompt are on one side.
+
+    A prompt is on the same side in every run, also when there are more: what was learned from is never held out.
+    """
+    shares = [key(each.prompt) % 2**20 / 2**20 for each in answers]
+    border = max(share, min(shares, default=0.0))  # at least one prompt is held out
+    learn = [each for each, at in zip(answers, shares, strict=True) if at > border]
+    return learn, [each for each, at in zip(answers, shares, strict=True) if at <= border]
 
 
 def pack(answers: Sequence[Answer], row_len: int) -> Rows:
@@ -76,6 +78,6 @@ def pack(answers: Sequence[Answer], row_len: int) -> Rows:
 def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> tuple[np.ndarray, float]:
     """The ids said most often, in rising order, and the share of everything said that they cover."""
     counts = Counter(token for answer in answers for token in answer.output)
-    ranked = [*always, *(token for token, _ in counts.most_common() if token not in set(always))][:size]
+    ranked = [*always, *(token for token, _ in counts.most_common() if token not in always)][:size]
     covered = sum(counts[token] for token in ranked) / max(1, sum(counts.values()))
     return np.array(sorted(ranked), dtype=np.int64), covered

@@ -1,22 +1,23 @@
 """A whole training: answers of the target, rows of them, a head that learns, and its checkpoint as it gets better.
 
-Everything lies in one folder: `answers/`, `checkpoint.pt`, `log.jsonl`, and `head/`, the best head so far. What is
-there already is not done again. Called by the training command.
+Everything lies in one folder: `job.json`, `answers/`, `checkpoint.safetensors`, `log.jsonl`, and `head/`, the best head
+so far. What is there already is not done again, and belongs to one model. Called by the training command.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from roost.config import EngineConfig, SpecConfig
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.errors import ConfigError
-from roost.startup import start
+from roost.models.registry import decoder_config
+from roost.startup import device_of, start
+from roost.text.language import Language
 from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
 from roost.train.head import TrainableHead
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
@@ -27,8 +28,9 @@ from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
 SHARD_ANSWERS = 4096
-HELD_OUT_SEED = 0  # the same prompts in every run: what one run learned from, another may not be tried on
+CHUNK = 8192  # tokens of prompts in a step
 ALWAYS = (0, 1, 2)  # ids that are in every draft vocabulary: where the specials are
+CHECKPOINT = "checkpoint.safetensors"
 
 Told = Callable[[int, int], None]  # so many of so many answers
 
@@ -38,96 +40,146 @@ class Job:
     """What is to be trained, on what, and where it lies."""
 
     folder: Path
+    model: str = "default"
+    device: str = "auto"
     num_new: int = 512  # tokens of an answer, at most
+    at_once: int = 32  # prompts
+    answers_s: float | None = None  # budget of seconds for the answers
     row_len: int = 1024
     vocabulary: int = 8192
     held_out: float = 0.02  # share of the prompts whose answers are not learned from
-    answers_s: float | None = None  # budget of seconds for the answers
+
+    @property
+    def weights(self) -> str:
+        """The form of the target's weights: the same for answers and lessons."""
+        return "bf16" if device_of(ModelConfig(device=self.device)).type == "cuda" else "fp32"
 
 
-def make_answers(config: EngineConfig, texts: Sequence[str], job: Job, told: Told) -> None:
+def check(job: Job) -> None:
+    """Refuse what cannot work, before anything is answered; note whose folder it is."""
+    name, path = find_model(job.model)
+    config = decoder_config(open_source(path).config())
+    default_captures(len(config.layers))
+    if job.row_len > config.context_max:
+        raise ConfigError(f"--row-tokens must be at most the model's context, {config.context_max}, got {job.row_len}")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    note, mine = job.folder / "job.json", {"model": name, "draft_vocabulary": min(job.vocabulary, config.vocab_size)}
+    if not note.exists():
+        note.write_text(json.dumps(mine) + "\n")
+    theirs = json.loads(note.read_text())
+    for flag, value in mine.items():
+        if theirs[flag] != value:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')}: what lies in --out {job.folder} was made with {theirs[flag]}, got "
+                f"{value}; use another folder"
+            )
+
+
+def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
     """Have the target answer what it has not answered yet, until the budget is spent."""
     folder = job.folder / "answers"
-    folder.mkdir(parents=True, exist_ok=True)
-    shards = sorted(folder.glob("*.npz"))
-    done = frozenset(each.number for each in read_shards(shards))
-    running = start(replace(config, spec=SpecConfig(spec="none")))
-    prompts = [running.language.chat_tokens([{"role": "user", "content": text}]) for text in texts]
-    asked = [each for each in questions(prompts, done) if len(each.prompt) < job.row_len]
+    folder.mkdir(exist_ok=True)
+    done = frozenset(each.question for each in _answers(job))
+    context = min(job.row_len + job.num_new, decoder_config(open_source(find_model(job.model)[1]).config()).context_max)
+    running = start(
+        EngineConfig(
+            model=ModelConfig(model=job.model, device=job.device, weights=job.weights),
+            memory=MemoryConfig(pool_tokens=max(1, job.at_once // 2) * context),  # most are not that long
+            sched=SchedConfig(max_running=job.at_once, chunk=CHUNK, context=context),
+            spec=SpecConfig(spec="none"),
+        )
+    )
+    asked = [
+        each
+        for each in questions([_prompt(running.language, text) for text in texts], done)
+        if len(each.prompt) < min(job.row_len, context)
+    ]
     fresh: list[Answer] = []
-    began, total = time.monotonic(), len(asked) + len(done)
+    began, stop_ids = time.monotonic(), running.language.tokenizer.eos_ids
 
     def put_away() -> None:
-        number = len(list(folder.glob("*.npz")))
-        write_shard(folder / f"answers-{number:04}.npz", fresh)
-        fresh.clear()
+        if fresh:
+            number = len(list(folder.glob("*.safetensors")))
+            write_shard(folder / f"answers-{number:04}.safetensors", fresh)
+            fresh.clear()
 
-    stop_ids, at_once = running.language.tokenizer.eos_ids, running.resolved.sched.max_running
     try:
-        for number, answer in enumerate(
-            answer_all(running.engine, asked, num_new=job.num_new, stop_ids=stop_ids, at_once=at_once), 1
-        ):
+        said = answer_all(running.engine, asked, num_new=job.num_new, stop_ids=stop_ids, at_once=job.at_once)
+        for number, answer in enumerate(said, 1):
             fresh.append(answer)
-            told(len(done) + number, total)
+            told(len(done) + number, len(done) + len(asked))
             if len(fresh) == SHARD_ANSWERS:
                 put_away()
             if job.answers_s is not None and time.monotonic() - began > job.answers_s:
                 break
     finally:
-        if fresh:
-            put_away()
+        put_away()
         running.executor.close()
 
 
-def train_head(model_name: str, device: torch.device, job: Job, recipe: Recipe, report: Report) -> Standing:
+def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Standing:
     """Train on the answers that there are, from where the last run stopped."""
-    answers = read_shards(sorted((job.folder / "answers").glob("*.npz")))
-    sound = [each for each in answers if not each.is_looping]
-    if not sound:
-        raise ConfigError("--out: there are no answers to learn from; give --prompts")
-    _, path = find_model(model_name)
-    source = open_source(path)
-    model = load_model(source, weights="bf16" if device.type == "cuda" else "fp32", device=device)
-    vocabulary, covered = _vocabulary(job, sound, device, model.config.vocab_size)
-    shape = head_shape(model.config, len(default_captures(len(model.config.layers))), len(vocabulary))
+    answers = _answers(job)
+    learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
+    if not learn:
+        raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts")
+    device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
+    model = load_model(source, weights=job.weights, device=device)
+    vocabulary = _vocabulary(job, learn, min(job.vocabulary, model.config.vocab_size))
+    captures = default_captures(len(model.config.layers))
+    shape = head_shape(model.config, len(captures), len(vocabulary))
     head = TrainableHead(shape, warm_start(source, model.config, shape, vocabulary), device)
-    learn, held_out = (pack(part, job.row_len) for part in split(sound, job.held_out, HELD_OUT_SEED))
-    if len(learn) < recipe.batch_rows:
-        raise ConfigError(f"--batch-rows {recipe.batch_rows}: the answers fill only {len(learn)} rows; lower it")
-    trainer = Trainer(model, head, default_captures(len(model.config.layers)), vocabulary, recipe)
+    rows, aside = pack(learn, job.row_len), pack(held_out, job.row_len)
+    if len(rows) < recipe.batch_rows:
+        raise ConfigError(
+            f"--batch-rows {recipe.batch_rows}: the answers fill {len(rows)} rows; lower it, or answer more prompts"
+        )
+    trainer = Trainer(model, head, captures, vocabulary.to(device), recipe)
+    if (job.folder / CHECKPOINT).exists():
+        trainer.load(job.folder / CHECKPOINT)
+    if not (job.folder / "head").exists():
+        trainer.standing.best = ()
     log = _Log(job.folder / "log.jsonl")
     log.write(
         answers=len(answers),
-        looping=len(answers) - len(sound),
-        rows=len(learn),
-        held_out=len(held_out),
-        covered=covered,
+        looping=len(answers) - len(learn) - len(held_out),
+        rows=len(rows),
+        held_out_rows=len(aside),
     )
-    if (job.folder / "checkpoint.pt").exists():
-        trainer.load(job.folder / "checkpoint.pt")
 
     def reported(standing: Standing) -> None:
         report(standing)
         if standing.update % LOOK_EVERY == 1:
             log.standing(standing)
 
-    def keep(state: dict[str, Tensor], standing: Standing) -> None:
-        write_head(job.folder / "head", state, shape, vocabulary)
+    def kept(standing: Standing, state: dict[str, Tensor] | None) -> None:
+        if state is not None:
+            write_head(job.folder / "head", state, shape, vocabulary)
         log.standing(standing)
+        looked(standing)
 
-    trainer.train(learn, held_out, report=reported, keep=keep, checkpoint=job.folder / "checkpoint.pt")
+    trainer.train(rows, aside, report=reported, looked=kept, checkpoint=job.folder / CHECKPOINT)
     return trainer.standing
 
 
-def _vocabulary(job: Job, answers: Sequence[Answer], device: torch.device, vocab_size: int) -> tuple[Tensor, float]:
-    """The draft vocabulary, which stays what it was when training goes on, and the share of the answers it covers."""
-    path = job.folder / "vocabulary.npy"
-    ids, covered = draft_vocabulary(answers, min(job.vocabulary, vocab_size), ALWAYS)
-    if path.exists():
-        ids = np.load(path)
-    else:
-        np.save(path, ids)
-    return torch.from_numpy(ids).to(device), covered
+def _answers(job: Job) -> list[Answer]:
+    return read_shards(sorted((job.folder / "answers").glob("*.safetensors")))
+
+
+def _prompt(language: Language, text: str) -> tuple[int, ...]:
+    """A user's message, or a plain text for a model that knows no conversations."""
+    if language.template is None:
+        return language.prompt_tokens(text)
+    return language.chat_tokens([{"role": "user", "content": text}])
+
+
+def _vocabulary(job: Job, learn: Sequence[Answer], size: int) -> Tensor:
+    """The draft vocabulary, which stays what it was when training goes on."""
+    path = job.folder / "vocabulary.json"
+    if not path.exists():
+        ids, covered = draft_vocabulary(learn, size, ALWAYS)
+        path.write_text(json.dumps({"covered": covered, "ids": ids.tolist()}) + "\n")
+    return torch.tensor(json.loads(path.read_text())["ids"])
 
 
 class _Log:
@@ -148,5 +200,5 @@ class _Log:
             loss=round(standing.loss, 4),
             agreement=[round(each, 4) for each in standing.agreement],
             held_out=[round(each, 4) for each in standing.held_out],
-            best=round(standing.best, 4),
+            best=[round(each, 4) for each in standing.best],
         )

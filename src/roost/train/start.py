@@ -57,9 +57,10 @@ def warm_start(
     for name in "qkv":
         weight = take(f"{last}self_attn.{name}_proj.weight")
         state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
-    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"):
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
         state[f"midlayer.{name}.weight"] = take(f"{last}{name}.weight")
-    state["midlayer.hidden_norm.weight"] = take(f"{last}input_layernorm.weight")
+    state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
+    state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
     state["norm.weight"] = take("model.norm.weight")
     head = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
@@ -68,15 +69,17 @@ def warm_start(
 
 
 def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
-    """A checkpoint of a head: model.safetensors and config.json."""
+    """A checkpoint of a head: model.safetensors, whole or not at all, and config.json."""
     layers, ids = shape.layers, vocabulary.cpu()
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
     marks = torch.zeros(layers.vocab_size, dtype=torch.bool)
     marks[ids] = True
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
+    part = folder / "model.safetensors.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # the library writes for the owner alone
+    part.replace(folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

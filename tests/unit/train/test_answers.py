@@ -8,7 +8,7 @@ from roost.train.answers import Answer, Question, questions, read_shards, write_
 
 
 def said(*output: int) -> Answer:
-    return Answer(number=0, prompt=(1, 2), output=output)
+    return Answer(prompt=(1, 2), output=output, is_drawn=False)
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 31, 32])
@@ -30,18 +30,20 @@ def test_other_answers_do_not(output: tuple[int, ...]) -> None:
     assert not said(*output).is_looping
 
 
-def test_every_prompt_is_asked_in_both_ways_unless_it_is_done() -> None:
-    asked = questions([(5,), (6, 7)], done=frozenset({2}))
+def test_every_prompt_is_asked_once_in_both_ways_unless_it_is_done() -> None:
+    done = Answer(prompt=(6, 7), output=(1,), is_drawn=False)
+    asked = questions([(5,), (6, 7), (5,)], done={done.question})
     assert asked == [
-        Question(number=0, prompt=(5,), is_drawn=False),
-        Question(number=1, prompt=(5,), is_drawn=True),
-        Question(number=3, prompt=(6, 7), is_drawn=True),
+        Question(prompt=(5,), is_drawn=False),
+        Question(prompt=(5,), is_drawn=True),
+        Question(prompt=(6, 7), is_drawn=True),
     ]
+    assert len({each.name for each in asked}) == 3
 
 
 def test_shards_give_back_what_was_put_in(tmp_path: Path) -> None:
-    answers = [Answer(number=n, prompt=tuple(range(n)), output=(n, 70_000, *range(n))) for n in range(5)]
-    write_shard(tmp_path / "a.npz", answers[:3])
-    write_shard(tmp_path / "b.npz", answers[3:])
-    assert read_shards([tmp_path / "a.npz", tmp_path / "b.npz"]) == answers
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+    answers = [Answer(prompt=tuple(range(n)), output=(n, 70_000, *range(n)), is_drawn=bool(n % 2)) for n in range(5)]
+    write_shard(tmp_path / "a.safetensors", answers[:3])
+    write_shard(tmp_path / "b.safetensors", answers[3:])
+    assert read_shards([tmp_path / "a.safetensors", tmp_path / "b.safetensors"]) == answers
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors"]

@@ -16,7 +16,10 @@ def drawn(number: int, seed: int = 0) -> list[Answer]:
     def some(most: int) -> tuple[int, ...]:
         return tuple(random.randrange(1, 90) for _ in range(random.randint(1, most)))
 
-    return [Answer(number=each, prompt=some(9), output=some(12)) for each in range(number)]
+    prompts = [some(9) for _ in range(number // 2)]
+    return [
+        Answer(prompt=prompt, output=some(12), is_drawn=is_drawn) for prompt in prompts for is_drawn in (False, True)
+    ]
 
 
 def test_every_answer_is_in_one_row_with_what_was_said_marked() -> None:
@@ -38,16 +41,23 @@ def test_rows_are_nearly_full() -> None:
 
 
 def test_an_answer_longer_than_a_row_is_cut() -> None:
-    rows = pack([Answer(number=0, prompt=(1, 2), output=tuple(range(40)))], ROW_LEN)
+    rows = pack([Answer(prompt=(1, 2), output=tuple(range(40)), is_drawn=True)], ROW_LEN)
     assert rows.tokens[0].tolist() == [1, 2, *range(ROW_LEN - 2)]
 
 
-def test_a_split_keeps_both_answers_to_a_prompt_on_one_side() -> None:
-    answers = drawn(100)
-    learn, held_out = split(answers, 0.1, seed=3)
-    assert sorted([*learn, *held_out], key=lambda each: each.number) == answers and len(held_out) == 10
-    assert not {each.number // 2 for each in learn} & {each.number // 2 for each in held_out}
-    assert split(answers, 0.1, seed=3) == (learn, held_out) != split(answers, 0.1, seed=4)
+def test_a_prompt_is_on_one_side_with_both_answers_also_when_there_are_more() -> None:
+    answers = drawn(400)
+    learn, held_out = split(answers, 0.1)
+    assert [each for each in answers if each in learn or each in held_out] == answers
+    assert not {each.prompt for each in learn} & {each.prompt for each in held_out}
+    assert 0.05 < len(held_out) / len(answers) < 0.15
+    few_learn, few_held_out = split(answers[:50], 0.1)
+    assert all(each in learn for each in few_learn) and all(each in held_out for each in few_held_out)
+
+
+def test_at_least_one_prompt_is_held_out() -> None:
+    learn, held_out = split(drawn(20), 0.0)
+    assert len(learn) == 18 and len(held_out) == 2
 
 
 def test_batches_are_whole_and_shuffled_by_their_seed() -> None:
@@ -58,6 +68,6 @@ def test_batches_are_whole_and_shuffled_by_their_seed() -> None:
 
 
 def test_the_vocabulary_is_what_is_said_most_and_what_must_be_in_it() -> None:
-    answers = [Answer(number=0, prompt=(9,) * 50, output=(5,) * 6 + (7,) * 3 + (8,))]
+    answers = [Answer(prompt=(9,) * 50, output=(5,) * 6 + (7,) * 3 + (8,), is_drawn=True)]
     ids, covered = draft_vocabulary(answers, 4, always=(0, 1))
     assert ids.tolist() == [0, 1, 5, 7] and covered == 0.9
