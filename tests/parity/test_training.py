@@ -189,9 +189,10 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
         "1",
     ]
     words = ["train-draft", "--model", str(folder), "--out", str(out), *small]
-    assert main([*words, "--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4", "--epochs", "1"]) == 0
+    more = ["--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4"]
+    assert main([*words, *more, "--epochs", "1"]) == 0
     shards, first = sorted((out / "answers").iterdir()), (out / "log.jsonl").read_text()
-    assert main([*words, "--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4", "--epochs", "2"]) == 0
+    assert main([*words, *more, "--epochs", "2"]) == 0
     assert sorted((out / "answers").iterdir()) == shards  # nothing is answered again
     assert (out / "log.jsonl").read_text().startswith(first) and (out / "checkpoint.safetensors").exists()
     options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
@@ -232,7 +233,7 @@ def test_what_does_not_fit_the_folder_or_the_model_is_refused_before_anything_is
         assert main(["train-draft", "--model", "model", *words]) == 2
         return capsys.readouterr().err
 
-    assert "--out draft-head: there are no answers to learn from; give --prompts" in refused()
+    assert "--out draft-head: there are no answers to learn from; give --prompts or --own-questions" in refused()
     assert "--draft-vocabulary: what lies in --out draft-head was made with" in refused("--draft-vocabulary", "40")
     assert "--row-tokens must be at most the model's context, 8192, got 9000" in refused("--row-tokens", "9000")
     (tmp_path / "bad.gz").write_bytes(b"no")

@@ -31,6 +31,7 @@ class TrainConfig:
     prompts: str | None = field(
         default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}
     )
+    own_questions: int = field(default=0, metadata={"help": "questions that the model asks itself, besides the file's"})
     out: str = field(
         default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
     )
@@ -63,6 +64,7 @@ def run(args: Namespace) -> int:
         device=config.device,
         num_new=config.answer_tokens,
         at_once=config.at_once,
+        own_questions=config.own_questions,
         answers_s=config.answers_s,
         row_len=config.row_tokens,
         vocabulary=config.draft_vocabulary,
@@ -79,7 +81,7 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(config.threads)
     check(job)
     console = Console(stderr=True, highlight=False)
-    if texts:
+    if texts or config.own_questions:
         with _bar(console, "answers") as (progress, task):
             make_answers(job, texts, lambda done, total: progress.update(task, completed=done, total=total))
     with _bar(console, "training") as (progress, task):
@@ -94,7 +96,7 @@ def run(args: Namespace) -> int:
 def _check(config: TrainConfig) -> None:
     """Refuse numbers that cannot work."""
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
-    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1}.items():
+    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0}.items():
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")

@@ -81,33 +81,38 @@ def questions(prompts: Sequence[tuple[int, ...]], done: Container[Question] = ()
 def answer_all(
     engine: Engine, asked: Sequence[Question], *, num_new: int, stop_ids: frozenset[int], at_once: int
 ) -> Iterator[Answer]:
-    """The answers, as they end; a question that the engine refuses, or breaks at, has none.
+    """The answers, as they end; a question that the engine refuses, or breaks at, has none."""
+    by_name = {each.name: each for each in asked}
+    submits = (_submit(each, num_new, stop_ids) for each in by_name.values())
+    for name, output, reason in complete_all(engine, submits, at_once):
+        if output and reason in ("stop", "length"):
+            yield Answer(prompt=by_name[name].prompt, output=output, is_drawn=by_name[name].is_drawn)
+
+
+def complete_all(engine: Engine, submits: Iterator[Submit], at_once: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Of all requests id, output and why it ended, as they end.
 
     New requests are begun many at a time: most steps are of decoding alone then, which a GPU does much faster.
     """
     outputs: dict[str, list[int]] = {}
-    ended: list[Finished | Refused] = []
-    by_name = {each.name: each for each in asked}
+    ended: list[tuple[str, str]] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, Tokens):
             outputs[event.request_id].extend(event.tokens)
         elif isinstance(event, Finished | Refused):
-            ended.append(event)
+            ended.append((event.request_id, event.reason if isinstance(event, Finished) else "refused"))
 
-    waiting = iter(asked)
     while True:
         if len(outputs) <= REFILL * at_once:
-            while len(outputs) < at_once and (question := next(waiting, None)) is not None:
-                outputs[question.name] = []
-                engine.post(_submit(question, num_new, stop_ids), hear)
+            while len(outputs) < at_once and (submit := next(submits, None)) is not None:
+                outputs[submit.request_id] = []
+                engine.post(submit, hear)
         if not engine.has_work:
             return
         engine.tick()
-        for event in ended:
-            question, output = by_name[event.request_id], tuple(outputs.pop(event.request_id))
-            if output and isinstance(event, Finished) and event.reason in ("stop", "length"):
-                yield Answer(prompt=question.prompt, output=output, is_drawn=question.is_drawn)
+        for name, reason in ended:
+            yield name, tuple(outputs.pop(name)), reason
         ended.clear()
 
 

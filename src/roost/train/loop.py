@@ -1,8 +1,8 @@
 """The training loop of a draft head: lessons of the target, unrolled steps, a schedule, checkpoints.
 
-Stops after some epochs or on a budget of seconds; goes on from its last checkpoint, with a schedule for every run; hands
-out the head whenever it agrees better than ever with the target on rows it was not trained on. Called by the training
-command and by tests.
+Stops after some epochs or on a budget of seconds; goes on from its last checkpoint, each run on a schedule. Hands out
+the head whenever it agrees better than ever with the target on rows that it was not trained on. Called by the
+training command and by tests.
 """
 
 import json

@@ -19,6 +19,7 @@ from roost.models.registry import decoder_config
 from roost.startup import device_of, start
 from roost.text.language import Language
 from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
+from roost.train.ask import own_questions
 from roost.train.head import TrainableHead
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
 from roost.train.rows import draft_vocabulary, pack, split
@@ -44,6 +45,7 @@ class Job:
     device: str = "auto"
     num_new: int = 512  # tokens of an answer, at most
     at_once: int = 32  # prompts
+    own_questions: int = 0  # that the target asks itself
     answers_s: float | None = None  # budget of seconds for the answers
     row_len: int = 1024
     vocabulary: int = 8192
@@ -76,7 +78,7 @@ def check(job: Job) -> None:
 
 
 def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
-    """Have the target answer what it has not answered yet, until the budget is spent."""
+    """Have the target answer what it has not answered yet, its own questions too, until the budget is spent."""
     folder = job.folder / "answers"
     folder.mkdir(exist_ok=True)
     done = frozenset(each.question for each in _answers(job))
@@ -89,11 +91,11 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
             spec=SpecConfig(spec="none"),
         )
     )
-    asked = [
-        each
-        for each in questions([_prompt(running.language, text) for text in texts], done)
-        if len(each.prompt) < min(job.row_len, context)
-    ]
+    own = own_questions(
+        running.engine, running.language, job.own_questions, job.folder / "questions.jsonl", job.at_once
+    )
+    prompts = [_prompt(running.language, text) for text in (*texts, *own)]
+    asked = [each for each in questions(prompts, done) if len(each.prompt) < min(job.row_len, context)]
     fresh: list[Answer] = []
     began, stop_ids = time.monotonic(), running.language.tokenizer.eos_ids
 
@@ -122,7 +124,7 @@ def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Stan
     answers = _answers(job)
     learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
     if not learn:
-        raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts")
+        raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
     model = load_model(source, weights=job.weights, device=device)
     vocabulary = _vocabulary(job, learn, min(job.vocabulary, model.config.vocab_size))
