@@ -130,9 +130,10 @@ def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submi
 def write_shard(path: Path, answers: Sequence[Answer]) -> None:
     """Answers as one file, whole or not at all."""
     part = path.with_name(path.name + ".part")
+    tokens = np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32)
     columns = {
         "is_drawn": np.array([each.is_drawn for each in answers], dtype=np.bool_),
-        "tokens": np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32),
+        "tokens": tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens,
         "prompt_lens": np.array([len(each.prompt) for each in answers], dtype=np.int32),
         "output_lens": np.array([len(each.output) for each in answers], dtype=np.int32),
     }
