@@ -1,5 +1,6 @@
 """What is trained is what is served: the head's passes equal drafting, and training makes it agree with its target."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -176,25 +177,23 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
     folder, out = write_model(tmp_path / "model"), tmp_path / "out"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(f'{{"p": "question {number}"}}' for number in range(12)) + "\n")
-    small = [
-        "--row-tokens",
-        "64",
-        "--batch-rows",
-        "2",
-        "--unrolled-steps",
-        "2",
-        "--draft-vocabulary",
-        "32",
-        "--threads",
-        "1",
-    ]
+    small = ["--row-tokens", "64", "--batch-rows", "2", "--unrolled-steps", "2", "--threads", "1"]
     words = ["train-draft", "--model", str(folder), "--out", str(out), *small]
     more = ["--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4"]
-    assert main([*words, *more, "--epochs", "1"]) == 0
+    own = ["--draft-vocabulary", "32"]
+    assert main([*words, *more, *own, "--epochs", "1"]) == 0
     shards, first = sorted((out / "answers").iterdir()), (out / "log.jsonl").read_text()
-    assert main([*words, *more, "--epochs", "2"]) == 0
+    assert main([*words, *more, *own, "--epochs", "2"]) == 0
     assert sorted((out / "answers").iterdir()) == shards  # nothing is answered again
     assert (out / "log.jsonl").read_text().startswith(first) and (out / "checkpoint.safetensors").exists()
+    again = [*words, "--out", str(tmp_path / "again"), *more, "--epochs", "1", "--from-head", str(out / "head")]
+    assert main(again) == 0  # the last --out counts
+    assert (
+        json.loads((tmp_path / "again" / "vocabulary.json").read_text())["ids"]
+        == (json.loads((out / "vocabulary.json").read_text())["ids"])
+    )
+    assert main(again) == 2  # there is a checkpoint now
+    assert main([*again, *own]) == 2  # the head has a vocabulary
     options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
     sched, memory = SchedConfig(context=128), MemoryConfig(pool_tokens=512)
     spec = SpecConfig(spec="auto", draft=str(out / "head"))

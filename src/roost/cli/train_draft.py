@@ -19,6 +19,9 @@ from roost.cli.prompts import read_turns
 from roost.errors import ConfigError
 from roost.train.loop import Recipe, Standing
 from roost.train.run import Job, check, make_answers, train_head
+from roost.train.start import read_head
+
+VOCABULARY = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,13 @@ class TrainConfig:
     answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
     answers_s: float | None = field(default=None, metadata={"help": "seconds for the answers; no limit if absent"})
     at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
-    draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that the head can say: the most frequent"})
+    draft_vocabulary: int | None = field(
+        default=None, metadata={"help": f"tokens that the head can say: the most frequent; {VOCABULARY} if absent"}
+    )
+    from_head: str | None = field(
+        default=None,
+        metadata={"help": "folder of a head to go on from, with its vocabulary; the model's own weights if absent"},
+    )
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
     epochs: int = field(default=10, metadata={"help": "times that every row is seen, those of earlier runs included"})
@@ -67,7 +76,8 @@ def run(args: Namespace) -> int:
         own_questions=config.own_questions,
         answers_s=config.answers_s,
         row_len=config.row_tokens,
-        vocabulary=config.draft_vocabulary,
+        vocabulary=_vocabulary(config),
+        from_head=None if config.from_head is None else Path(config.from_head),
     )
     recipe = Recipe(
         num_steps=config.unrolled_steps,
@@ -91,6 +101,15 @@ def run(args: Namespace) -> int:
     console.print(f"agreement of the best head on held-out answers, by draft: {_shares(standing.best)}")
     console.print(f"roost serve --model {config.model} --draft {job.folder / 'head'}", soft_wrap=True, markup=False)
     return 0
+
+
+def _vocabulary(config: TrainConfig) -> int:
+    """Tokens of the draft vocabulary; a head to go on from brings its own."""
+    if config.from_head is None:
+        return VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
+    if config.draft_vocabulary is not None:
+        raise ConfigError("--draft-vocabulary: the head of --from-head brings its own")
+    return len(read_head(Path(config.from_head))[1])
 
 
 def _check(config: TrainConfig) -> None:

@@ -75,9 +75,15 @@ def pack(answers: Sequence[Answer], row_len: int) -> Rows:
     return rows
 
 
-def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> tuple[np.ndarray, float]:
-    """The ids said most often, in rising order, and the share of everything said that they cover."""
+def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> np.ndarray:
+    """The ids said most often, in rising order."""
     counts = Counter(token for answer in answers for token in answer.output)
-    ranked = [*always, *(token for token, _ in counts.most_common() if token not in always)][:size]
-    covered = sum(counts[token] for token in ranked) / max(1, sum(counts.values()))
-    return np.array(sorted(ranked), dtype=np.int64), covered
+    ranked = [*always, *(token for token, _ in counts.most_common() if token not in always)]
+    return np.array(sorted(ranked[:size]), dtype=np.int64)
+
+
+def share_said(answers: Sequence[Answer], ids: Sequence[int]) -> float:
+    """The share of everything said that some ids cover."""
+    known = frozenset(ids)
+    said = [token in known for answer in answers for token in answer.output]
+    return sum(said) / max(1, len(said))

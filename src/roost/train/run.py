@@ -22,8 +22,8 @@ from roost.train.answers import Answer, answer_all, questions, read_shards, writ
 from roost.train.ask import own_questions
 from roost.train.head import TrainableHead
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
-from roost.train.rows import draft_vocabulary, pack, split
-from roost.train.start import head_shape, warm_start, write_head
+from roost.train.rows import draft_vocabulary, pack, share_said, split
+from roost.train.start import head_shape, read_head, warm_start, write_head
 from roost.weights.draft import default_captures
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
@@ -49,6 +49,7 @@ class Job:
     answers_s: float | None = None  # budget of seconds for the answers
     row_len: int = 1024
     vocabulary: int = 8192
+    from_head: Path | None = None  # a head to go on from, with its vocabulary
     held_out: float = 0.02  # share of the prompts whose answers are not learned from
 
     @property
@@ -64,6 +65,8 @@ def check(job: Job) -> None:
     default_captures(len(config.layers))
     if job.row_len > config.context_max:
         raise ConfigError(f"--row-tokens must be at most the model's context, {config.context_max}, got {job.row_len}")
+    if job.from_head is not None and (job.folder / CHECKPOINT).exists():
+        raise ConfigError(f"--from-head: --out {job.folder} has a checkpoint to go on from; use another folder")
     job.folder.mkdir(parents=True, exist_ok=True)
     note, mine = job.folder / "job.json", {"model": name, "draft_vocabulary": min(job.vocabulary, config.vocab_size)}
     if not note.exists():
@@ -130,7 +133,10 @@ def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Stan
     vocabulary = _vocabulary(job, learn, min(job.vocabulary, model.config.vocab_size))
     captures = default_captures(len(model.config.layers))
     shape = head_shape(model.config, len(captures), len(vocabulary))
-    head = TrainableHead(shape, warm_start(source, model.config, shape, vocabulary), device)
+    state = warm_start(source, model.config, shape, vocabulary)
+    if job.from_head is not None:
+        state = _like(read_head(job.from_head)[0], state, job.from_head)
+    head = TrainableHead(shape, state, device)
     rows, aside = pack(learn, job.row_len), pack(held_out, job.row_len)
     if len(rows) < recipe.batch_rows:
         raise ConfigError(
@@ -179,9 +185,20 @@ def _vocabulary(job: Job, learn: Sequence[Answer], size: int) -> Tensor:
     """The draft vocabulary, which stays what it was when training goes on."""
     path = job.folder / "vocabulary.json"
     if not path.exists():
-        ids, covered = draft_vocabulary(learn, size, ALWAYS)
-        path.write_text(json.dumps({"covered": covered, "ids": ids.tolist()}) + "\n")
+        ids = draft_vocabulary(learn, size, ALWAYS).tolist()
+        if job.from_head is not None:
+            ids = read_head(job.from_head)[1].tolist()
+        path.write_text(json.dumps({"covered": share_said(learn, ids), "ids": ids}) + "\n")
     return torch.tensor(json.loads(path.read_text())["ids"])
+
+
+def _like(state: dict[str, Tensor], wanted: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The weights of a head, if they have the names and sizes that are wanted."""
+    for name, tensor in wanted.items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = tuple(state[name].shape) if name in state else "none"
+            raise ConfigError(f"--from-head {folder}: {name} must be {tuple(tensor.shape)} for this model, got {found}")
+    return {name: state[name] for name in wanted}
 
 
 class _Log:

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from roost.errors import ConfigError
 from roost.layers.rotary import Rope
 from roost.models.decoder import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
@@ -66,6 +68,18 @@ def warm_start(
     head = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
     state["lm_head.weight"] = take(head)[vocabulary.cpu()].clone()
     return state
+
+
+def read_head(folder: Path) -> tuple[dict[str, Tensor], Tensor]:
+    """Weights of a head that `write_head` wrote, and its draft vocabulary."""
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"--from-head {folder}: has no readable model.safetensors: {error}") from error
+    if "d2t" not in tensors:
+        raise ConfigError(f"--from-head {folder}: has no d2t, so it is not a head with a vocabulary of its own")
+    vocabulary = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    return {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}, vocabulary
 
 
 def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
