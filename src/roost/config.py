@@ -67,7 +67,12 @@ class SchedConfig:
     )
     max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
     max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
-    chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
+    chunk: int = field(
+        default=512,
+        metadata={
+            "help": "token budget of a step with prefill; drafts of a length chosen step by step are not counted"
+        },
+    )
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
     graphs: bool | None = field(
@@ -112,8 +117,8 @@ class SpecConfig:
     spec_steps: int | str | None = field(
         default=None,
         metadata={
-            "help": "tokens drafted one after the other, or auto: 0 to "
-            f"{AUTO_STEPS_MAX}, step by step, by what drafts bring and cost; if absent auto for a chain, "
+            "help": f"tokens drafted one after the other, or auto: 0 to {AUTO_STEPS_MAX}, fewer with many requests, "
+            "step by step, by what drafts bring and cost; if absent auto for a chain, "
             f"{SPEC_STEPS_DEFAULT} with --spec-topk above 1 or --spec-tokens"
         },
     )

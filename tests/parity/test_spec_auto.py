@@ -35,7 +35,7 @@ def _varied(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Every step another width; asking again gives the same answer."""
     chances = random.Random(seed)
 
-    def choose(self: Drafting, num_rounds: int, *, may_try: bool) -> int:
+    def choose(self: Drafting, num_rounds: int, *, has_prefill: bool) -> int:
         return chances.choice(self._widths.of(num_rounds))
 
     monkeypatch.setattr(Drafting, "choose", choose)
@@ -207,7 +207,7 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
 
 @pytest.mark.parametrize("width", sorted(MENU))
 def test_a_round_runs_no_more_draft_passes_than_it_has_drafts(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, may_try: width)
+    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: width)
     passes: list[int] = []
     draft_pass = EagleDrafter._pass
 

@@ -51,7 +51,7 @@ class Options:
     shared_prompts: int
     wishes: Wishes
     habits: Habits
-    draft_ns: int  # what a draft adds to its step, where the length of drafts is chosen by that
+    draft_ns: int  # what a step takes, and each draft adds, where the length of drafts is chosen by that
 
 
 def draw(seed: int) -> Options:

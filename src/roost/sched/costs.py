@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 _NUM_KEPT = 7  # samples of a median
 _NUM_KNOWN = 3  # samples from which on a width counts as known
 _NUM_STEPS_KNOWN = 512  # steps of a batch size after which a width that was not among them is unknown again
-_DRAFT_COST = 0.1  # of a step without drafts: what a draft is taken to cost before anything is known
+_NUM_BUSY = 8  # steps with prefill in a row from which on they count: rounds alone are measured better
+# before anything is known, in a unit of its own: what a draft is taken to cost, and what a token of any round
+_DRAFT_COST, _TOKEN_COST = 0.1, 1 / 32
 
 
 class Median:
@@ -40,12 +42,28 @@ class Costs:
         self._costs: list[dict[int, Median]] = [{} for _ in sizes]  # by batch size and width
         self._widths = [0] * len(sizes)  # by batch size: that of the last step
         self._num_steps = [0] * len(sizes)  # by batch size: steps noted
+        self._num_busy = [_NUM_BUSY] * len(sizes)  # by batch size: busy steps since the last one of rounds among rounds
         # by batch size and a width not measured: one that was, and how they should compare; until there is another
         self._guesses: dict[tuple[int, int], tuple[int, float]] = {}
 
     def note(self, num_rounds: int, width: int, time: int) -> None:
-        """A step of rounds took some time."""
+        """A step of rounds, with no prefill about, took some time."""
         at = self._at(num_rounds)
+        self._num_busy[at] = 0
+        self._note(at, width, time)
+
+    def note_busy(self, num_rounds: int, width: int, time: int) -> None:
+        """The rounds of a step took some time, as far as that can be told from the prefill beside or before it."""
+        at = self._at(num_rounds)
+        if self._num_busy[at] >= _NUM_BUSY:
+            self._note(at, width, time)
+        self._num_busy[at] += 1
+
+    def takes_busy(self, num_rounds: int) -> bool:
+        """Whether a busy step counts now."""
+        return self._num_busy[self._at(num_rounds)] >= _NUM_BUSY
+
+    def _note(self, at: int, width: int, time: int) -> None:
         self._num_steps[at] += 1
         now, pace, costs = self._num_steps[at], self._paces[at], self._costs[at]
         if pace.num_samples == 0:
@@ -91,7 +109,8 @@ class Costs:
         both = (self._costs[size] for size in sizes if width in self._costs[size] and near in self._costs[size])
         some = (self._costs[size] for size in sizes if self._costs[size])
         costs = next(both, None) or next(some, {})
-        return near, _expected(costs, width) / _expected(costs, near)
+        size = self._sizes[at]
+        return near, _expected(costs, size, width) / _expected(costs, size, near)
 
     def _at(self, num_rounds: int) -> int:
         return bisect_left(self._sizes, num_rounds)
@@ -102,8 +121,13 @@ def _nearest(costs: Mapping[int, Median], width: int) -> int:
     return min(costs, key=lambda each: (abs(each - width), each), default=1)
 
 
-def _expected(costs: Mapping[int, Median], width: int) -> float:
+def _expected(costs: Mapping[int, Median], num_rounds: int, width: int) -> float:
     """The cost of a width by the one most like it, among those of one batch size."""
     near = _nearest(costs, width)
     base = costs[near].value if costs else 1.0
-    return base * (1 + _DRAFT_COST * (width - 1)) / (1 + _DRAFT_COST * (near - 1))
+    return base * _prior(num_rounds, width) / _prior(num_rounds, near)
+
+
+def _prior(num_rounds: int, width: int) -> float:
+    """What a step is taken to cost before anything is known: many rounds are bound by computing."""
+    return 1 + _DRAFT_COST * (width - 1) + _TOKEN_COST * num_rounds * width

@@ -9,6 +9,7 @@ planner and settle.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roost.sched.chunks import ChunkCost
 from roost.sched.costs import Costs
 from roost.spec.widths import Widths, batch_sizes
 from roost.step import StepId
@@ -27,7 +28,7 @@ class Planned:
 
     num_rounds: int
     width: int
-    is_rounds: bool  # nothing but rounds
+    num_chunk_tokens: int  # of prompts, beside the rounds
     is_steady: bool  # planned as soon as a step was collected, with as many out as there may be
 
 
@@ -41,9 +42,7 @@ class Acceptance:
     def note(self, num_drafts: int, accept_lens: list[int]) -> None:
         """A step's rounds accepted so many tokens each, bonus included; without rounds or drafts, time has passed."""
         self._weights = [weight * _MEMORY for weight in self._weights]
-        self._weights[0] = max(
-            1.0, self._weights[0]
-        )  # one trial among many steps moves the first place by half at most
+        self._weights[0] = max(1.0, self._weights[0])  # a trial among many steps moves the first place by half at most
         offered = len(accept_lens)  # rounds in which all drafts before a place were accepted
         for place in range(num_drafts):
             accepted = offered - accept_lens.count(place + 1)
@@ -71,6 +70,7 @@ class Drafting:
         self._widths, self._depth = widths, depth
         self._acceptance = Acceptance(max(1, widths.shape.steps))
         self._costs = Costs(batch_sizes(rounds_max))
+        self._chunks = ChunkCost()
         self._num_steps = 0  # planned
         self._drafted_at = 0  # step that last carried drafts
         self._credit = _TRIALS_MAX
@@ -79,7 +79,7 @@ class Drafting:
         self._collected_at: int | None = None  # time of the last step; None: there was none, or it broke
         self._collected_rounds = False  # whether that was nothing but rounds
 
-    def choose(self, num_rounds: int, *, may_try: bool) -> int:
+    def choose(self, num_rounds: int, *, has_prefill: bool) -> int:
         """The width of a step's rounds. Asking again gives the same answer."""
         menu = self._widths.of(num_rounds)
         self._price = 0.0
@@ -88,7 +88,7 @@ class Drafting:
         tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu)
         rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
         best = rates.index(max(rates))
-        trial = self._trial(num_rounds, menu, tokens, costs, best) if may_try else None
+        trial = self._trial(num_rounds, menu, tokens, costs, best) if self._tells(num_rounds, has_prefill) else None
         if trial is None:
             return menu[best]
         lost = costs[trial] * (1 - rates[trial] / rates[best]) / costs[best]  # steps like the best
@@ -98,10 +98,16 @@ class Drafting:
         self._price = price
         return menu[trial]
 
-    def planned(self, step: StepId, num_rounds: int, width: int, *, num_chunks: int, num_out: int, now: int) -> None:
-        """A step was planned, with the width just chosen, while `num_out` steps are out."""
+    def shortens_chunks(self, num_rounds: int) -> bool:
+        """Whether a step of rounds should carry less prefill than it could, to tell the one's cost from the other's."""
+        return num_rounds > 0 and len(self._widths.of(num_rounds)) > 1 and self._chunks.wants_pair
+
+    def planned(
+        self, step: StepId, num_rounds: int, width: int, *, num_chunk_tokens: int, num_out: int, now: int
+    ) -> None:
+        """A step was planned, with the width just chosen (0: no rounds), while `num_out` steps are out."""
         is_steady = num_out == self._depth and now == self._collected_at
-        self._out[step] = Planned(num_rounds, width, num_chunks == 0, is_steady)
+        self._out[step] = Planned(num_rounds, width, num_chunk_tokens, is_steady)
         if num_rounds:
             self._num_steps += 1
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
@@ -111,22 +117,40 @@ class Drafting:
         """A step's live rounds accepted so many tokens each.
 
         From the end of the step before to its own is what it cost, if the loop did not rest in between: at depth 0 host
-        and device one after the other, at depth 1 the slower of them. What the host did for a prefill is no part of it.
+        and device one after the other, at depth 1 the slower of them.
         """
         mine = self._out.pop(step)
         if mine.num_rounds:
             self._acceptance.note(mine.width - 1 if accept_lens else 0, accept_lens)
-        is_among_rounds = (
-            mine.is_rounds and self._collected_rounds and all(each.is_rounds for each in self._out.values())
-        )
-        if mine.is_steady and is_among_rounds and self._collected_at is not None and now > self._collected_at:
-            self._costs.note(mine.num_rounds, mine.width, now - self._collected_at)
-        self._collected_at, self._collected_rounds = now, mine.is_rounds
+        is_among_rounds = self._collected_rounds and self._out_are_rounds and not mine.num_chunk_tokens
+        if mine.is_steady and self._collected_at is not None and now > self._collected_at:
+            self._measured(mine, now - self._collected_at, is_among_rounds)
+        self._collected_at, self._collected_rounds = now, not mine.num_chunk_tokens
 
     def failed(self) -> None:
         """All steps that were out are void."""
         self._out.clear()
         self._collected_at = None
+
+    def _measured(self, step: Planned, time: int, is_among_rounds: bool) -> None:
+        """A step took some time; the host's work for chunks is part of it unless there are none before and after."""
+        self._chunks.note(step.num_rounds, step.width, step.num_chunk_tokens, time)
+        if is_among_rounds:
+            self._costs.note(step.num_rounds, step.width, time)
+        elif step.num_rounds:
+            rest = self._chunks.rest(step.num_chunk_tokens, time)
+            if rest is not None:
+                self._costs.note_busy(step.num_rounds, step.width, rest)
+
+    @property
+    def _out_are_rounds(self) -> bool:
+        return not any(each.num_chunk_tokens for each in self._out.values())
+
+    def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
+        """Whether what the next step costs will be noted, as far as one can see."""
+        if self._costs.takes_busy(num_rounds):
+            return True
+        return self._collected_rounds and self._out_are_rounds and not has_prefill
 
     def _trial(
         self, num_rounds: int, menu: Sequence[int], tokens: list[float], costs: list[float], best: int

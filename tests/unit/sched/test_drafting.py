@@ -31,6 +31,9 @@ class Bench:
     depth: int = 1
     noise: float = 0.0
     limit: int | None = None
+    token_cost: float = 0.0  # of a prompt token
+    busy: float = 0.0  # share of steps that carry chunks
+    chunk: int | None = None  # tokens of every chunk, unless a shorter one is asked for; None: any length
     seed: int = 0
     now: int = 0
     tokens: int = 0
@@ -39,33 +42,61 @@ class Bench:
     def __post_init__(self) -> None:
         self.drafting = Drafting(Widths(shape=AUTO_CHAIN, is_auto=True, limit=self.limit), 128, self.depth)
         self.rng = random.Random(self.seed)
-        self.out: list[tuple[StepId, int, int]] = []
+        self.out: list[tuple[StepId, int, int, int]] = []
         self.num_steps = 0
+        self.chunk_time = 0.0  # that chunks should take
 
-    def run(self, num_steps: int, num_rounds: int = 1, num_chunks: int = 0) -> float:
+    def run(self, num_steps: int, num_rounds: int = 1) -> float:
         """Some steps; tokens a microsecond, of each round."""
         before, began = self.tokens, self.now
         for _ in range(num_steps):
-            self.step(num_rounds, num_chunks)
+            self.step(num_rounds)
         return (self.tokens - before) / max(1, self.now - began) / num_rounds
 
-    def step(self, num_rounds: int, num_chunks: int = 0) -> None:
+    def worth(self, num_steps: int, num_rounds: int) -> tuple[float, float]:
+        """Of some steps: the time that plain decoding would take for the same over theirs, and that of the best width.
+
+        Without noise; chunks are the same for all.
+        """
+        tokens, began, chunk_time = self.tokens, self.now, self.chunk_time
+        self.run(num_steps, num_rounds)
+        chunk_time, plain = self.chunk_time - chunk_time, self.cost(num_rounds, 1)
+        mine = (self.tokens - tokens) / num_rounds * plain + chunk_time
+        best_tokens, best_cost = self.best_width(num_rounds)
+        best = (num_steps * best_tokens * plain + chunk_time) / (num_steps * best_cost + chunk_time)
+        return mine / (self.now - began) * (1 + self.noise * 0.8), best  # 0.8: mean of |gauss|
+
+    def step(self, num_rounds: int) -> None:
         """One tick of the loop: collect what is due, plan the next."""
+        num_tokens = (self.chunk or self.rng.randint(1, 512)) if self.rng.random() < self.busy else 0
         if len(self.out) > self.depth:
             self.collect()
-        width = self.drafting.choose(num_rounds, may_try=not num_chunks)
-        assert width == self.drafting.choose(num_rounds, may_try=not num_chunks)
-        step = StepId(self.num_steps)
-        num_out = len(self.out)
-        self.drafting.planned(step, num_rounds, width, num_chunks=num_chunks, num_out=num_out, now=self.now)
-        self.num_steps += 1
+        if self.drafting.shortens_chunks(num_rounds):
+            num_tokens = num_tokens // 2
+        width = self.drafting.choose(num_rounds, has_prefill=num_tokens > 0)
+        assert width == self.drafting.choose(num_rounds, has_prefill=num_tokens > 0)
+        self.plan(num_rounds, width, num_tokens)
         self.widths.append(width)
-        self.out.append((step, num_rounds, width))
+
+    def prefill(self, num_tokens: int) -> None:
+        """One tick whose step is chunks alone."""
+        if len(self.out) > self.depth:
+            self.collect()
+        self.plan(0, 0, num_tokens)
+
+    def plan(self, num_rounds: int, width: int, num_tokens: int) -> None:
+        """A step goes out."""
+        step, num_out = StepId(self.num_steps), len(self.out)
+        self.drafting.planned(step, num_rounds, width, num_chunk_tokens=num_tokens, num_out=num_out, now=self.now)
+        self.num_steps += 1
+        self.out.append((step, num_rounds, width, num_tokens))
 
     def collect(self) -> None:
         """The device is done with its first step: it works without a rest, so time passes by what a step costs."""
-        step, num_rounds, width = self.out.pop(0)
-        self.now += max(1, int(self.cost(num_rounds, width) * (1 + self.noise * abs(self.rng.gauss(0, 1)))))
+        step, num_rounds, width, num_tokens = self.out.pop(0)
+        time = (self.cost(num_rounds, width) if num_rounds else 400) + self.token_cost * num_tokens
+        self.chunk_time += self.token_cost * num_tokens
+        self.now += max(1, int(time * (1 + self.noise * abs(self.rng.gauss(0, 1)))))
         lens = [self.accept_len(width) for _ in range(num_rounds)]
         self.tokens += sum(lens)
         self.drafting.collected(step, lens, self.now)
@@ -79,8 +110,14 @@ class Bench:
 
     def best(self, num_rounds: int) -> float:
         """Tokens a microsecond of each round, with the best width all the time."""
+        tokens, cost = self.best_width(num_rounds)
+        return tokens / cost
+
+    def best_width(self, num_rounds: int) -> tuple[float, float]:
+        """(tokens of a round, time of a step) with the best width."""
         menu = self.drafting._widths.of(num_rounds)
-        return max(sum(self.accepted**i for i in range(width)) / self.cost(num_rounds, width) for width in menu)
+        widths = [(sum(self.accepted**i for i in range(width)), self.cost(num_rounds, width)) for width in menu]
+        return max(widths, key=lambda each: each[0] / each[1])
 
     def usual(self, last: int = 100) -> int:
         """The width that most of the last steps had."""
@@ -222,11 +259,89 @@ def test_above_the_limit_nothing_is_drafted_and_nothing_tried() -> None:
     assert bench.usual() == 7
 
 
-def test_steps_with_prefill_are_neither_measured_nor_used_for_trials() -> None:
-    bench = Bench(lambda rounds, width: 10.0, 0.9)
-    bench.run(200, 4, num_chunks=1)
-    assert not any(bench.drafting._costs.known(4, (1, 2, 3, 4, 5, 7)))
-    assert bench.usual() == 7  # by what a draft is taken to cost, and what it brought
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("busy", [0.5, 1.0])
+@pytest.mark.parametrize("num_rounds", [1, 4, 32])
+@pytest.mark.parametrize("accepted", [0.0, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(
+    ("cost", "token_cost"), [(FLAT, 2), (DEAR, 150), (CPU, 10), (GPU, 5)], ids=["flat", "dear", "cpu", "gpu"]
+)
+def test_little_is_lost_while_prefill_goes_on(
+    cost: Cost, token_cost: float, accepted: float, num_rounds: int, busy: float, depth: int
+) -> None:
+    bench = Bench(cost, accepted, depth=depth, noise=0.03, token_cost=token_cost, busy=busy)
+    bench.run(300, num_rounds)
+    worth, best = bench.worth(1500, num_rounds)
+    assert worth > max(0.95, 0.9 * best), (worth, best)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 4, 32])
+@pytest.mark.parametrize("accepted", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("cost", "token_cost"), [(FLAT, 2), (DEAR, 20), (CPU, 10), (GPU, 5)], ids=["flat", "dear", "cpu", "gpu"]
+)
+def test_little_is_lost_while_every_step_has_the_same_chunk(
+    cost: Cost, token_cost: float, accepted: float, num_rounds: int
+) -> None:
+    bench = Bench(cost, accepted, noise=0.03, token_cost=token_cost, busy=1.0, chunk=256)
+    bench.run(300, num_rounds)
+    worth, best = bench.worth(1500, num_rounds)
+    assert worth > max(0.95, 0.9 * best), (worth, best)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_rounds_cost_beside_chunks_is_told_apart(depth: int) -> None:
+    bench = Bench(GPU, 0.5, depth=depth, token_cost=40, busy=1.0)
+    bench.run(50, 8)
+    noted: list[tuple[int, int, int]] = []
+    bench.drafting._costs.note_busy = lambda *sample: noted.append(sample)  # type: ignore[method-assign]
+    bench.run(40, 8)
+    assert len(noted) > 30
+    assert all(time == pytest.approx(GPU(num_rounds, width), abs=50) for num_rounds, width, time in noted)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_rounds_that_alternate_with_chunks_are_measured(depth: int) -> None:
+    bench = Bench(GPU, 0.5, depth=depth, token_cost=40)
+    noted: list[tuple[int, int, int]] = []
+    bench.drafting._costs.note_busy = lambda *sample: noted.append(sample)  # type: ignore[method-assign]
+    for _ in range(20):
+        bench.prefill(bench.rng.randint(1, 512))
+        bench.step(8)
+    assert len(noted) > 15
+    assert all(time == int(GPU(num_rounds, width)) for num_rounds, width, time in noted)
+
+
+def test_busy_steps_count_only_where_rounds_alone_are_rare() -> None:
+    bench = Bench(GPU, 0.5)
+    bench.run(100, 8)
+    noted: list[int] = []
+    bench.drafting._costs._note = lambda at, width, time: noted.append(width)  # type: ignore[method-assign]
+    bench.busy = 1.0
+    bench.run(8, 8)
+    del noted[:]  # steps of before
+    bench.run(2, 8)
+    assert not noted
+    bench.run(20, 8)
+    assert len(noted) > 15
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_single_steps_that_take_long_change_nothing_while_prefill_goes_on(depth: int) -> None:
+    bench = Bench(GPU, 0.8, depth=depth, token_cost=5, busy=1.0)
+    bench.run(400, 4)
+    usual = bench.usual()
+    for _ in range(20):
+        bench.now += 10**7
+        bench.run(25, 4)
+    assert bench.widths[-500:].count(usual) > 420
+
+
+def test_many_rows_begin_with_short_drafts() -> None:
+    for num_rounds, width in ((1, 5), (32, 2), (100, 1)):
+        bench = Bench(FLAT, 0.9)
+        bench.step(num_rounds)
+        assert bench.widths == [width]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
