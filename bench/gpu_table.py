@@ -214,7 +214,7 @@ class Run:
 
 def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
     """A cell: milliseconds per output token of a request while all run, as the median of equal parts of the run."""
-    with accepting(case.spec.spec != "none"):
+    with accepting(case.spec.spec is not None):
         run = Run(model, head, case)
         run.start_again()
         ticks = run.ticks(10**6)
@@ -245,7 +245,7 @@ def _ms_per_token(ticks: list[tuple[float, int]], batch: int) -> float:
 
 def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30) -> dict[str, Any]:
     """Where the time of some steps goes."""
-    with accepting(case.spec.spec != "none"):
+    with accepting(case.spec.spec is not None):
         run = Run(model, head, case)
         run.ticks(10)
         run.start_again()

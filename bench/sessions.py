@@ -29,7 +29,7 @@ from roost.startup import backend_of, ops_of
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
-CASES = {"plain": SpecConfig(), "ngram": SpecConfig(spec="ngram", spec_steps=4)}
+CASES = {"plain": SpecConfig(spec="none"), "ngram": SpecConfig(spec="ngram", spec_steps=4)}
 IN_TOKENS, OUT_TOKENS = 16, 8
 IDLE_TOKENS = 256  # history of each idle session
 IDLE_POOL = 4096

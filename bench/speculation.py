@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.heads import untrained_head
-from roost.cli.prompts import PROMPTS
+from roost.cli.prompts import PROMPTS, read_turns
 from roost.clock import SystemClock
 from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
@@ -79,10 +79,7 @@ class Watched:
 
 def read_prompts(path: Path | None, language: Language, count: int) -> list[tuple[int, ...]]:
     """Prompts as tokens: `turns` or `prompt` of each line of a file, or the project's own."""
-    texts = list(PROMPTS)
-    if path is not None:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        texts = [line["turns"][0] if "turns" in line else line["prompt"] for line in lines]
+    texts = list(PROMPTS) if path is None else [turns[0] for turns in read_turns(path)]
     step = max(1, len(texts) // count)
     return [language.chat_tokens([{"role": "user", "content": text}]) for text in texts[::step][:count]]
 

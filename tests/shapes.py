@@ -3,19 +3,22 @@
 A drafter with pairs is named eagle; no head is read from its folder by the control plane.
 """
 
-from roost.config import SpecConfig
-from roost.spec.shape import PLAIN, SpecShape
+from roost.config import AUTO, SpecConfig
+from roost.spec.shape import PLAIN, DraftKv, SpecShape
+
+AUTO_NGRAM = SpecShape(steps=6, topk=1, tokens=7)  # the widest rounds, where the length is chosen by cost
+AUTO_CHAIN = SpecShape(steps=6, topk=1, tokens=7, draft_kv=DraftKv.PAIR)
 
 
-def spec_config(shape: SpecShape, max_batch: int | None = None) -> SpecConfig:
-    """The options that make this shape."""
+def spec_config(shape: SpecShape, max_batch: int | None = None, *, auto: bool = False) -> SpecConfig:
+    """The options that make this shape; with `auto` those whose widest rounds have it."""
     if shape == PLAIN:
         return SpecConfig(spec_max_batch=max_batch)
     return SpecConfig(
         spec="eagle" if shape.pair else "ngram",
         draft="head" if shape.pair else None,
-        spec_steps=shape.steps,
+        spec_steps=AUTO if auto else shape.steps,
         spec_topk=shape.topk,
-        spec_tokens=shape.tokens,
+        spec_tokens=None if auto else shape.tokens,
         spec_max_batch=max_batch,
     )

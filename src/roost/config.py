@@ -12,6 +12,7 @@ from roost.backend import BACKENDS, TORCH, Backend
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
+from roost.spec.widths import AUTO_STEPS_MAX, Widths
 
 
 def cache_folder() -> Path:
@@ -66,7 +67,12 @@ class SchedConfig:
     )
     max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
     max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
-    chunk: int = field(default=512, metadata={"help": "token budget of a step with prefill"})
+    chunk: int = field(
+        default=512,
+        metadata={
+            "help": "token budget of a step with prefill; drafts of a length chosen step by step are not counted"
+        },
+    )
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
     graphs: bool | None = field(
@@ -90,6 +96,7 @@ class SessionConfig:
     )
 
 
+AUTO = "auto"  # of --spec-steps: chosen step by step
 SPEC_STEPS_DEFAULT = 4
 TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 
@@ -98,16 +105,22 @@ TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 class SpecConfig:
     """Speculative decoding: who drafts, and how much."""
 
-    spec: str = field(
-        default="none",
+    spec: str | None = field(
+        default=None,
         metadata={
-            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): what --draft is, ngram without it",
+            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): the head, ngram without one; "
+            "if absent the head, none without one. A head is that of --draft, or one that comes with the model",
             "bare": "auto",
         },
     )
     draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
-    spec_steps: int | None = field(
-        default=None, metadata={"help": f"tokens drafted one after the other; {SPEC_STEPS_DEFAULT} if absent"}
+    spec_steps: int | str | None = field(
+        default=None,
+        metadata={
+            "help": f"tokens drafted one after the other, or auto: 0 to {AUTO_STEPS_MAX}, fewer with many requests, "
+            "step by step, by what drafts bring and cost; if absent auto for a chain, "
+            f"{SPEC_STEPS_DEFAULT} with --spec-topk above 1 or --spec-tokens"
+        },
     )
     spec_topk: int | None = field(
         default=None, metadata={"help": "branches of the draft; 1, a chain, if absent; more is for eagle and eagle3"}
@@ -136,7 +149,7 @@ def spec_shape(config: SpecConfig) -> SpecShape:
     kind = drafter_of(config)
     if kind == "none":
         return PLAIN
-    steps = config.spec_steps if config.spec_steps is not None else SPEC_STEPS_DEFAULT
+    steps = _spec_steps(config)
     topk = config.spec_topk if config.spec_topk is not None else 1
     tokens = config.spec_tokens
     if tokens is None:
@@ -153,15 +166,42 @@ def spec_shape(config: SpecConfig) -> SpecShape:
     return shape
 
 
+def _spec_steps(config: SpecConfig) -> int:
+    """Draft steps of a round, at most."""
+    if is_auto(config):
+        for flag, value, others in (
+            ("--spec-topk", config.spec_topk, (None, 1)),
+            ("--spec-tokens", config.spec_tokens, (None,)),
+        ):
+            if value not in others:
+                raise ConfigError(f"--spec-steps auto is for chains of any length, got {flag} {value}: give a number")
+        return AUTO_STEPS_MAX
+    return config.spec_steps if isinstance(config.spec_steps, int) else SPEC_STEPS_DEFAULT
+
+
+def is_auto(config: SpecConfig) -> bool:
+    """Whether the length of drafts is chosen step by step: asked for, or a chain whose length nobody states."""
+    if isinstance(config.spec_steps, str):
+        if config.spec_steps != AUTO:
+            raise ConfigError(f"--spec-steps must be a number or {AUTO}, got {config.spec_steps}")
+        return True
+    states_length = config.spec_steps is not None or config.spec_tokens is not None
+    return drafter_of(config) != "none" and not states_length and config.spec_topk in (None, 1)
+
+
+def spec_widths(config: SpecConfig) -> Widths:
+    """How many nodes the rounds that are asked for may verify."""
+    return Widths(shape=spec_shape(config), is_auto=is_auto(config), limit=config.spec_max_batch)
+
+
 def drafter_of(config: SpecConfig) -> str:
-    """Who drafts: none, ngram, eagle or eagle3; `auto` without a head is ngram. Refuses what does not belong to it."""
-    if config.spec not in SPECS:
+    """Who drafts: none, ngram, eagle or eagle3; without a head `auto` is ngram. Refuses what does not belong to it."""
+    if config.spec is not None and config.spec not in SPECS:
         raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
-    if config.spec == "auto" and config.draft is not None:  # start-up reads the head and says which
-        raise ConfigError(
-            f"--spec auto: what the head in --draft {config.draft} is, is not known; give eagle or eagle3"
-        )
-    kind = "ngram" if config.spec == "auto" else config.spec
+    if config.spec in (None, "auto") and config.draft is not None:  # start-up reads the head and says which
+        raise ConfigError(f"what the head in --draft {config.draft} is, is not known; give --spec eagle or eagle3")
+    kind = {None: "none", "auto": "ngram"}.get(config.spec, config.spec)
+    assert kind is not None
     has_head = kind in ("eagle", "eagle3")
     if has_head and config.draft is None:
         raise ConfigError(f"--spec {kind} needs --draft, the folder of its head")
@@ -254,7 +294,7 @@ class Resolved:
     sched: SchedConfig
     session: SessionConfig
     spec: SpecShape
-    spec_max_batch: int | None  # a step that decodes more rows than this carries no drafts; None: no limit
+    widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
@@ -388,7 +428,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         sched=sched,
         session=config.session,
         spec=spec,
-        spec_max_batch=config.spec.spec_max_batch,
+        widths=spec_widths(config.spec),
         vocab_size=traits.vocab_size,
         context=context,
         books=books,

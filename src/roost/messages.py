@@ -118,6 +118,11 @@ class SpecStats:
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
 
     @property
+    def draft_length(self) -> float:
+        """Drafts that a round carried on average; 0.0 without rounds."""
+        return self.drafts_offered / self.rounds if self.rounds else 0.0
+
+    @property
     def accept_length(self) -> float:
         """Tokens a round added to the output on average, bonus included; 0.0 without rounds."""
         return (self.rounds + self.drafts_accepted) / self.rounds if self.rounds else 0.0
@@ -240,6 +245,7 @@ class Stats:
     endings: tuple[tuple[str, int], ...]  # requests by finish reason
     pools: tuple[PoolStats, ...]
     spec: SpecStats
+    draft_lengths: tuple[int, ...]  # rounds by the number of drafts they carried, none included
     sessions_resident: int  # with a lease of their own, or on a running turn
     session_tokens: int  # whose KV idle sessions keep
     sessions_opened: int  # forks included

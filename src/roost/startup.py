@@ -16,7 +16,7 @@ import torch
 
 from roost.backend import BACKENDS, TORCH, TRITON, Backend
 from roost.clock import SystemClock
-from roost.config import EngineConfig, ModelConfig, ModelTraits, Resolved, resolve, spec_shape
+from roost.config import AUTO, EngineConfig, ModelConfig, ModelTraits, Resolved, drafter_of, resolve, spec_shape
 from roost.errors import ConfigError
 from roost.exec.device.open import memory_of
 from roost.exec.executor import TorchExecutor
@@ -32,7 +32,7 @@ from roost.text.language import Language
 from roost.text.stream import StopFinder
 from roost.weights.draft import check_head, check_hooks, check_kind, head_kind, load_head
 from roost.weights.load import load_model, open_source
-from roost.weights.pull import find_model
+from roost.weights.pull import find_head, find_model
 
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -57,7 +57,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     began = time.monotonic()
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
-    device = _device(config.model)
+    device = device_of(config.model)
     weights = _weights(config.model, device)
     backend = backend_of(config, device)
     check_for(config, device)
@@ -115,27 +115,31 @@ def _load(
     if spec.draft is not None:
         check_hooks(capabilities)
         target = family.read_config(Fields(source.config()))
-        check_head(folder, spec.spec, target, layer_ids=ids, topk=spec_shape(spec).topk)
+        check_head(folder, drafter_of(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _enough_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
-            head = load_head(folder, spec.spec, model, layer_ids=ids, weights=weights, device=device)
+            head = load_head(folder, drafter_of(spec), model, layer_ids=ids, weights=weights, device=device)
     traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
     return _Loaded(language=source.language(), model=model, traits=traits, head=head)
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
     """The configuration with its drafter named, and checked, before anything large is read."""
-    spec = config.spec
-    if spec.spec == "auto":
-        spec = replace(spec, spec="ngram" if spec.draft is None else head_kind(Path(spec.draft)))
+    spec, own = config.spec, find_head(config.model.model)
+    if spec.draft is None and own is not None and spec.spec in (None, "auto", "eagle3"):  # such are the heads that come
+        spec = replace(spec, draft=str(own))
+    if spec.spec in (None, "auto"):
+        otherwise = "none" if spec.spec is None else "ngram"
+        spec = replace(spec, spec=otherwise if spec.draft is None else head_kind(Path(spec.draft)))
     spec_shape(spec)
     if spec.draft is not None:
-        check_kind(Path(spec.draft), spec.spec)
+        check_kind(Path(spec.draft), drafter_of(spec))
     return replace(config, spec=spec)
 
 
-def _device(config: ModelConfig) -> torch.device:
+def device_of(config: ModelConfig) -> torch.device:
+    """The device that is asked for, if it is there."""
     if config.device not in DEVICES:
         raise ConfigError(f"--device must be one of {', '.join(DEVICES)}, got {config.device}")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -252,4 +256,5 @@ def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object
     if spec.spec == "none":
         return {"spec": spec.spec}
     given = {name: value for name, value in asdict(spec).items() if value is not None}
-    return {**given, "spec_steps": shape.steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}
+    steps = AUTO if resolved.widths.is_auto else shape.steps
+    return {**given, "spec_steps": steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}

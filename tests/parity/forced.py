@@ -83,7 +83,7 @@ class Told:
     def propose(self, rounds: Rounds) -> Trees:
         """The text that follows, up to where it shall be wrong."""
         places = zip(rounds.rows.tolist(), rounds.lengths.tolist(), strict=True)
-        drafts = [self._drafts(row, start) for row, start in places]
+        drafts = [self._drafts(row, start)[: rounds.width - 1] for row, start in places]
         return chains(torch.cat([rounds.roots[:, None], torch.tensor(drafts, device=rounds.roots.device)], dim=1))
 
     def extend(self, pairs: Pairs) -> None:

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost.exec.graphs import widths_of
 from roost.layers.ops import TORCH_OPS
-from roost.spec.shape import PLAIN
 from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
 from tests.parity.rehearsal import Tape, rehearsed
@@ -104,12 +102,3 @@ def test_rounds_without_drafts_are_captured_where_a_limit_asks_for_them(
     assert widths == {1, cell.shape.tokens}
     graphs = served.executor.runner._graphs
     assert graphs is not None and {width for _, width in graphs._captured} == widths
-
-
-def test_a_captured_size_serves_drafts_up_to_the_limit_and_none_above() -> None:
-    chain = MODES["chain"]
-    assert widths_of(PLAIN, None, 0, 8) == [1]
-    assert widths_of(chain, None, 4, 8) == [4]
-    assert widths_of(chain, 8, 4, 8) == [4]
-    assert widths_of(chain, 6, 4, 8) == [4, 1]  # 5 and 6 rows with drafts, 7 and 8 without
-    assert widths_of(chain, 4, 4, 8) == [1]

@@ -9,6 +9,7 @@ import pytest
 from roost import startup
 from roost.cli.main import main
 from roost.config import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
+from roost.errors import ConfigError
 from roost.models import registry
 from roost.startup import Running, start
 from tests.parity.heads import Config, write_eagle, write_eagle3
@@ -52,7 +53,8 @@ ALONE = [  # whatever the model: refused before it is looked for
     ("--spec eagle --draft {eagle3}", "--spec eagle: the head at --draft {eagle3} is of the kind eagle3"),
     ("--spec eagle3 --draft {eagle}", "--spec eagle3: the head at --draft {eagle} is of the kind eagle"),
     ("--spec --draft {headless}", "--draft {headless}: LlamaForCausalLM is not a draft head; known are"),
-    ("--draft {eagle}", "--draft is for --spec eagle, eagle3 or auto, got --spec none"),
+    ("--spec none --draft {eagle}", "--draft is for --spec eagle, eagle3 or auto, got --spec none"),
+    ("--draft {nowhere}", "--draft {nowhere}: must be a folder with a config.json"),
     ("--spec ngram --draft {eagle}", "--draft is for --spec eagle, eagle3 or auto, got --spec ngram"),
     ("--spec eagle3", "--spec eagle3 needs --draft, the folder of its head"),
     ("--spec-steps 3", "--spec-steps is for --spec ngram, eagle, eagle3 or auto, got --spec none"),
@@ -147,18 +149,20 @@ def started(model: Path) -> Iterator[Callable[..., Running]]:
 @pytest.mark.parametrize(
     ("head", "options", "chosen"),
     [
-        (None, {}, ("ngram", 4, 1, 5)),
+        (None, {}, ("ngram", "auto", 1, 7)),
         (None, {"spec_steps": 6}, ("ngram", 6, 1, 7)),
-        ("eagle", {}, ("eagle", 4, 1, 5)),
+        ("eagle", {}, ("eagle", "auto", 1, 7)),
+        ("eagle", {"spec_steps": "auto"}, ("eagle", "auto", 1, 7)),
+        ("eagle", {"spec_tokens": 5}, ("eagle", 4, 1, 5)),
         ("eagle3", {"spec_topk": 4}, ("eagle3", 4, 4, 16)),
         ("eagle3", {"spec_topk": 2, "spec_steps": 2}, ("eagle3", 2, 2, 7)),
-        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", 4, 1, 5)),
+        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", "auto", 1, 7)),
     ],
 )
 def test_auto_takes_what_there_is_and_the_settings_say_it(
     head: str | None,
     options: dict[str, object],
-    chosen: tuple[str, int, int, int],
+    chosen: tuple[str, int | str, int, int],
     heads: dict[str, Path],
     started: Callable[..., Running],
 ) -> None:
@@ -167,7 +171,46 @@ def test_auto_takes_what_there_is_and_the_settings_say_it(
     assert tuple(settings[name] for name in ("spec", "spec_steps", "spec_topk", "spec_tokens")) == chosen
     assert settings.get("draft") == (head and str(heads[head]))
     assert "warnings" not in settings
-    assert (running.resolved.spec.steps, running.resolved.spec.topk, running.resolved.spec.tokens) == chosen[1:]
+    resolved = running.resolved
+    steps = "auto" if resolved.widths.is_auto else resolved.spec.steps
+    assert (steps, resolved.spec.topk, resolved.spec.tokens) == chosen[1:]
+
+
+def test_a_draft_alone_says_what_it_is(heads: dict[str, Path], started: Callable[..., Running]) -> None:
+    assert started(draft=str(heads["eagle3"])).settings["spec"] == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, ("eagle3", "auto")),
+        ({"spec": "auto"}, ("eagle3", "auto")),
+        ({"spec": "eagle3", "spec_topk": 2}, ("eagle3", 4)),
+        ({"spec_steps": 3}, ("eagle3", 3)),
+        ({"spec": "ngram"}, ("ngram", "auto")),
+        ({"spec": "none"}, ("none", None)),
+    ],
+)
+def test_the_head_that_comes_with_a_model_drafts_unless_somebody_else_is_asked_for(
+    options: dict[str, object],
+    chosen: tuple[str, int | str | None],
+    heads: dict[str, Path],
+    started: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup, "find_head", lambda model: heads["eagle3"])
+    settings = started(**options).settings
+    assert (settings["spec"], settings.get("spec_steps")) == chosen
+    assert settings.get("draft") == (str(heads["eagle3"]) if chosen[0] == "eagle3" else None)
+
+
+def test_another_head_than_the_one_that_comes_with_a_model_is_taken_where_it_is_named(
+    heads: dict[str, Path], started: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "find_head", lambda model: heads["eagle3"])
+    assert started(draft=str(heads["eagle"])).settings["spec"] == "eagle"
+    with pytest.raises(ConfigError, match="--spec eagle needs --draft"):
+        started(spec="eagle")
 
 
 def test_without_speculation_the_settings_name_none_of_its_numbers(started: Callable[..., Running]) -> None:

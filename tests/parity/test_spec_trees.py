@@ -10,6 +10,8 @@ from torch import Tensor
 
 from roost.messages import SpecStats
 from roost.sched import planner
+from roost.sched.planner import Line
+from roost.sched.request import Request
 from roost.spec.eagle import EagleDrafter
 from roost.spec.shape import DraftKv, SpecShape
 from tests.parity.forced import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
@@ -66,10 +68,18 @@ def test_draft_kv_after_rounds_is_that_of_the_text(name: str) -> None:
 
 
 def test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = plainly("llama", PROMPT, 16)
-    monkeypatch.setattr(planner, "_round_width", lambda state, num_rounds: 3)
-    served = told("llama", configure(spec=NGRAM), [PROMPT + output])
-    served.submit("r", PROMPT, 13)
+    """No step is planned so; the plan could say it."""
+    work = [PROMPT, PROMPT[::-1]]
+    outputs = [plainly("llama", prompt, 16) for prompt in work]
+
+    def narrower(request: Request, chunk: int, width: int, hi: int) -> Line:
+        return Line(request, chunk, width if chunk or request.id == "1" else 3, hi)
+
+    monkeypatch.setattr(planner, "Line", narrower)
+    served = told("llama", configure(spec=NGRAM), [a + b for a, b in zip(work, outputs, strict=True)])
+    for number, prompt in enumerate(work):
+        served.submit(str(number), prompt, 13)
     served.run()
-    assert served.output("r") == output[:13]
-    assert served.finish("r").spec.histogram == (0, 0, 4, 0)
+    for number, output in enumerate(outputs):
+        assert served.output(str(number)) == output[:13]
+        assert served.finish(str(number)).spec.histogram == ((0, 0, 4, 0), (0, 0, 0, 3))[number]

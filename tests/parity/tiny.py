@@ -178,6 +178,7 @@ def configure(
     context: int = 256,
     spec: SpecShape = PLAIN,
     spec_max_batch: int | None = None,
+    auto: bool = False,
 ) -> EngineConfig:
     """A configuration with the strictest audit."""
     return EngineConfig(
@@ -185,7 +186,7 @@ def configure(
             page_size=page_size, pool_tokens=pool_tokens, window_pool_tokens=window_pool_tokens, strict_memory=2
         ),
         sched=SchedConfig(context=context, max_running=max_running, chunk=chunk, mixed=mixed, overlap=depth == 1),
-        spec=spec_config(spec, spec_max_batch),
+        spec=spec_config(spec, spec_max_batch, auto=auto),
     )
 
 

@@ -98,6 +98,14 @@ DEVICE_BUGS = (
         "30: a head's own ids are taken for the target's",
         test=_DENSE + "[eagle3-chain-4-9]",
     ),
+    Bug(
+        "drafts_follow_width",
+        _EAGLE,
+        "        num_steps = self._shape.accept_max_of(rounds.width) - 1",
+        "        num_steps = self._shape.steps",
+        "a narrow round drafts as much as the widest",
+        test="tests/parity/test_spec_auto.py::test_a_round_runs_no_more_draft_passes_than_it_has_drafts",
+    ),
     # --- draft-extend ---
     Bug(
         "extend_after_rounds",

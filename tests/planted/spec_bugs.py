@@ -3,6 +3,8 @@
 from tests.planted.bug import Bug
 
 _ROUTING = "tests/unit/test_routing.py::"
+_DRAFTING = "roost.sched.drafting"
+_CHOOSER = "tests/unit/sched/test_drafting.py::"
 _OPTIONS = "tests/unit/test_spec_config.py"
 
 SPEC_BUGS = (
@@ -23,25 +25,105 @@ SPEC_BUGS = (
     ),
     Bug(
         "batch_limit",
-        "roost.sched.planner",
-        "    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens",
-        "    return state.resolved.spec.tokens if most is None or num_rounds else 1",
+        "roost.spec.widths",
+        "        if self.limit is not None and num_rounds > self.limit:",
+        "        if self.limit is not None and num_rounds < 0:",
         "--spec-max-batch is ignored",
     ),
     Bug(
         "batch_limit_is_inclusive",
-        "roost.sched.planner",
-        "    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens",
-        "    return 1 if most is not None and num_rounds >= most else state.resolved.spec.tokens",
+        "roost.spec.widths",
+        "        if self.limit is not None and num_rounds > self.limit:",
+        "        if self.limit is not None and num_rounds >= self.limit:",
         "a step with as many rows as --spec-max-batch carries no drafts",
+    ),
+    Bug(
+        "planned_widths_are_captured",
+        "roost.spec.widths",
+        "            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}",
+        "            served = set(self.of(size))",
+        "rounds of some widths are not captured, and run operation by operation",
+        test="tests/unit/spec/test_widths.py",
+    ),
+    Bug(
+        "trials_are_paid_for",
+        _DRAFTING,
+        "        if price > self._credit:",
+        "        if price < 0:",
+        "other widths are tried as often as they are unknown, whatever that costs",
+        test=_CHOOSER + "test_trials_at_many_batch_sizes_stay_within_their_share",
+    ),
+    Bug(
+        "drafts_are_tried_again",
+        _DRAFTING,
+        "        return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts",
+        "        return None",
+        "once drafts did not pay, there are none for ever",
+        test=_CHOOSER + "test_a_change_of_text_is_noticed",
+    ),
+    Bug(
+        "resting_is_no_cost",
+        _DRAFTING,
+        "        is_steady = num_out == self._depth and now == self._collected_at",
+        "        is_steady = True",
+        "time without work counts as the cost of a step",
+        test=_CHOOSER + "test_time_that_the_loop_rested_is_no_cost",
+    ),
+    Bug(
+        "prefill_is_no_cost_of_rounds",
+        _DRAFTING,
+        "        self._out[step] = Planned(num_rounds, width, num_chunk_tokens, is_steady)",
+        "        self._out[step] = Planned(num_rounds, width, 0, is_steady)",
+        "what a chunk takes counts as the cost of the rounds beside it",
+        test=_CHOOSER + "test_what_rounds_cost_beside_chunks_is_told_apart",
+    ),
+    Bug(
+        "busy_steps_teach",
+        "roost.sched.costs",
+        "        if self._num_busy[at] >= _NUM_BUSY:",
+        "        if self._num_busy[at] < 0:",
+        "while prompts keep coming nothing is learned, and a first guess decides for good",
+        test=_CHOOSER + "test_little_is_lost_while_prefill_goes_on",
+    ),
+    Bug(
+        "rounds_alone_come_first",
+        "roost.sched.costs",
+        "        self._num_busy[at] = 0",
+        "        self._num_busy[at] = _NUM_BUSY",
+        "what is told from a step with prefill counts as much as what rounds alone have shown",
+        test=_CHOOSER + "test_busy_steps_count_only_where_rounds_alone_are_rare",
+    ),
+    Bug(
+        "pairs_have_about_as_many_rounds",
+        "roost.sched.chunks",
+        "            if apart > _APART * abs(num_rounds - rounds_before) * width:",
+        "            if apart:",
+        "a chunk that is shorter because there are more rounds looks as if prompt tokens cost nothing",
+        test="tests/unit/sched/test_chunks.py",
+    ),
+    Bug(
+        "chunks_alike_are_shortened",
+        "roost.sched.drafting",
+        "        return num_rounds > 0 and len(self._widths.of(num_rounds)) > 1 and self._chunks.wants_pair",
+        "        return False",
+        "while every step is filled with prefill nothing is learned about its rounds",
+        test=_CHOOSER + "test_little_is_lost_while_every_step_has_the_same_chunk",
     ),
     Bug(
         "budget_follows_width",
         "roost.sched.planner",
-        "    budget = max(chunk - len(decode) * width, chunk // _PREFILL_SHARE, 1)",
+        "    budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)",
         "    budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)",
         "rounds without drafts take tokens from the prefill that they do not use",
         test="tests/unit/sched/test_widths.py::test_the_token_budget_counts_the_width_of_the_rounds",
+    ),
+    Bug(
+        "chosen_drafts_leave_prefill_its_tokens",
+        "roost.sched.planner",
+        "    counted = 1 if state.resolved.widths.is_auto else width  # chosen drafts take no tokens from prefill",
+        "    counted = width",
+        "drafts that cost hardly any time crowd out prefill: where that is the bottleneck, all gets slower",
+        test="tests/unit/sched/test_widths.py::test_drafts_of_a_chosen_length_take_no_tokens_from_prefill",
     ),
     Bug(
         "history_is_sent",

@@ -10,6 +10,7 @@ from roost.config import (
     Resolved,
     SchedConfig,
     SessionConfig,
+    SpecConfig,
     resolve,
 )
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
@@ -50,6 +51,7 @@ class Options:
     shared_prompts: int
     wishes: Wishes
     habits: Habits
+    draft_ns: int  # what a step takes, and each draft adds, where the length of drafts is chosen by that
 
 
 def draw(seed: int) -> Options:
@@ -82,7 +84,7 @@ def draw(seed: int) -> Options:
         memory=MemoryConfig(page_size=page_size, strict_memory=2),
         sched=sched,
         session=_draw_limits(seed, habits, context),
-        spec=spec_config(spec, _draw_max_batch(seed, spec)),
+        spec=_draw_auto(seed, spec) or spec_config(spec, _draw_max_batch(seed, spec)),
     )
     resolved = _draw_pool(rng, config, traits)
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
@@ -115,6 +117,7 @@ def draw(seed: int) -> Options:
         shared_prompts=rng.choice([1, 3]),
         wishes=draw_wishes(random.Random(f"wishes {seed}"), calm),
         habits=habits,
+        draft_ns=random.Random(f"node {seed}").choice([0, 20_000, 200_000]) if resolved.widths.is_auto else 0,
     )
 
 
@@ -135,6 +138,13 @@ def _draw_spec(rng: random.Random) -> SpecShape:
 def _draw_max_batch(seed: int, spec: SpecShape) -> int | None:
     rng = random.Random(f"batch {seed}")  # apart, so that what a seed drew before stays
     return rng.choice([None, None, None, None, 1, 2, 3, 4]) if spec.speculates else None
+
+
+def _draw_auto(seed: int, spec: SpecShape) -> SpecConfig | None:
+    """In some worlds with chains, drafts as long as is thought best from step to step."""
+    if not spec.speculates or spec.topk > 1 or random.Random(f"auto {seed}").random() > 0.3:
+        return None
+    return spec_config(spec, _draw_max_batch(seed, spec), auto=True)
 
 
 def _full(vocab: int) -> ModelTraits:

@@ -138,14 +138,15 @@ class Rules:
         self._check_widths(plan, requests)
 
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
-        """All rounds of a step carry drafts, or none does, because more rows wanted one than may have them."""
-        most, shape = self._resolved.spec_max_batch, self._resolved.spec
+        """All rounds of a step are as wide: as told, as chosen, or without drafts where too many rows wanted some."""
+        most, shape = self._resolved.widths.limit, self._resolved.spec
         widths = {int(width) for width, is_chunk in zip(plan.widths, plan.is_prefill, strict=True) if not is_chunk}
         num_rounds = len(requests) - int(plan.is_prefill.sum())
         sitting = [each for each in self._state.running if each not in requests and not each.in_prefill]
-        allowed = {shape.tokens} if most is None or num_rounds <= most else set()
+        menu = {1, 2, 3, 4, 5, 7} if self._resolved.widths.is_auto else {shape.tokens}
+        allowed = menu if most is None or num_rounds <= most else set()
         if most is not None and num_rounds + len(sitting) > most:  # who sits out may have been counted
-            allowed.add(1)
+            allowed |= {1}
         if len(widths) > 1 or not widths <= allowed:
             raise Broken(f"width: step {plan.step} has {num_rounds} rounds of {widths}, limit {most}, of {shape}")
 

@@ -67,6 +67,7 @@ class Setting:
     num_pages: int = 64  # of each book, without the sink
     spec: SpecShape = CHAIN
     spec_max_batch: int | None = None
+    auto: bool = False  # the length of drafts is chosen by cost
     overlap: bool = True
     window: int | None = None  # None: full layers only; else one full layer and one window layer
     chunk: int = 64
@@ -88,7 +89,7 @@ class Setting:
             overlap=self.overlap,
         )
         traits = ModelTraits(vocab_size=VOCAB, window=self.window)
-        spec = spec_config(self.spec, self.spec_max_batch)
+        spec = spec_config(self.spec, self.spec_max_batch, auto=self.auto)
         return resolve(EngineConfig(memory=memory, sched=sched, session=self.session, spec=spec), traits)
 
 

@@ -119,6 +119,7 @@ class World:
         if self.troubled and self.rng.random() < self.options.faults.slow:
             self._count("fault: slow step")
             self.clock.advance(SLOW_NS)
+        self.clock.advance(self.options.draft_ns * (1 + sum(drafts)))
         self.checker.told_at = self.clock.now_ns()
         self.questions.num_broken += 1
         result = self.witness.collect(ticket)

@@ -9,13 +9,13 @@ from tests.tidy.source import Module, product
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("roost", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
-    ("roost.sampling", "roost.spec.shape", "roost.kv.pages", "roost.text"),
+    ("roost.sampling", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.exec", "roost.spec", "roost.weights", "roost.front"),
     ("roost.startup", "roost.terminal"),
-    ("roost.llm", "roost.dialogue", "roost.line", "roost.server"),
+    ("roost.llm", "roost.dialogue", "roost.line", "roost.server", "roost.train"),
     ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (
@@ -24,6 +24,7 @@ CONTROL_PLANE = (
     "roost.sched",
     "roost.sampling",
     "roost.spec.shape",
+    "roost.spec.widths",
     "roost.step",
     "roost.messages",
     "roost.backend",
@@ -39,7 +40,7 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
 }
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
 DEVICE_SIDE = ("roost.exec", "roost.spec", "roost.models", "roost.layers", "roost.kernels", "roost.weights")
-BOTH_SIDES = ("roost.kv.pages", "roost.spec.shape")  # integers only: either side may import these
+BOTH_SIDES = ("roost.kv.pages", "roost.spec.shape", "roost.spec.widths")  # integers only: either side may import these
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ from roost.spec.shape import PLAIN, DraftKv, SpecShape
 HEAD = "some/head"
 
 
-def _eagle(**options: int) -> SpecConfig:
+def _eagle(**options: int | str) -> SpecConfig:
     return SpecConfig(spec="eagle", draft=HEAD, **options)  # type: ignore[arg-type]
 
 
@@ -21,11 +21,14 @@ def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
     ("config", "shape"),
     [
         (SpecConfig(), PLAIN),
-        (SpecConfig(spec="auto"), SpecShape(steps=4, topk=1, tokens=5)),  # without a head: n-gram
-        (SpecConfig(spec="ngram"), SpecShape(steps=4, topk=1, tokens=5)),
+        (SpecConfig(spec="auto"), SpecShape(steps=6, topk=1, tokens=7)),  # without a head: n-gram
+        (SpecConfig(spec="ngram"), SpecShape(steps=6, topk=1, tokens=7)),  # at most: the length is chosen by cost
+        (SpecConfig(spec="ngram", spec_steps="auto"), SpecShape(steps=6, topk=1, tokens=7)),
         (SpecConfig(spec="ngram", spec_steps=7, spec_topk=1), SpecShape(steps=7, topk=1, tokens=8)),
-        (_eagle(), _shape(4, 1, 5)),
-        (SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="vllm"), _shape(4, 1, 5)),
+        (_eagle(), _shape(6, 1, 7)),
+        (_eagle(spec_steps="auto", spec_topk=1), _shape(6, 1, 7)),
+        (_eagle(spec_tokens=5), _shape(4, 1, 5)),
+        (SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="vllm"), _shape(6, 1, 7)),
         (_eagle(spec_steps=3), _shape(3, 1, 4)),
         (_eagle(spec_steps=0), _shape(0, 1, 1)),  # a drafter that only keeps up
         (_eagle(spec_topk=4), _shape(4, 4, 16)),
@@ -45,12 +48,13 @@ def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> No
         (SpecConfig(spec="medusa"), r"^--spec must be one of none, ngram, eagle, eagle3, auto, got medusa$"),
         (
             SpecConfig(spec="auto", draft=HEAD),
-            r"^--spec auto: what the head in --draft some/head is, .* eagle or eagle3$",
+            r"^what the head in --draft some/head is, .* eagle or eagle3$",
         ),
         (SpecConfig(spec="eagle"), r"^--spec eagle needs --draft, the folder of its head$"),
         (SpecConfig(spec="eagle3"), r"^--spec eagle3 needs --draft, the folder of its head$"),
         (SpecConfig(spec="ngram", draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec ngram$"),
-        (SpecConfig(draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec none$"),
+        (SpecConfig(draft=HEAD), r"^what the head in --draft some/head is, .* eagle or eagle3$"),
+        (SpecConfig(spec="none", draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec none$"),
         (SpecConfig(spec_steps=3), r"^--spec-steps is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
         (SpecConfig(spec_topk=1), r"^--spec-topk is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
         (SpecConfig(spec_tokens=1), r"^--spec-tokens is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
@@ -71,6 +75,16 @@ def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> No
         (SpecConfig(spec="ngram", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
         (SpecConfig(spec="auto", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
         (SpecConfig(spec="ngram", spec_steps=0), r"^--spec-steps must be at least 1 for --spec ngram, got 0$"),
+        (
+            _eagle(spec_steps="auto", spec_topk=4),
+            r"^--spec-steps auto is for chains of any length, got --spec-topk 4: give a number$",
+        ),
+        (
+            _eagle(spec_steps="auto", spec_tokens=7),
+            r"^--spec-steps auto is for chains of any length, got --spec-tokens 7: give a number$",
+        ),
+        (SpecConfig(spec_steps="auto"), r"^--spec-steps is for --spec ngram, .* or auto, got --spec none$"),
+        (SpecConfig(spec="ngram", spec_steps="many"), r"^--spec-steps must be a number or auto, got many$"),
         (_eagle(spec_steps=-1), r"^--spec-steps must be at least 0, got -1$"),
         (_eagle(spec_topk=0), r"^--spec-topk must be at least 1, got 0$"),
         (_eagle(spec_tokens=4), r"^--spec-tokens must be --spec-steps \+ 1 = 5 for a chain \(--spec-topk 1\), got 4$"),
@@ -94,5 +108,25 @@ def test_auto_without_a_head_is_ngram_and_the_others_are_themselves() -> None:
 
 def test_the_batch_limit_reaches_the_engine() -> None:
     traits = ModelTraits(vocab_size=100)
-    assert resolve(EngineConfig(spec=_eagle(spec_max_batch=3)), traits).spec_max_batch == 3
-    assert resolve(EngineConfig(spec=_eagle()), traits).spec_max_batch is None
+    assert resolve(EngineConfig(spec=_eagle(spec_max_batch=3)), traits).widths.limit == 3
+    assert resolve(EngineConfig(spec=_eagle()), traits).widths.limit is None
+
+
+@pytest.mark.parametrize(
+    ("config", "is_auto"),
+    [
+        (SpecConfig(), False),
+        (SpecConfig(spec="ngram"), True),
+        (_eagle(), True),
+        (_eagle(spec_steps="auto", spec_max_batch=8), True),
+        (_eagle(spec_steps=4), False),
+        (_eagle(spec_steps=0), False),
+        (_eagle(spec_topk=2), False),
+        (_eagle(spec_tokens=5), False),
+    ],
+    ids=str,
+)
+def test_the_length_is_chosen_by_cost_where_a_chain_has_none_stated(config: SpecConfig, is_auto: bool) -> None:
+    resolved = resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100))
+    assert resolved.widths.is_auto == is_auto
+    assert resolved.widths.of(1) == ((1, 2, 3, 4, 5, 7) if is_auto else (resolved.spec.tokens,))

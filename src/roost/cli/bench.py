@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roost.cli.flags import add_engine, engine_of
-from roost.cli.prompts import PROMPTS
+from roost.cli.prompts import PROMPTS, read_turns
 from roost.config import api_keys
 from roost.errors import ConfigError
 from roost.front import speculation
@@ -277,32 +277,10 @@ def _report(runs: list[Run], args: Namespace) -> int:
 
 
 def _prompts(args: Namespace) -> list[str]:
-    prompts = list(PROMPTS) if args.prompts is None else _read(args.prompts)
+    prompts = list(PROMPTS) if args.prompts is None else [turns[0] for turns in read_turns(args.prompts)]
     if args.prompt_tokens is None:
         return prompts
     return [" ".join((each.split() * args.prompt_tokens)[: args.prompt_tokens]) for each in prompts]
-
-
-def _read(path: Path) -> list[str]:
-    """Prompts of a file; the keys that public sets use are known."""
-    if not path.is_file():
-        raise ConfigError(f"--prompts: there is no file {path}")
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
-        except ValueError as error:
-            raise ConfigError(f"--prompts: line {number} of {path} is not JSON") from error
-        found = next((value[key] for key in ("prompt", "turns", "text") if key in value), None)
-        text = found[0] if isinstance(found, list) and found else found
-        if not isinstance(text, str):
-            raise ConfigError(f"--prompts: line {number} of {path} has no prompt")
-        prompts.append(text)
-    if not prompts:
-        raise ConfigError(f"--prompts: {path} is empty")
-    return prompts
 
 
 def _levels(text: str) -> list[int]:

@@ -61,11 +61,19 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(group: type, field: "Field[Any]") -> Any:
-    """What a flag's text becomes: int for `int | None`."""
+    """What a flag's text becomes: int for `int | None`, a number or the word itself for `int | str | None`."""
     hint = typing.get_type_hints(group)[field.name]
     if isinstance(hint, types.UnionType):
-        return next(each for each in typing.get_args(hint) if each is not types.NoneType)
+        kinds = [each for each in typing.get_args(hint) if each is not types.NoneType]
+        return kinds[0] if len(kinds) == 1 else _number_or_word
     return hint
+
+
+def _number_or_word(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _default(field: "Field[Any]") -> Any:

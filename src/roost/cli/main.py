@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 
 import roost
 from roost.errors import ConfigError, RequestError, RoostError
@@ -19,6 +20,7 @@ COMMANDS = {
     "generate": "Print what follows a prompt.",
     "pull": "Fetch the default model and say where it is.",
     "bench": "Measure a running server, or an engine in this process.",
+    "train-draft": "Train a draft head for a model on its own answers.",
 }
 
 
@@ -32,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         if name == chosen:  # a server has no use for the parts that run a model, and needs no time to load them
-            import_module(f"roost.cli.{name}").add_flags(command)
+            _module(name).add_flags(command)
     args = parser.parse_args(words)
-    run: Command = import_module(f"roost.cli.{args.command}").run
+    run: Command = _module(args.command).run
     try:
         return run(args)
     except ConfigError as error:
@@ -49,3 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"roost.cli.{name.replace('-', '_')}")

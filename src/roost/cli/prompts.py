@@ -1,7 +1,16 @@
-"""Prompts for a quick measurement, written for this project.
+"""Prompts: those of a file, and some for a quick measurement.
 
-Everyday questions of different lengths; none is of a public evaluation set. Used by `bench` when no file is given.
+The latter were written for this project: everyday questions of different lengths, none of a public evaluation set. Used
+by `bench` when no file is given; files are read for it and for the training of draft heads.
 """
+
+import gzip
+import json
+from pathlib import Path
+
+from roost.errors import ConfigError
+
+_KEYS = ("turns", "prompt", "text", "p")  # that public sets use
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -21,3 +30,36 @@ PROMPTS = (
     "Write a haiku about the first snow.",
     "What should I know before I adopt an old cat?",
 )
+
+
+def read_turns(path: Path) -> list[list[str]]:
+    """Conversations of a file, each the list of its user's turns.
+
+    One JSON object a line with a prompt or turns, or plain lines; gzip where the name ends in .gz.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--prompts: there is no file {path}")
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(f"--prompts: {path} cannot be read: {error}") from error
+    lines = [
+        (number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
+    ]  # JSON has others in texts
+    if not lines:
+        raise ConfigError(f"--prompts: {path} is empty")
+    return [_turns(path, number, line) for number, line in lines]
+
+
+def _turns(path: Path, number: int, line: str) -> list[str]:
+    try:
+        value = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line}
+    except ValueError as error:
+        raise ConfigError(f"--prompts: line {number} of {path} is not JSON") from error
+    found = next((value[key] for key in _KEYS if key in value), None)
+    given = found if isinstance(found, list) else [found]
+    turns = [each for each in given if isinstance(each, str)]
+    if not turns or len(turns) < len(given):
+        raise ConfigError(f"--prompts: line {number} of {path} has no prompt")
+    return turns

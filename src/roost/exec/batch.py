@@ -65,8 +65,8 @@ class Batch:
 
     @cached_property
     def tree_width(self) -> int:
-        """Nodes that the trees of the step are padded to."""
-        return self.shape.tokens if len(self.drafting) else 1
+        """Nodes that the trees of the step are padded to: those of its widest round."""
+        return int(self.widths[self.drafting].max(initial=1))
 
     @cached_property
     def num_pairs(self) -> Index:

@@ -17,7 +17,6 @@ from roost.exec.batch import Batch, Layout
 from roost.exec.device.device import Device, Replay
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sizes import Sizes, check_fits, round_sizes
-from roost.spec.shape import SpecShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,10 +39,8 @@ class Graphs:
     def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
         self._passes, self._resolved, self._device = passes, resolved, device
         self._captured: dict[tuple[int, int], Captured] = {}
-        sizes = batch_sizes(resolved.sched.max_running)
-        for before, batch in reversed(list(zip([0, *sizes], sizes, strict=False))):  # the largest needs most room
-            for width in widths_of(resolved.spec, resolved.spec_max_batch, before, batch):
-                self._capture(batch, width)
+        for batch, width in resolved.widths.captured(resolved.sched.max_running):  # the largest needs most room
+            self._capture(batch, width)
 
     def find(self, number: int, width: int) -> Captured | None:
         """The smallest that holds `number` rounds of `width` nodes."""
@@ -106,16 +103,3 @@ class Graphs:
             run_ahead=run_ahead,
             run_behind=run_behind,
         )
-
-
-def batch_sizes(most: int) -> list[int]:
-    """Numbers of rounds that are captured: close together where a row more costs much."""
-    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
-    return [size for size in sizes if size < most] + [most]
-
-
-def widths_of(shape: SpecShape, limit: int | None, before: int, batch: int) -> list[int]:
-    """Widths of the rounds that a captured size serves: those of more than `before` rows and at most `batch`."""
-    drafts = shape.speculates and (limit is None or before < limit)
-    plain = not shape.speculates or (limit is not None and batch > limit)
-    return [shape.tokens] * drafts + [1] * plain

@@ -4,9 +4,8 @@ Weights and the draft head are loaded by then, so what is free is known; the pas
 those of captured rounds are bounded from above. Plain arithmetic. Called at start-up.
 """
 
-from roost.config import EngineConfig, ModelTraits, spec_shape
+from roost.config import EngineConfig, ModelTraits, spec_widths
 from roost.errors import ConfigError
-from roost.exec.graphs import batch_sizes
 from roost.exec.sampler import CHUNK_ELEMENTS_MAX
 from roost.models.model import Head, KvShape, Model
 
@@ -28,11 +27,12 @@ def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
 
 def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, widest: int) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
-    sched, shape, itemsize = config.sched, spec_shape(config.spec), model.kv.dtype.itemsize
-    vocab_size, running = traits.vocab_size, sched.max_running
+    sched, widths, itemsize = config.sched, spec_widths(config.spec), model.kv.dtype.itemsize
+    shape, vocab_size, running = widths.shape, traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
-    rounds = running + (sum(batch_sizes(running)) if sched.graphs is not False else 0)
-    logits = rounds * shape.tokens * vocab_size * itemsize
+    captured = widths.captured(running) if sched.graphs is not False else []
+    nodes = running * shape.tokens + sum(batch * width for batch, width in captured)
+    logits = nodes * vocab_size * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
     return passes + logits + drafts + counts + _SAMPLER_BYTES

@@ -150,11 +150,12 @@ class Passes:
             starts=None if starts is None else starts[batch.drafting].tolist(),
             lengths=self.lengths.device[rows[at]],
             roots=roots[at],
+            width=batch.tree_width,
         )
         drafted = self.drafter.propose(rounds).cut(layout["draft_widths"])
         if len(batch.drafting) == len(batch.sampling):
             return drafted
-        single = roots.new_full((len(roots), batch.shape.tokens), NOTHING)
+        single = roots.new_full((len(roots), batch.tree_width), NOTHING)
         single[:, 0] = roots
         return chains(single).with_rounds(at, drafted)
 
@@ -235,7 +236,7 @@ class Passes:
                 raise InvariantError("a drafter with KV of its own needs a head")
             return EagleDrafter(head, resolved.spec, self.tables[0], self.attention)  # the full book is the first
         if resolved.spec.reads_history:
-            return NgramDrafter(resolved.spec, resolved.num_rows + 1, resolved.row_width, self.device)
+            return NgramDrafter(resolved.num_rows + 1, resolved.row_width, self.device)
         return None
 
 

@@ -18,7 +18,7 @@ class Sizes:
     nodes: int  # tokens of the target's pass: width of each round
     mask: int  # which node sees which: T by T, where rounds are trees
     drafts: int  # tokens of one draft pass: K of each round
-    moves: int  # slots that change branches after the last draft pass but one: K paths of S - 2 drafts
+    moves: int  # slots that change branches after the last draft pass but one: K paths of the passes before it
     tails: int  # slots of partial pages: K - 1 whole pages of each round
     pairs: int  # tokens of draft-extend: S + 1 of each round
     accepted: int  # tokens that a round can add
@@ -34,7 +34,7 @@ def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> Si
         nodes=number * width,
         mask=number * width**2 if branches else 0,
         drafts=number * shape.topk if drafts else 0,
-        moves=number * shape.topk * max(0, shape.steps - 2) if branches else 0,
+        moves=number * shape.topk * max(0, accept_max - 3) if branches else 0,
         tails=number * (shape.topk - 1) * page_size if branches and page_size > 1 else 0,
         pairs=number * accept_max,
         accepted=number * accept_max,

@@ -26,8 +26,8 @@ def since(before: SpecStats, now: SpecStats) -> SpecStats:
 
 
 def as_json(spec: SpecStats) -> dict[str, Any]:
-    """The sums, and the accept length that follows from them."""
-    return {**asdict(spec), "accept_length": spec.accept_length}
+    """The sums, and the lengths that follow from them."""
+    return {**asdict(spec), "draft_length": spec.draft_length, "accept_length": spec.accept_length}
 
 
 def from_json(value: dict[str, Any]) -> SpecStats:

@@ -18,6 +18,7 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    draft_lengths: dict[int, int] = field(default_factory=dict)  # live rounds by the drafts they carried
     retractions: int = 0
     sessions_opened: int = 0  # forks included
     sessions_closed: int = 0  # by command

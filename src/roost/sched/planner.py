@@ -37,7 +37,14 @@ def plan(state: State, step: StepId) -> Flight | None:
     flight = _flight(state, step, lines)
     for line in lines:
         line.request.row_begins = False
-    state.prefilled_last = any(line.chunk for line in lines)
+    num_chunk_tokens = sum(line.chunk for line in lines)
+    state.prefilled_last = num_chunk_tokens > 0
+    if state.resolved.widths.is_auto:
+        rounds = [line.width for line in lines if not line.chunk]
+        width, num_out = rounds[0] if rounds else 0, len(state.flights)
+        state.drafting.planned(
+            step, len(rounds), width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
+        )
     shape = state.resolved.spec
     for line in lines:
         size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))
@@ -66,21 +73,19 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     decode = [
         request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
     ]
-    chunk, width = state.resolved.sched.chunk, _round_width(state, len(decode))
+    chunk = state.resolved.sched.chunk
+    width = state.drafting.choose(len(decode), has_prefill=bool(prefill))
     if not state.resolved.sched.mixed:
         if state.prefilled_last:  # decode has its turn, however many prompts keep coming
             return _with_room(state, decode, 0, width) or _with_room(state, prefill, chunk, width)
         return _with_room(state, prefill, chunk, width) or _with_room(state, decode, 0, width)
-    budget = max(chunk - len(decode) * width, chunk // _PREFILL_SHARE, 1)
+    counted = 1 if state.resolved.widths.is_auto else width  # chosen drafts take no tokens from prefill
+    budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)
     if not prefill:
         return _with_room(state, decode, 0, width)
+    if state.drafting.shortens_chunks(len(decode)):
+        budget = max(1, budget // 2)
     return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget, width)
-
-
-def _round_width(state: State, num_rounds: int) -> int:
-    """Nodes that each round of a step verifies: drafts cost more than they bring where many rows share it."""
-    most = state.resolved.spec_max_batch
-    return 1 if most is not None and num_rounds > most else state.resolved.spec.tokens
 
 
 def _decodes_on(state: State, request: Request) -> bool:

@@ -30,6 +30,8 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
     state.totals.steps += 1
     epochs, widths = result.epochs.tolist(), plan.widths.tolist()
     accept_lens, tokens, finals = result.accept_lens.tolist(), result.tokens.tolist(), plan.is_final.tolist()
+    live_lens = []  # of rounds
+    draft_lengths = state.totals.draft_lengths
     for i, request in enumerate(flight.requests):
         lease = flight.leases[i]
         if lease.epoch != epochs[i]:  # the request ended, was retracted or failed meanwhile
@@ -39,6 +41,8 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
             _take_prompt_scores(state, request, plan, result, i)
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
+            live_lens.append(accept_lens[i])
+            draft_lengths[widths[i] - 1] = draft_lengths.get(widths[i] - 1, 0) + 1
         if finals[i] or not flight.chunks[i]:
             wants_scores = request.submit.logprobs is not None  # the device scores every row if one row wants it
             scores = _row_scores(result.scores if wants_scores else None, i, request)
@@ -46,6 +50,8 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
             _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, num_drafts)
         if request.row is not None:
             _after_settling(state, request, finals[i])
+    if state.resolved.widths.is_auto:
+        state.drafting.collected(plan.step, live_lens, state.now)
 
 
 def _take_tokens(state: State, request: Request, tokens: list[int], scores: tuple[Score, ...], num_drafts: int) -> None:
@@ -149,6 +155,7 @@ def end_overdue(state: State) -> None:
 def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first_step = failed[0].plan.step
+    state.drafting.failed()
     broken = zip(failed[0].requests, failed[0].leases, strict=True)
     broken_lens = {request.turn.id: _length_after(lease, first_step) for request, lease in broken}
     for lease in list(state.store.leases.values()):

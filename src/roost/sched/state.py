@@ -13,6 +13,7 @@ from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import Counters, Totals
+from roost.sched.drafting import Drafting
 from roost.sched.request import Flight, Mark, NewFinder, Request
 from roost.sched.rows import Rows
 from roost.session.table import Sessions
@@ -46,6 +47,7 @@ class State:
     sessions: Sessions
     rows: Rows
     counters: Counters
+    drafting: Drafting
     totals: Totals = field(default_factory=Totals)
     new_finder: NewFinder | None = None  # None: stop texts are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
@@ -107,5 +109,6 @@ def new_state(resolved: Resolved, trace: Trace, new_finder: NewFinder | None = N
         sessions=Sessions(store, pair),
         rows=Rows(resolved.num_rows),
         counters=Counters(accept_max=resolved.spec.accept_max),
+        drafting=Drafting(resolved.widths, resolved.sched.max_running, resolved.depth),
         new_finder=new_finder,
     )

@@ -92,6 +92,7 @@ class _EngineStats(Collector):
             pages.add_metric([book, "retiring"], pool.retiring)
         yield pages
         yield from _speculation(stats.spec)
+        yield _draft_lengths(stats.draft_lengths)
 
 
 def _sessions(stats: Stats) -> Iterator[Metric]:
@@ -120,3 +121,12 @@ def _speculation(spec: SpecStats) -> Iterator[Metric]:
     accept_length = HistogramMetricFamily("roost_spec_accept_length", "Tokens accepted in a round, bonus included")
     accept_length.add_metric([], [*buckets, ("+Inf", float(spec.rounds))], spec.rounds + spec.drafts_accepted)
     yield accept_length
+
+
+def _draft_lengths(rounds: tuple[int, ...]) -> Metric:
+    """How much was drafted, rounds without drafts included."""
+    length = HistogramMetricFamily("roost_spec_draft_length", "Tokens drafted for a round, also none")
+    buckets = [(f"{number}.0", float(count)) for number, count in enumerate(accumulate(rounds))]
+    num_drafts = sum(number * count for number, count in enumerate(rounds))
+    length.add_metric([], [*buckets, ("+Inf", float(sum(rounds)))], num_drafts)
+    return length

@@ -24,6 +24,7 @@ class Rounds:
     starts: Sequence[int] | None  # device lengths when the step starts, where the host knows them
     lengths: Tensor  # [R] the same, on the device
     roots: Tensor  # [R] last sampled tokens
+    width: int  # nodes of their trees: those of the widest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +59,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rounds: Rounds) -> Trees:
-        """Trees of T nodes for some rounds."""
+        """Trees of as many nodes as the rounds are wide."""
         ...
 
     def extend(self, pairs: Pairs) -> None:

@@ -52,8 +52,12 @@ class EagleDrafter:
             self._scores[pairs.head_rows] = scores
 
     def propose(self, rounds: Rounds) -> Trees:
-        """Draft: a beam of K paths, one token longer with each pass; every token they met is a candidate."""
+        """Draft: a beam of K paths, one token longer with each pass; every token they met is a candidate.
+
+        No more passes than the trees can be deep.
+        """
         topk, rows = self._shape.topk, rounds.rows
+        num_steps = self._shape.accept_max_of(rounds.width) - 1
         places = Places(rounds, self._shape, self._table)
         if topk > 1 and self._table.page_size > 1:
             self._attention.copy(self.pool, *places.tail_copies())
@@ -61,7 +65,7 @@ class EagleDrafter:
         hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
         beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
         met = [(tokens, scores, torch.full_like(tokens, -1))]
-        for step in range(self._shape.steps - 1):
+        for step in range(num_steps - 1):
             hidden = self._pass(tokens, hidden, rounds, places, step)
             next_tokens, next_scores = self._best(hidden)  # [R, K, K]: the best after each path
             next_scores = next_scores + scores[:, :, None]
@@ -70,13 +74,13 @@ class EagleDrafter:
             met.append((next_tokens.flatten(1), next_scores.flatten(1), parents.flatten(1)))
             scores, picked = (each[:, :topk] for each in next_scores.flatten(1).sort(descending=True, stable=True))
             tokens, beam = next_tokens.flatten(1).gather(1, picked), num_met + picked
-            if topk > 1 and step < self._shape.steps - 2:  # a path goes on from its parent, wherever that was
+            if topk > 1 and step < num_steps - 2:  # a path goes on from its parent, wherever that was
                 branch = picked // topk
                 hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
                 self._attention.copy(self.pool, *places.moves(branch, step + 1))
         all_tokens, all_scores, all_parents = (torch.cat(column, dim=1) for column in zip(*met, strict=True))
         candidates = Candidates(tokens=all_tokens, scores=all_scores, parents=all_parents)
-        return best_trees(rounds.roots, candidates, self._shape.tokens)
+        return best_trees(rounds.roots, candidates, rounds.width)
 
     def _pass(self, tokens: Tensor, hidden: Tensor, rounds: Rounds, places: "Places", step: int) -> Tensor:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""

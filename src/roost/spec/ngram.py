@@ -9,7 +9,6 @@ from torch import Tensor
 
 from roost.exec.device.device import Device
 from roost.spec.drafter import Pairs, Rounds
-from roost.spec.shape import SpecShape
 from roost.spec.tree import Trees, chains
 from roost.step import RowSetup
 
@@ -19,8 +18,8 @@ MATCH_MAX = 4  # tokens that are compared; a longer match is no better
 class NgramDrafter:
     """Looks the last tokens up among those before them."""
 
-    def __init__(self, shape: SpecShape, num_rows: int, row_width: int, device: Device) -> None:
-        self._num_drafts, self._device = shape.tokens - 1, device
+    def __init__(self, num_rows: int, row_width: int, device: Device) -> None:
+        self._device = device
         self._tokens = torch.zeros((num_rows, row_width + 1), dtype=torch.int32, device=device.torch)  # by position
 
     @property
@@ -39,7 +38,7 @@ class NgramDrafter:
         known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
         at = _best_match(known, rounds.lengths)
         period = (rounds.lengths - at)[:, None].clamp(min=1)  # from there on the text may go round in circles
-        steps = torch.arange(self._num_drafts, device=known.device)
+        steps = torch.arange(rounds.width - 1, device=known.device)
         drafts = known.gather(1, at[:, None] + 1 + steps % period)
         return chains(torch.cat([rounds.roots[:, None], drafts], dim=1))
 

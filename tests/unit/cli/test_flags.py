@@ -74,8 +74,13 @@ def test_flags_of_speculation_reach_their_fields() -> None:
     )
 
 
-@pytest.mark.parametrize(("flags", "spec"), [("", "none"), ("--spec", "auto"), ("--spec ngram", "ngram")])
-def test_spec_alone_is_auto(flags: str, spec: str) -> None:
+@pytest.mark.parametrize(("given", "steps"), [("auto", "auto"), ("3", 3), ("x", "x")])  # what it may be, start-up says
+def test_steps_are_a_number_or_a_word(given: str, steps: int | str) -> None:
+    assert engine_of(parser(serve).parse_args(["--spec-steps", given])).spec == SpecConfig(spec_steps=steps)
+
+
+@pytest.mark.parametrize(("flags", "spec"), [("", None), ("--spec", "auto"), ("--spec ngram", "ngram")])
+def test_spec_alone_is_auto(flags: str, spec: str | None) -> None:
     assert engine_of(parser(serve).parse_args([*flags.split(), "--port", "1"])).spec == SpecConfig(spec=spec)
 
 
@@ -111,6 +116,8 @@ def test_a_value_of_the_wrong_kind_is_refused_with_its_flag(flags: str, capsys: 
         "--spec medusa",
         "--spec eagle",
         "--spec-steps 3",
+        "--spec-steps many --spec ngram",
+        "--spec-steps auto --spec-tokens 5 --spec ngram",
         "--draft head",
         "--weights int4",
         "--device tpu",

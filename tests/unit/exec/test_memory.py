@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from roost.config import EngineConfig, ModelTraits, SchedConfig
+from roost.config import EngineConfig, ModelTraits, SchedConfig, SpecConfig
 from roost.errors import ConfigError
 from roost.exec.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
 from roost.models.model import KvShape
@@ -45,6 +45,24 @@ def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
     assert bytes_of(max_running=128) > bytes_of(max_running=64)
     assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
     assert bytes_of(chunk=8192) > bytes_of(chunk=512)
+
+
+def test_every_captured_width_is_counted() -> None:
+    traits = ModelTraits(vocab_size=50_000)
+
+    def logits_of(spec: SpecConfig) -> int:
+        with_graphs, without = (
+            workspace_bytes(
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, graphs=graphs)), Sized(), traits, 8
+            )
+            for graphs in (None, False)
+        )
+        return (with_graphs - without) // (2 * traits.vocab_size)
+
+    assert logits_of(SpecConfig()) == 1 + 2 + 4 + 8
+    assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5
+    assert logits_of(SpecConfig(spec="ngram")) == 15 * (1 + 2 + 3 + 4 + 5 + 7)
+    assert logits_of(SpecConfig(spec="ngram", spec_max_batch=2)) == 3 * (1 + 2 + 3 + 4 + 5 + 7) + 12
 
 
 def test_no_memory_left_says_what_to_change() -> None:

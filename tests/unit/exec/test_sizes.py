@@ -9,12 +9,12 @@ from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, r
 from roost.errors import InvariantError
 from roost.exec.batch import Batch, Layout
 from roost.exec.device.cpu import CpuDevice
-from roost.exec.graphs import batch_sizes
 from roost.exec.pool import Table
 from roost.exec.sizes import Sizes, check_fits, round_sizes
 from roost.spec.drafter import Rounds
 from roost.spec.eagle import Places
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec.widths import batch_sizes
 from tests.shapes import spec_config
 
 TREE = SpecShape(steps=5, topk=4, tokens=9, draft_kv=DraftKv.PAIR)  # S, K, T, S + 1 all differ
@@ -61,7 +61,7 @@ def test_mode_7_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
     )
     table = Table(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
     rows, lengths = torch.arange(3), torch.tensor([1, 63, 130])
-    rounds = Rounds(rows=rows, rows_host=[0, 1, 2], starts=None, lengths=lengths, roots=rows)
+    rounds = Rounds(rows=rows, rows_host=[0, 1, 2], starts=None, lengths=lengths, roots=rows, width=TREE.tokens)
     places, sizes = Places(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE, page_size)
     beam = torch.zeros(3, TREE.topk, dtype=torch.int64)
     assert places.moves(beam, TREE.steps - 2)[0].numel() == sizes.moves

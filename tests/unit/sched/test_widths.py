@@ -4,6 +4,7 @@ import pytest
 
 from roost.spec.shape import SpecShape
 from roost.step import StepPlan
+from tests.shapes import AUTO_CHAIN
 from tests.sim.script import CHAIN, Script, Setting, depths, prompt_of, shapes
 
 
@@ -66,6 +67,18 @@ def test_the_token_budget_counts_the_width_of_the_rounds(limit: int | None, chun
     script.tick()
     plan = script.watch.plans[-1]
     assert plan.widths[plan.is_prefill].tolist() == [chunk] and len(_rounds(plan)) == 2
+    script.run()
+
+
+def test_drafts_of_a_chosen_length_take_no_tokens_from_prefill() -> None:
+    script = Script(Setting(spec=AUTO_CHAIN, auto=True, chunk=16, num_pages=200))
+    for salt in range(2):
+        script.submit(prompt_of(5, salt), 60)
+    script.tick(4)
+    script.submit(prompt_of(40, 7), 1)
+    script.tick()
+    plan = script.watch.plans[-1]
+    assert plan.widths[plan.is_prefill].tolist() == [16 - 2] and min(_rounds(plan)) > 1
     script.run()
 
 

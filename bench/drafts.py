@@ -1,0 +1,197 @@
+"""What a draft head is worth: `python -m bench.drafts --draft FOLDER --prompts FILE… [--json PATH]`. One run.
+
+Accept lengths of chains and trees on prompt files, both turns of each conversation, greedy and at a temperature; how
+often each place of a chain is right; answers that go round in circles, and the accept length without them; n-gram
+drafting beside it. Runs on a CPU or a GPU; accept lengths depend on neither. Without a file: the project's own prompts.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roost.cli.prompts import PROMPTS, read_turns
+from roost.clock import SystemClock
+from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
+from roost.exec.executor import TorchExecutor
+from roost.messages import Event, Finished, SpecStats, Submit, Tokens
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.sampling import Sampling
+from roost.sched.engine import Engine
+from roost.startup import backend_of, ops_of
+from roost.text.language import Language
+from roost.train.answers import Answer
+from roost.weights.draft import load_head
+from roost.weights.load import load_model, open_source
+from roost.weights.pull import find_model
+
+CONTEXT = 3072
+
+
+def ways() -> dict[str, SpecConfig]:
+    """Ways to draft; the folder of the head is loaded elsewhere."""
+    chains = {f"chain S {steps}": SpecConfig(spec="eagle3", draft="-", spec_steps=steps) for steps in (2, 4, 6)}
+    trees = {
+        f"tree K {topk} S {steps} T {tokens}": SpecConfig(
+            spec="eagle3", draft="-", spec_steps=steps, spec_topk=topk, spec_tokens=tokens
+        )
+        for topk, steps, tokens in ((4, 4, 16), (8, 5, 32))
+    }
+    return {**chains, **trees, "n-gram S 4": SpecConfig(spec="ngram", spec_steps=4)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is measured."""
+
+    model: Decoder
+    head: Head
+    language: Language
+    device: torch.device
+    running: int  # requests at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """An answer and how it was drafted."""
+
+    answer: Answer
+    spec: SpecStats
+
+
+def answer(
+    parts: Parts, spec: SpecConfig, prompts: Sequence[tuple[int, ...]], temperature: float, num_new: int
+) -> list[Said]:
+    """All prompts answered by a new engine."""
+    config = EngineConfig(
+        memory=MemoryConfig(pool_tokens=parts.running * CONTEXT),
+        sched=SchedConfig(context=CONTEXT, max_running=parts.running),
+        spec=spec,
+    )
+    resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
+    head = parts.head if resolved.spec.pair else None
+    executor = TorchExecutor(parts.model, resolved, parts.device, head)
+    engine = Engine(resolved, executor, SystemClock())
+    outputs: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    ended: dict[str, Finished] = {}
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Tokens):
+            outputs[event.request_id].extend(event.tokens)
+        elif isinstance(event, Finished):
+            ended[event.request_id] = event
+
+    stop_ids = parts.language.tokenizer.eos_ids
+    for number, prompt in enumerate(prompts):
+        sampling = Sampling(temperature=temperature, seed=number)
+        submit = Submit(
+            request_id=str(number), tokens=prompt, max_new_tokens=num_new, sampling=sampling, stop_token_ids=stop_ids
+        )
+        engine.post(submit, hear)
+    while engine.has_work:
+        engine.tick()
+    executor.close()
+    return [
+        Said(
+            answer=Answer(prompt=prompt, output=tuple(outputs[str(number)]), is_drawn=temperature > 0),
+            spec=ended[str(number)].spec,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def conversations(
+    parts: Parts, talks: Sequence[Sequence[str]], temperature: float, num_new: int
+) -> list[tuple[int, ...]]:
+    """Prompts of all turns of some conversations; answers between them are the model's own."""
+    prompts = []
+    messages: list[list[dict[str, Any]]] = [[] for _ in talks]
+    for turn in range(max(len(talk) for talk in talks)):
+        on = [number for number, talk in enumerate(talks) if turn < len(talk)]
+        for number in on:
+            messages[number].append({"role": "user", "content": talks[number][turn]})
+        asked = [parts.language.chat_tokens(messages[number]) for number in on]
+        fits = [len(each) + num_new <= CONTEXT for each in asked]
+        prompts += [each for each, is_in in zip(asked, fits, strict=True) if is_in]
+        if turn + 1 == max(len(talk) for talk in talks):
+            break
+        said = answer(parts, SpecConfig(), [each[: CONTEXT - num_new] for each in asked], temperature, num_new)
+        for number, each in zip(on, said, strict=True):
+            text = parts.language.tokenizer.decode(each.answer.output, skip_special=True)
+            messages[number].append({"role": "assistant", "content": text})
+    return prompts
+
+
+def summary(said: Sequence[Said]) -> dict[str, Any]:
+    """Accept length and what it is made of."""
+    straight = [each for each in said if not each.answer.is_looping]
+    rounds, histogram = sum(each.spec.rounds for each in said), _sum([each.spec.histogram for each in said])
+    reached = [sum(histogram[place:]) for place in range(len(histogram))]  # rounds that accepted so many or more
+    return {
+        "answers": len(said),
+        "tokens": sum(len(each.answer.output) for each in said),
+        "accept_length": _accept_length(said),
+        "looping": len(said) - len(straight),
+        "accept_length_straight": _accept_length(straight),
+        "rounds": rounds,
+        "right_by_place": [after / before for before, after in pairwise(reached) if before],
+    }
+
+
+def _accept_length(said: Sequence[Said]) -> float:
+    rounds = sum(each.spec.rounds for each in said)
+    return 1 + sum(each.spec.drafts_accepted for each in said) / rounds if rounds else 0.0
+
+
+def _sum(histograms: Sequence[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*histograms, strict=True)]
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[])
+    parser.add_argument("--limit", type=int, default=None, help="conversations of each file")
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--running", type=int, default=16)
+    parser.add_argument("--weights", choices=["int8", "fp32", "bf16"], default=None, help="as the device would have it")
+    parser.add_argument("--ways", nargs="+", choices=list(ways()), default=list(ways()))
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    source = open_source(find_model(args.model)[1])
+    ops = ops_of(backend_of(EngineConfig(), device))
+    weights = args.weights or ("bf16" if device.type == "cuda" else "int8")
+    model = load_model(source, weights=weights, device=device, ops=ops)
+    head = load_head(args.draft, "eagle3", model, layer_ids=None, weights=weights, device=device)
+    parts = Parts(model=model, head=head, language=source.language(), device=device, running=args.running)
+    files = {path.stem: read_turns(path) for path in args.prompts} or {"own": [[each] for each in PROMPTS]}
+    rows = []
+    for name, talks in files.items():
+        for temperature in args.temperatures:
+            prompts = conversations(parts, talks[: args.limit], temperature, args.new_tokens)
+            for way in args.ways:
+                said = answer(parts, ways()[way], prompts, temperature, args.new_tokens)
+                row = {"prompts": name, "temperature": temperature, "way": way, **summary(said)}
+                rows.append(row)
+                places = " ".join(f"{share:.2f}" for share in row["right_by_place"])
+                straight = f"{row['accept_length_straight']:.2f} without {row['looping']} looping of {row['answers']}"
+                title = f"{name:14} T {temperature:3} {way:18}"
+                print(f"{title} accept length {row['accept_length']:.2f}, {straight}; {places}", flush=True)
+                if args.json is not None:
+                    args.json.write_text(json.dumps({"weights": weights, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Train a draft head for a model: from a file of prompts to a checkpoint that speculates.
+
+The model answers the prompts itself, and the head learns to guess the answers. Everything lies in one folder, and goes
+on from there when the command is given again. Called by `main`.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from roost.cli.flags import add_group, group_of
+from roost.cli.prompts import read_turns
+from roost.errors import ConfigError
+from roost.train.loop import Recipe, Standing
+from roost.train.run import Job, check, make_answers, train_head
+from roost.train.start import read_head
+
+VOCABULARY = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What is learned, from what, and for how long."""
+
+    model: str = field(default="default", metadata={"help": "the target: a GGUF file, a folder, or default"})
+    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    threads: int | None = field(default=None, metadata={"help": "of a CPU; PyTorch's choice if absent"})
+    prompts: str | None = field(
+        default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}
+    )
+    own_questions: int = field(default=0, metadata={"help": "questions that the model asks itself, besides the file's"})
+    out: str = field(
+        default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
+    )
+    answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
+    answers_s: float | None = field(default=None, metadata={"help": "seconds for the answers; no limit if absent"})
+    at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
+    draft_vocabulary: int | None = field(
+        default=None, metadata={"help": f"tokens that the head can say: the most frequent; {VOCABULARY} if absent"}
+    )
+    from_head: str | None = field(
+        default=None,
+        metadata={"help": "folder of a head to go on from, with its vocabulary; the model's own weights if absent"},
+    )
+    row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
+    batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
+    epochs: int = field(default=10, metadata={"help": "times that every row is seen, those of earlier runs included"})
+    train_s: float | None = field(default=None, metadata={"help": "seconds for the training; no limit if absent"})
+    learning_rate: float = field(default=5e-4, metadata={"help": "at its highest"})
+    unrolled_steps: int = field(default=7, metadata={"help": "drafts one after the other that are trained"})
+    train_seed: int = field(default=0, metadata={"help": "of the order of rows"})
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Flags of the command."""
+    add_group(parser, TrainConfig)
+
+
+def run(args: Namespace) -> int:
+    """Answer, then train."""
+    config = group_of(args, TrainConfig)
+    _check(config)
+    texts = [] if config.prompts is None else [turns[0] for turns in read_turns(Path(config.prompts))]
+    job = Job(
+        folder=Path(config.out),
+        model=config.model,
+        device=config.device,
+        num_new=config.answer_tokens,
+        at_once=config.at_once,
+        own_questions=config.own_questions,
+        answers_s=config.answers_s,
+        row_len=config.row_tokens,
+        vocabulary=_vocabulary(config),
+        from_head=None if config.from_head is None else Path(config.from_head),
+    )
+    recipe = Recipe(
+        num_steps=config.unrolled_steps,
+        learning_rate=config.learning_rate,
+        batch_rows=config.batch_rows,
+        epochs=config.epochs,
+        budget_s=config.train_s,
+        seed=config.train_seed,
+    )
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    check(job)
+    console = Console(stderr=True, highlight=False)
+    if texts or config.own_questions:
+        with _bar(console, "answers") as (progress, task):
+            make_answers(job, texts, lambda done, total: progress.update(task, completed=done, total=total))
+    with _bar(console, "training") as (progress, task):
+        standing = train_head(
+            job, recipe, lambda now: _show(progress, task, now), lambda now: _tell(progress.console, now)
+        )
+    console.print(f"agreement of the best head on held-out answers, by draft: {_shares(standing.best)}")
+    console.print(f"roost serve --model {config.model} --draft {job.folder / 'head'}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _vocabulary(config: TrainConfig) -> int:
+    """Tokens of the draft vocabulary; a head to go on from brings its own."""
+    if config.from_head is None:
+        return VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
+    if config.draft_vocabulary is not None:
+        raise ConfigError("--draft-vocabulary: the head of --from-head brings its own")
+    return len(read_head(Path(config.from_head))[1])
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuse numbers that cannot work."""
+    least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
+    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0}.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
+    for name in ("answers_s", "train_s", "learning_rate"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+
+
+@contextmanager
+def _bar(console: Console, label: str) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
+        yield progress, progress.add_task(label, total=None)
+
+
+def _show(progress: Progress, task: TaskID, now: Standing) -> None:
+    text = f"loss {now.loss:.2f}, agreement {_shares(now.agreement)}"
+    progress.update(task, completed=now.update, total=now.num_updates, description=text)
+
+
+def _tell(console: Console, now: Standing) -> None:
+    console.print(f"update {now.update} of {now.num_updates}: held-out agreement {_shares(now.held_out)}")
+
+
+def _shares(shares: Sequence[float]) -> str:
+    return " ".join(f"{share:.2f}" for share in shares)

@@ -1,0 +1,156 @@
+"""Answers: what the target itself says to a list of prompts, as data to learn from.
+
+Every prompt is answered twice, greedily and drawn at a temperature. Answers that go round in circles are marked, since
+there is nothing to learn from them. Kept in shards, so that an interrupted run goes on where it was. Called by the
+training command.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from roost.messages import Event, Finished, Refused, Submit, Tokens
+from roost.sampling import Sampling
+from roost.sched.engine import Engine
+
+PERIOD_MAX = 32  # tokens of a circle that is looked for
+CIRCLES_MIN = 4  # times that it must have been gone round
+TEMPERATURE = 0.8  # of the answers that are not greedy
+BLOCK = 1024  # prompts that are answered in one way before they are in the other
+REFILL = 2 / 3  # of the requests at once: below that, new ones are begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt to be answered in one of two ways."""
+
+    prompt: tuple[int, ...]
+    is_drawn: bool  # at a temperature; else greedily
+
+    @property
+    def name(self) -> str:
+        """The same in every run, whatever else is asked."""
+        return f"{key(self.prompt):x}-{'drawn' if self.is_drawn else 'greedy'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the target said."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    is_drawn: bool
+
+    @property
+    def question(self) -> Question:
+        """What it answers."""
+        return Question(prompt=self.prompt, is_drawn=self.is_drawn)
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether it ends in a circle: its last tokens are several times the same few."""
+        tokens = np.array(self.output[-PERIOD_MAX * CIRCLES_MIN :])
+        for period in range(1, PERIOD_MAX + 1):
+            tail = tokens[-max(period * CIRCLES_MIN, 2 * PERIOD_MAX) :]
+            if len(tail) >= max(period * CIRCLES_MIN, 2 * PERIOD_MAX) and (tail[period:] == tail[:-period]).all():
+                return True
+        return False
+
+
+def key(prompt: Sequence[int]) -> int:
+    """A number that stands for a prompt."""
+    return int.from_bytes(blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=7).digest())
+
+
+def questions(prompts: Sequence[tuple[int, ...]], done: Container[Question] = ()) -> list[Question]:
+    """Every prompt in both ways, many of one way together; each once, and those that are done are left out."""
+    unique = list(dict.fromkeys(prompts))
+    both = [
+        Question(prompt=prompt, is_drawn=is_drawn)
+        for first in range(0, len(unique), BLOCK)
+        for is_drawn in (False, True)
+        for prompt in unique[first : first + BLOCK]
+    ]
+    return [each for each in both if each not in done]
+
+
+def answer_all(
+    engine: Engine, asked: Sequence[Question], *, num_new: int, stop_ids: frozenset[int], at_once: int
+) -> Iterator[Answer]:
+    """The answers, as they end; a question that the engine refuses, or breaks at, has none."""
+    by_name = {each.name: each for each in asked}
+    submits = (_submit(each, num_new, stop_ids) for each in by_name.values())
+    for name, output, reason in complete_all(engine, submits, at_once):
+        if output and reason in ("stop", "length"):
+            yield Answer(prompt=by_name[name].prompt, output=output, is_drawn=by_name[name].is_drawn)
+
+
+def complete_all(engine: Engine, submits: Iterator[Submit], at_once: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Of all requests id, output and why it ended, as they end.
+
+    New requests are begun many at a time: most steps are of decoding alone then, which a GPU does much faster.
+    """
+    outputs: dict[str, list[int]] = {}
+    ended: list[tuple[str, str]] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Tokens):
+            outputs[event.request_id].extend(event.tokens)
+        elif isinstance(event, Finished | Refused):
+            ended.append((event.request_id, event.reason if isinstance(event, Finished) else "refused"))
+
+    while True:
+        if len(outputs) <= REFILL * at_once:
+            while len(outputs) < at_once and (submit := next(submits, None)) is not None:
+                outputs[submit.request_id] = []
+                engine.post(submit, hear)
+        if not engine.has_work:
+            return
+        engine.tick()
+        for name, reason in ended:
+            yield name, tuple(outputs.pop(name)), reason
+        ended.clear()
+
+
+def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submit:
+    sampling = Sampling(temperature=TEMPERATURE if question.is_drawn else 0.0, seed=key(question.prompt))
+    return Submit(
+        request_id=question.name,
+        tokens=question.prompt,
+        max_new_tokens=num_new,
+        sampling=sampling,
+        stop_token_ids=stop_ids,
+    )
+
+
+def write_shard(path: Path, answers: Sequence[Answer]) -> None:
+    """Answers as one file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    tokens = np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32)
+    columns = {
+        "is_drawn": np.array([each.is_drawn for each in answers], dtype=np.bool_),
+        "tokens": tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens,
+        "prompt_lens": np.array([len(each.prompt) for each in answers], dtype=np.int32),
+        "output_lens": np.array([len(each.output) for each in answers], dtype=np.int32),
+    }
+    save_file(columns, part)
+    part.replace(path)
+
+
+def read_shards(paths: Sequence[Path]) -> list[Answer]:
+    """All answers of some files."""
+    found = []
+    for path in paths:
+        shard = load_file(path)
+        tokens, at = shard["tokens"].tolist(), 0
+        columns = (shard[name].tolist() for name in ("is_drawn", "prompt_lens", "output_lens"))
+        for is_drawn, prompt_len, output_len in zip(*columns, strict=True):
+            middle, end = at + prompt_len, at + prompt_len + output_len
+            prompt, output = tuple(tokens[at:middle]), tuple(tokens[middle:end])
+            found.append(Answer(prompt=prompt, output=output, is_drawn=is_drawn))
+            at = end
+    return found

@@ -1,0 +1,61 @@
+"""Questions that a target asks itself: it goes on where a user would begin to speak.
+
+They are as varied as what the model was taught with, and cost nothing but time. Kept in a file, so that the same ones
+are answered again in a later run. Called by the training.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from roost.errors import ConfigError
+from roost.messages import Submit
+from roost.sampling import Sampling
+from roost.sched.engine import Engine
+from roost.text.language import Language
+from roost.train.answers import complete_all
+
+_MARK = chr(0xFFFFC)  # stands for what the user says
+_TOKENS_MAX = 256  # of a question; a longer one is none
+_CHARS_MIN = 8
+_TRIES = 8  # for each question that is kept, at most
+
+
+def own_questions(engine: Engine, language: Language, number: int, path: Path, at_once: int) -> list[str]:
+    """So many different questions; those that the file has are kept, and it has all of them afterwards."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    found = dict.fromkeys(json.loads(line)["prompt"] for line in lines if line)
+    if len(found) < number:
+        for text in _asked(engine, language, first=len(found), most=_TRIES * number, at_once=at_once):
+            found[text] = None
+            if len(found) == number:
+                break
+        path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in found), encoding="utf-8")
+        if len(found) < number:
+            raise ConfigError(
+                f"--own-questions {number}: the model asked only {len(found)}, in {_TRIES * number} tries"
+            )
+    return list(found)[:number]
+
+
+def _asked(engine: Engine, language: Language, *, first: int, most: int, at_once: int) -> Iterator[str]:
+    """Questions, as they end; what never ends, or says next to nothing, is left out."""
+    if language.template is None:
+        raise ConfigError("--own-questions: the model has no chat template that says where a user begins")
+    text = language.chat_text([{"role": "user", "content": _MARK}], add_generation_prompt=False)
+    tokens, stop_ids = language.text_tokens(text.partition(_MARK)[0]), language.tokenizer.eos_ids
+    submits = (
+        Submit(
+            request_id=f"question {number}",
+            tokens=tokens,
+            max_new_tokens=_TOKENS_MAX,
+            sampling=Sampling(temperature=1.0, top_p=0.95, seed=number),
+            stop_token_ids=stop_ids,
+        )
+        for number, _ in zip(count(first), range(most), strict=False)
+    )
+    for _, output, reason in complete_all(engine, submits, at_once):
+        question = language.tokenizer.decode(output, skip_special=True).strip()
+        if reason == "stop" and len(question) >= _CHARS_MIN:
+            yield question

@@ -1,0 +1,89 @@
+"""Rows: answers packed side by side into rows of one length, so that every batch has the same shape.
+
+A row says of each token which answer it belongs to and whether the target said it. What does not fit a row is cut.
+Called by the training loop.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.train.answers import Answer, key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Packed answers."""
+
+    tokens: np.ndarray  # [num_rows, row_len] int32
+    owners: np.ndarray  # [num_rows, row_len] int32: number of the answer within the row; -1: padding
+    is_said: np.ndarray  # [num_rows, row_len] bool: the target said it
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batches(self, size: int, seed: int) -> Iterator["Rows"]:
+        """Whole batches, shuffled; what is left over waits for another shuffle."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        for first in range(0, len(self) - size + 1, size):
+            yield self._pick(order[first : first + size])
+
+    def _pick(self, index: np.ndarray) -> "Rows":
+        return Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
+
+
+def split(answers: Sequence[Answer], share: float) -> tuple[list[Answer], list[Answer]]:
+    """All answers but those to about a share of the prompts, and those: both answers to a prompt are on one side.
+
+    A prompt is on the same side in every run, also when there are more: what was learned from is never held out.
+    """
+    shares = [key(each.prompt) % 2**20 / 2**20 for each in answers]
+    border = max(share, min(shares, default=0.0))  # at least one prompt is held out
+    learn = [each for each, at in zip(answers, shares, strict=True) if at > border]
+    return learn, [each for each, at in zip(answers, shares, strict=True) if at <= border]
+
+
+def pack(answers: Sequence[Answer], row_len: int) -> Rows:
+    """Answers in rows: from the longest on, each in the fullest row that has room for it."""
+    groups: list[list[Answer]] = []
+    rooms: list[tuple[int, int]] = []  # (tokens left, row), rising
+    for answer in sorted(answers, key=lambda each: -len(each.prompt) - len(each.output)):
+        length = min(len(answer.prompt) + len(answer.output), row_len)
+        at = bisect_left(rooms, (length, 0))
+        if at == len(rooms):
+            groups.append([])
+            room, row = row_len, len(groups) - 1
+        else:
+            room, row = rooms.pop(at)
+        groups[row].append(answer)
+        insort(rooms, (room - length, row))
+    rows = Rows(
+        tokens=np.zeros((len(groups), row_len), dtype=np.int32),
+        owners=np.full((len(groups), row_len), -1, dtype=np.int32),
+        is_said=np.zeros((len(groups), row_len), dtype=np.bool_),
+    )
+    for row, group in enumerate(groups):
+        at = 0
+        for number, answer in enumerate(group):
+            both = (*answer.prompt, *answer.output)[: row_len - at]
+            rows.tokens[row, at : at + len(both)], rows.owners[row, at : at + len(both)] = both, number
+            rows.is_said[row, at + len(answer.prompt) : at + len(both)] = True
+            at += len(both)
+    return rows
+
+
+def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> np.ndarray:
+    """The ids said most often, in rising order."""
+    counts = Counter(token for answer in answers for token in answer.output)
+    ranked = [*always, *(token for token, _ in counts.most_common() if token not in always)]
+    return np.array(sorted(ranked[:size]), dtype=np.int64)
+
+
+def share_said(answers: Sequence[Answer], ids: Sequence[int]) -> float:
+    """The share of everything said that some ids cover."""
+    known = frozenset(ids)
+    said = [token in known for answer in answers for token in answer.output]
+    return sum(said) / max(1, len(said))

@@ -1,0 +1,116 @@
+"""Where training starts, and what it leaves: a head made of its target's weights, and a checkpoint that others read.
+
+The format is that of SGLang and vLLM (`LlamaForCausalLMEagle3`): fc, midlayer, norm, lm_head, d2t, t2d and a
+config.json. Called by the training command.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.layers.rotary import Rope
+from roost.models.decoder import DecoderConfig, LayerKind
+from roost.train.head import HeadShape
+
+NOISE = 0.02  # of weights that have nothing to start from
+
+
+def head_shape(target: DecoderConfig, num_features: int, num_tokens: int) -> HeadShape:
+    """A head of one Llama layer of the target's sizes: whatever else the target's layers have, that has not."""
+    layers = DecoderConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        context_max=target.context_max,
+        layers=(LayerKind(rope=Rope(theta=target.layers[-1].rope.theta)),),
+        scale=target.head_dim**-0.5,
+        norm_eps=target.norm_eps,
+        tied=False,
+    )
+    return HeadShape(layers=layers, num_features=num_features, num_tokens=num_tokens)
+
+
+def warm_start(
+    weights: Mapping[str, Tensor], target: DecoderConfig, shape: HeadShape, vocabulary: Tensor
+) -> dict[str, Tensor]:
+    """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = shape.layers.hidden_size
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator) * NOISE
+
+    def take(name: str) -> Tensor:
+        offset = target.norm_offset if "norm" in name else 0.0
+        return weights[name].to(torch.float32) + offset
+
+    last = f"model.layers.{len(target.layers) - 1}."
+    state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
+    state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # it begins as what the last of its features is
+    for name in "qkv":
+        weight = take(f"{last}self_attn.{name}_proj.weight")
+        state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        state[f"midlayer.{name}.weight"] = take(f"{last}{name}.weight")
+    state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
+    state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
+    state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
+    state["norm.weight"] = take("model.norm.weight")
+    head = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
+    state["lm_head.weight"] = take(head)[vocabulary.cpu()].clone()
+    return state
+
+
+def read_head(folder: Path) -> tuple[dict[str, Tensor], Tensor]:
+    """Weights of a head that `write_head` wrote, and its draft vocabulary."""
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"--from-head {folder}: has no readable model.safetensors: {error}") from error
+    if "d2t" not in tensors:
+        raise ConfigError(f"--from-head {folder}: has no d2t, so it is not a head with a vocabulary of its own")
+    vocabulary = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    return {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}, vocabulary
+
+
+def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
+    """A checkpoint of a head: model.safetensors, whole or not at all, and config.json."""
+    layers, ids = shape.layers, vocabulary.cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
+    marks = torch.zeros(layers.vocab_size, dtype=torch.bool)
+    marks[ids] = True
+    tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
+    part = folder / "model.safetensors.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # the library writes for the owner alone
+    part.replace(folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": layers.hidden_size,
+        "target_hidden_size": layers.hidden_size,
+        "intermediate_size": layers.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": layers.num_heads,
+        "num_key_value_heads": layers.num_kv_heads,
+        "head_dim": layers.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": layers.norm_eps,
+        "rope_theta": layers.layers[0].rope.theta,
+        "max_position_embeddings": layers.context_max,
+        "vocab_size": layers.vocab_size,
+        "draft_vocab_size": len(ids),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

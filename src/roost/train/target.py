@@ -1,0 +1,63 @@
+"""The target as a teacher: hidden states and best tokens of packed rows, without pages and without gradients.
+
+Attention is dense, within each answer. Called by the training loop.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from roost.layers.rotary import Turns, rotate
+from roost.models.decoder import Decoder
+
+_SCORED_MAX = 4096  # tokens whose scores over the vocabulary exist at one time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lesson:
+    """What the target makes of some rows."""
+
+    features: Tensor  # [num_rows, row_len, num_features * hidden_size]
+    scores: Tensor  # [num_rows, row_len, num_tokens] of the next token, over the draft vocabulary
+    best: Tensor  # [num_rows, row_len] the next token over the whole vocabulary
+    seen: Tensor  # [num_rows, 1, row_len, row_len] bool: which places each reads
+
+
+@torch.no_grad()
+def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, ...], vocabulary: Tensor) -> Lesson:
+    """Run the target over rows of tokens [num_rows, row_len]."""
+    num_rows, row_len = tokens.shape
+    number = torch.arange(row_len, device=tokens.device)
+    seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
+    bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
+
+    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+        num_kv_heads, window = value.shape[1], model.kv.windows[layer]
+        num_heads = turning.shape[1] - num_kv_heads
+        turned = rotate(turning, turns)
+        query, key, value = (
+            each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, row_len, num_heads, -1)
+            for each in (turned[:, :num_heads], turned[:, num_heads:], value)
+        )
+        mask = bias
+        if window is not None:
+            mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
+        mixed = scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=model.kv.scale
+        )
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+    last, captured = model.forward_captured(tokens.flatten(), number.repeat(num_rows), attend, captures)
+    scores, best = [], []
+    for first in range(0, len(last), _SCORED_MAX):
+        logits = model.logits(last[first : first + _SCORED_MAX])
+        scores.append(logits[:, vocabulary])
+        best.append(logits.argmax(dim=-1))
+    return Lesson(
+        features=torch.cat(captured, dim=-1).view(num_rows, row_len, -1),
+        scores=torch.cat(scores).view(num_rows, row_len, -1),
+        best=torch.cat(best).view(num_rows, row_len),
+        seen=seen,
+    )

@@ -1,0 +1,246 @@
+"""Drafts of a length chosen step by step: whatever is chosen, the output is plain decoding's and no page is lost.
+
+The chooser is made to take another width in every step, by a seed, or left to itself.
+"""
+
+import random
+
+import pytest
+
+from roost.config import EngineConfig
+from roost.models.model import Head
+from roost.sched.drafting import Drafting
+from roost.sched.request import Request
+from roost.spec.eagle import EagleDrafter
+from roost.spec.shape import SpecShape
+from roost.step import StepPlan, Ticket
+from tests.parity import option_asks
+from tests.parity.forced import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn
+from tests.parity.heads import make_head
+from tests.parity.rehearsal import Tape, rehearsed
+from tests.parity.rounds import Setting, Speculating
+from tests.parity.tiny import Served, configure, greedy, prompts
+from tests.parity.work import DEPTHS, Work
+from tests.shapes import AUTO_CHAIN, AUTO_NGRAM
+
+MENU = {1, 2, 3, 4, 5, 7}
+DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
+    "ngram": (None, AUTO_NGRAM),
+    "eagle": ("eagle", AUTO_CHAIN),
+    "eagle3": ("eagle3", AUTO_CHAIN),
+}
+
+
+def _varied(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
+    """Every step another width; asking again gives the same answer."""
+    chances = random.Random(seed)
+
+    def choose(self: Drafting, num_rounds: int, *, has_prefill: bool) -> int:
+        return chances.choice(self._widths.of(num_rounds))
+
+    monkeypatch.setattr(Drafting, "choose", choose)
+
+
+def _noted(served: Served) -> list[StepPlan]:
+    """What the engine launches from now on."""
+    plans: list[StepPlan] = []
+    launch = served.executor.launch
+
+    def launch_noted(plan: StepPlan) -> Ticket:
+        plans.append(plan)
+        return launch(plan)
+
+    served.executor.launch = launch_noted  # type: ignore[method-assign]
+    return plans
+
+
+def _widths(plans: list[StepPlan]) -> set[int]:
+    for plan in plans:
+        assert len(set(plan.widths[~plan.is_prefill].tolist())) <= 1  # one width a step
+    return {int(width) for plan in plans for width in plan.widths[~plan.is_prefill]}
+
+
+def _head(name: str, kind: str) -> Head | None:
+    head, _ = DRAFTERS[name]
+    return head and make_head(head, model_of(kind))  # type: ignore[return-value]
+
+
+def _work() -> Work:
+    one, two, three = prompts(33, 5, 18, seed=3)
+    return [(one, 30), (two * 4, 40), (three, 24), (one[:30] + two, 32)]
+
+
+def _serve(served: Served, kind: str) -> None:
+    for number, (prompt, num_new) in enumerate(_work()):
+        served.submit(f"r{number}", prompt, num_new)
+    served.run()
+    for number, (prompt, num_new) in enumerate(_work()):
+        assert served.output(f"r{number}") == greedy(kind, prompt, num_new), number
+
+
+@DEPTHS
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", list(DRAFTERS))
+@pytest.mark.parametrize("kind", ["llama", "qwen2-window"])
+def test_output_is_that_of_plain_decoding_whatever_is_chosen(
+    kind: str, name: str, page_size: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _varied(monkeypatch)
+    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, page_size=page_size, chunk=20, pool_tokens=4096)
+    served = Served(model_of(kind), config, head=_head(name, kind))
+    plans = _noted(served)
+    _serve(served, kind)
+    assert _widths(plans) == MENU
+    assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize("name", list(DRAFTERS))
+def test_left_to_itself_it_is_exact_too(name: str, depth: int) -> None:
+    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth)
+    served = Served(model_of("llama"), config, head=_head(name, "llama"))
+    tick = served.engine.tick
+
+    def timed() -> None:
+        served.clock.advance(10**6)
+        tick()
+
+    served.engine.tick = timed  # type: ignore[method-assign]
+    plans = _noted(served)
+    _serve(served, "llama")
+    assert len(_widths(plans)) > 2
+    assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_drafter_that_is_always_right_is_so_at_every_width(
+    page_size: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV is where a round of another width left it: every draft of every round is accepted."""
+    _varied(monkeypatch, seed=1)
+    served = drafted(configure(spec=AUTO_CHAIN, auto=True, depth=depth, page_size=page_size, pool_tokens=4096))
+    plans = _noted(served)
+    work = null_prompts(9, 10, 23, seed=3)
+    for number, prompt in enumerate(work):
+        served.submit(f"r{number}", prompt, 60)
+    served.run()
+    for number, prompt in enumerate(work):
+        assert served.output(f"r{number}") == plainly("forgetful", prompt, 60), number
+        spec = served.finish(f"r{number}").spec
+        assert spec.drafts_accepted == spec.drafts_offered > 0, spec
+    assert _widths(plans) == MENU
+    assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", list(DRAFTERS))
+def test_turns_of_a_session_go_on_exactly(
+    name: str, page_size: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _varied(monkeypatch, seed=2)
+    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, page_size=page_size, pool_tokens=4096)
+    served = Served(model_of("llama"), config, head=_head(name, "llama"))
+    served.open("s")
+    text: tuple[int, ...] = ()
+    for number, prompt in enumerate(prompts(10, 3, 1, 7, 5, seed=5)):
+        cached = turn(served, f"t{number}", prompt, 12)
+        # a pair drafter's last slot stood for another successor: it runs again, and so does a shared page before it
+        assert depth == 0 or len(text) - page_size - 1 <= cached <= len(text)
+        text += prompt
+        assert served.output(f"t{number}") == greedy("llama", text, 12), number
+        text += served.output(f"t{number}")
+    close(served)
+    assert_every_page_is_back(served)
+
+
+@pytest.mark.parametrize("name", list(DRAFTERS))
+def test_retracts_between_rounds_of_different_widths_lose_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _varied(monkeypatch, seed=3)
+    config = configure(spec=DRAFTERS[name][1], auto=True, pool_tokens=4096)
+    served = Served(model_of("llama"), config, head=_head(name, "llama"))
+    for number, (prompt, num_new) in enumerate(_work()):
+        served.submit(f"r{number}", prompt, num_new)
+    served.run(retract_ticks=4)
+    assert served.count("suspend") > 4
+    for number, (prompt, num_new) in enumerate(_work()):
+        assert served.output(f"r{number}") == greedy("llama", prompt, num_new), number
+    assert_every_page_is_back(served)
+
+
+@DEPTHS
+@pytest.mark.parametrize("mode", ["chain", "n-gram"])
+def test_every_option_of_a_request_is_exact(mode: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _varied(monkeypatch, seed=5)
+    setting = Setting(mode=mode, depth=depth)
+    served, asks = Speculating(setting, auto=True), option_asks.asked(setting.kind)
+    plans = _noted(served)
+    served.serve(asks)
+    served.check(asks)
+    assert _widths(plans) >= {1, 2, 3, 5}
+
+
+@DEPTHS
+@pytest.mark.parametrize("name", list(DRAFTERS))
+def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = _head(name, "llama")
+    greedy("llama", *_work()[0])  # made as ever, before engines run otherwise
+    rehearsed(monkeypatch, graphs=True)
+    _varied(monkeypatch, seed=4)
+    replayed: list[Tape] = []
+    replay = Tape.replay
+    monkeypatch.setattr(Tape, "replay", lambda tape: (replayed.append(tape), replay(tape))[1])
+    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, max_running=4)
+    served = Served(model_of("llama"), config, head=head)
+    graphs = served.executor.runner._graphs
+    assert graphs is not None
+    assert set(graphs._captured) == {(size, width) for size in (1, 2, 4) for width in MENU}
+    plans = _noted(served)
+    replayed.clear()
+    _serve(served, "llama")
+    assert _widths(plans) == MENU
+    num_steps = sum(not plan.is_prefill.any() for plan in plans)
+    assert len(replayed) == 2 * num_steps  # no step of rounds ran otherwise: ahead and behind of each
+    served.executor.close()
+
+
+@pytest.mark.parametrize("width", sorted(MENU))
+def test_a_round_runs_no_more_draft_passes_than_it_has_drafts(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: width)
+    passes: list[int] = []
+    draft_pass = EagleDrafter._pass
+
+    def noted(self: EagleDrafter, *args: object) -> object:
+        passes.append(1)
+        return draft_pass(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EagleDrafter, "_pass", noted)
+    served = Served(model_of("llama"), _alone(), head=_head("eagle", "llama"))
+    plans = _noted(served)
+    (prompt,) = prompts(9, seed=1)
+    served.submit("r", prompt, 8)
+    served.run()
+    num_rounds = sum(not plan.is_prefill.any() for plan in plans)
+    assert len(passes) == num_rounds * max(0, width - 2)  # the first draft is from the extend before
+
+
+def test_a_claim_is_as_large_as_its_round_can_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    _varied(monkeypatch, seed=6)
+    served = Served(model_of("llama"), _alone(), head=_head("eagle", "llama"))
+    (prompt,) = prompts(9, seed=1)
+    served.submit("r", prompt, 60)
+    seen = set()
+    while served.engine.has_work:
+        served.engine.tick()
+        requests: list[Request] = served.engine.state.running
+        for claim in requests[0].lease.claims if requests and not requests[0].in_prefill else ():
+            flight = next(each for each in served.engine.state.flights if each.plan.step == claim.step)
+            if not flight.plan.is_prefill.any():
+                assert (claim.size, claim.most) == (1, int(flight.plan.widths[0]))
+                seen.add(claim.most)
+    assert seen == MENU
+
+
+def _alone() -> EngineConfig:
+    return configure(spec=AUTO_CHAIN, auto=True, max_running=1)

@@ -1,0 +1,247 @@
+"""What is trained is what is served: the head's passes equal drafting, and training makes it agree with its target."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig, SpecConfig
+from roost.cli.main import main
+from roost.cli.prompts import read_turns
+from roost.models.decoder import Decoder
+from roost.models.model import Head
+from roost.train.answers import Answer
+from roost.train.head import HeadShape, TrainableHead
+from roost.train.loop import Recipe, Standing, Trainer, right_in_a_row, schedule
+from roost.train.rows import Rows, pack, split
+from roost.train.start import head_shape, warm_start, write_head
+from roost.train.target import teach
+from roost.weights.draft import default_captures, load_head
+from tests.parity.tiny import CPU, VOCAB, tiny
+from tests.parity.work import dense
+from tests.server.tiny import write_model
+
+NUM_STEPS = 3
+IDS = torch.arange(0, VOCAB, 2)  # the draft vocabulary
+
+
+def shape_of(model: Decoder) -> HeadShape:
+    return head_shape(model.config, 3, len(IDS))
+
+
+def started(kind: str) -> tuple[Decoder, TrainableHead]:
+    """A target and a head as training starts, its weights rounded as a checkpoint rounds them."""
+    model = tiny(kind).model()
+    state = warm_start(tiny(kind).reference.state_dict(), model.config, shape_of(model), IDS)
+    return model, TrainableHead(shape_of(model), {name: each.bfloat16() for name, each in state.items()}, CPU)
+
+
+def drafted(model: Decoder, head: Head, tokens: Tensor, place: int, step: int) -> Tensor:
+    """Logits after `step` further drafts behind a place, as serving makes them: pass by pass."""
+    positions = torch.arange(len(tokens))
+    last, captured = model.forward_captured(tokens, positions, dense(model), head.captures)
+    hidden = head.fuse(last, captured)[: place + 1]
+    for more in range(step + 1):
+        length = place + 1 + more
+        output = head.forward(tokens[1 : length + 1], hidden, positions[:length], dense(head))
+        hidden = torch.cat([hidden, output[-1:]])
+    return head.logits(hidden[-1:])[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3-untied", "qwen2"])
+def test_an_unrolled_step_is_a_draft(kind: str, tmp_path: Path) -> None:
+    model, head = started(kind)
+    write_head(tmp_path, head.state(), head.shape, IDS)
+    served = load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCAB, 20))
+    with torch.no_grad():
+        lesson = teach(model, tokens[None], torch.zeros_like(tokens)[None], served.captures, IDS)
+        embedded = [model.embed(tokens.roll(-1 - step))[None] for step in range(NUM_STEPS)]
+        found = head.unroll(embedded, lesson.features, lesson.seen)
+        for step in range(NUM_STEPS):
+            for place in (0, 5, 11):
+                wanted = drafted(model, served, tokens, place, step)
+                torch.testing.assert_close(found[step][0, place], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3-window"])
+def test_an_answer_in_the_middle_of_a_row_is_taught_as_if_it_were_alone(kind: str) -> None:
+    model = tiny(kind).model()
+    tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCAB, (1, 30)))
+    owners = torch.tensor([[0] * 9 + [1] * 17 + [-1] * 4])
+    captures = default_captures(len(model.config.layers))
+    packed = teach(model, tokens, owners, captures, IDS)
+    alone = teach(model, tokens[:, 9:26], torch.zeros(1, 17), captures, IDS)
+    torch.testing.assert_close(packed.features[:, 9:26], alone.features, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(packed.scores[:, 9:26], alone.scores, rtol=1e-3, atol=1e-3)
+
+
+def bigrams() -> tuple[Decoder, dict[str, Tensor]]:
+    """A target whose next token depends on the last alone: something that a head can learn in no time."""
+    state = {name: tensor.clone() for name, tensor in tiny("llama").reference.state_dict().items()}
+    for name, tensor in state.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+    return Decoder(tiny("llama").model().config, state, "fp32", CPU), state
+
+
+def wanderings(model: Decoder, number: int, length: int) -> tuple[Rows, Rows]:
+    """What such a target says at a temperature, one answer a row; a fifth of it is held out."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(VOCAB, (number, 1), generator=generator)
+    for _ in range(length - 1):
+        last = model.forward(tokens[:, -1], torch.zeros(number, dtype=torch.int64), dense(model))
+        following = torch.multinomial(model.logits(last).softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, following], dim=1)
+    answers = [Answer(prompt=tuple(each[:2]), output=tuple(each[2:]), is_drawn=True) for each in tokens.tolist()]
+    learn, held_out = split(answers, 0.2)
+    return pack(learn, length), pack(held_out, length)
+
+
+def trainer_of(epochs: int, budget_s: float | None = None) -> Trainer:
+    model, state = bigrams()
+    head = TrainableHead(shape_of(model), warm_start(state, model.config, shape_of(model), IDS), CPU)
+    recipe = Recipe(num_steps=NUM_STEPS, batch_rows=8, epochs=epochs, learning_rate=5e-3, budget_s=budget_s)
+    return Trainer(model, head, default_captures(3), IDS, recipe)
+
+
+def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:
+    trainer = trainer_of(epochs=9)
+    learn, held_out = wanderings(bigrams()[0], 240, 24)
+    before, kept, seen = trainer.agreement(held_out), [], []
+    trainer.train(
+        learn,
+        held_out,
+        report=lambda standing: seen.append(standing.loss),
+        looked=lambda standing, state: kept.append((right_in_a_row(standing.held_out), state is not None)),
+    )
+    after = trainer.agreement(held_out)
+    assert all(late > early + 0.15 for early, late in zip(before, after, strict=True)), (before, after)
+    assert seen[-1] < seen[0] and len(kept) == 9
+    assert [is_kept for _, is_kept in kept] == [
+        score > max((before for before, _ in kept[:at]), default=0.0) for at, (score, _) in enumerate(kept)
+    ]
+    assert right_in_a_row(trainer.standing.best) == max(score for score, _ in kept)
+
+
+def test_training_that_is_interrupted_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
+    first, path = trainer_of(epochs=2), tmp_path / "checkpoint.safetensors"
+
+    def report(standing: Standing) -> None:
+        if standing.update == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.train(learn, held_out, report=report, looked=lambda standing, state: None, checkpoint=path)
+    second = trainer_of(epochs=2)
+    second.load(path)
+    assert second.standing.update == 8
+    for name, weight in second.head.state().items():
+        assert torch.equal(weight, first.head.state()[name]), name
+    for mine, theirs in zip(second.head.parameters(), first.head.parameters(), strict=True):
+        kept, wanted = second._optimizer.state[mine], first._optimizer.state[theirs]
+        assert kept.keys() == wanted.keys() and all(torch.equal(kept[name], wanted[name]) for name in wanted)
+    seen: list[int] = []
+    second.train(
+        learn,
+        held_out,
+        report=lambda standing: seen.append(standing.update),
+        looked=lambda standing, state: None,
+        checkpoint=path,
+    )
+    assert seen == list(range(9, 2 * (len(learn) // 8) + 1))
+
+
+def test_a_budget_of_seconds_ends_training_with_a_head_kept() -> None:
+    learn, held_out = wanderings(bigrams()[0], 40, 16)
+    trainer, kept = trainer_of(epochs=10**6, budget_s=1e-9), []
+    trainer.train(
+        learn, held_out, report=lambda standing: None, looked=lambda standing, state: kept.append(standing.update)
+    )
+    assert trainer.standing.update == 0 and kept == [0]
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    shares = [schedule(done / 100, 0.05) for done in range(101)]
+    assert max(shares) == shares[5] == 1.0
+    assert shares[:6] == sorted(shares[:6]) and shares[5:] == sorted(shares[5:], reverse=True)
+    assert 0 < shares[0] < 0.1 and 0 < shares[-1] < 0.1
+
+
+def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    folder, out = write_model(tmp_path / "model"), tmp_path / "out"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(f'{{"p": "question {number}"}}' for number in range(12)) + "\n")
+    small = ["--row-tokens", "64", "--batch-rows", "2", "--unrolled-steps", "2", "--threads", "1"]
+    words = ["train-draft", "--model", str(folder), "--out", str(out), *small]
+    more = ["--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4"]
+    own = ["--draft-vocabulary", "32"]
+    assert main([*words, *more, *own, "--epochs", "1"]) == 0
+    shards, first = sorted((out / "answers").iterdir()), (out / "log.jsonl").read_text()
+    assert main([*words, *more, *own, "--epochs", "2"]) == 0
+    assert sorted((out / "answers").iterdir()) == shards  # nothing is answered again
+    assert (out / "log.jsonl").read_text().startswith(first) and (out / "checkpoint.safetensors").exists()
+    again = [*words, "--out", str(tmp_path / "again"), *more, "--epochs", "1", "--from-head", str(out / "head")]
+    assert main(again) == 0  # the last --out counts
+    assert (
+        json.loads((tmp_path / "again" / "vocabulary.json").read_text())["ids"]
+        == (json.loads((out / "vocabulary.json").read_text())["ids"])
+    )
+    assert main(again) == 2  # there is a checkpoint now
+    assert main([*again, *own]) == 2  # the head has a vocabulary
+    options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
+    sched, memory = SchedConfig(context=128), MemoryConfig(pool_tokens=512)
+    spec = SpecConfig(spec="auto", draft=str(out / "head"))
+    with LLM(str(folder), EngineConfig(model=model, sched=sched, memory=memory, spec=spec)) as llm:
+        drafted_text = llm.generate("question 3", options).text
+        assert llm.stats().spec.rounds > 0
+    with LLM(str(folder), EngineConfig(model=model, sched=sched, memory=memory)) as llm:
+        assert llm.generate("question 3", options).text == drafted_text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--train-s", "0"], "--train-s must be above 0, got 0.0"),
+        (["--prompts", "nowhere.jsonl"], "--prompts: there is no file nowhere.jsonl"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-draft", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_does_not_fit_the_folder_or_the_model_is_refused_before_anything_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    write_model(tmp_path / "model")
+
+    def refused(*words: str) -> str:
+        assert main(["train-draft", "--model", "model", *words]) == 2
+        return capsys.readouterr().err
+
+    assert "--out draft-head: there are no answers to learn from; give --prompts or --own-questions" in refused()
+    assert "--draft-vocabulary: what lies in --out draft-head was made with" in refused("--draft-vocabulary", "40")
+    assert "--row-tokens must be at most the model's context, 8192, got 9000" in refused("--row-tokens", "9000")
+    (tmp_path / "bad.gz").write_bytes(b"no")
+    assert "--prompts: bad.gz cannot be read" in refused("--prompts", "bad.gz")
+
+
+def test_a_line_of_a_file_ends_where_its_json_does(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"p": "one\u2028line"}\n{"turns": ["two", "three"], "prompt": "not this"}\nfour\n', encoding="utf-8"
+    )
+    assert read_turns(path) == [["one\u2028line"], ["two", "three"], ["four"]]

@@ -1,0 +1,70 @@
+"""A model asks itself questions: different ones, the same in every run, and no more than are needed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roost.cli.prompts import read_turns
+from roost.errors import ConfigError
+from roost.messages import Event, Finished, SpecStats, Submit, Tokens, Usage
+from roost.text.language import Language
+from roost.text.template import ChatTemplate
+from roost.train.ask import own_questions
+from tests.server.tiny import PLAIN_TEMPLATE
+from tests.unit.text.small import byte_level
+
+LANGUAGE = Language(tokenizer=byte_level(), template=ChatTemplate(PLAIN_TEMPLATE, bos="", eos=""))
+
+
+class Asks:
+    """Instead of an engine: says what a function makes of a seed."""
+
+    def __init__(self, says: Callable[[int], tuple[str, str]]) -> None:
+        self._says = says
+        self._waiting: list[tuple[Submit, Callable[[Event], None]]] = []
+        self.asked: list[Submit] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def post(self, submit: Submit, hear: Callable[[Event], None]) -> None:
+        self._waiting.append((submit, hear))
+        self.asked.append(submit)
+
+    def tick(self) -> None:
+        submit, hear = self._waiting.pop(0)
+        text, reason = self._says(submit.sampling.seed)
+        hear(Tokens(request_id=submit.request_id, tokens=tuple(LANGUAGE.tokenizer.encode(text, special=True))))
+        usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+        hear(Finished(request_id=submit.request_id, reason=reason, usage=usage, max_new_tokens=1, spec=SpecStats()))
+
+
+def ask(engine: Asks, number: int, path: Path) -> list[str]:
+    return own_questions(engine, LANGUAGE, number, path, at_once=4)  # type: ignore[arg-type]
+
+
+def test_questions_differ_end_by_themselves_and_say_something(tmp_path: Path) -> None:
+    kinds = [("Who was Ada?<|im_end|>", "stop"), ("Why, and so on and on", "length"), ("?<|im_end|>", "stop")]
+    engine = Asks(lambda seed: kinds[seed] if seed < 3 else (f" How far is {seed // 2}?<|im_end|>", "stop"))
+    wanted = ["Who was Ada?", "How far is 1?", "How far is 2?"]
+    assert ask(engine, 3, tmp_path / "q.jsonl") == wanted
+    assert [turns[0] for turns in read_turns(tmp_path / "q.jsonl")] == wanted
+    text = LANGUAGE.tokenizer.decode(engine.asked[0].tokens, skip_special=False)
+    assert text == "<|im_start|>user\n"
+
+
+def test_what_was_asked_before_is_asked_again_and_only_what_is_missing_is_new(tmp_path: Path) -> None:
+    engine = Asks(lambda seed: (f"How far is {seed}?<|im_end|>", "stop"))
+    first = ask(engine, 2, tmp_path / "q.jsonl")
+    again = Asks(lambda seed: (f"How far is {seed}?<|im_end|>", "stop"))
+    assert ask(again, 2, tmp_path / "q.jsonl") == first and not again.asked
+    more = ask(again, 5, tmp_path / "q.jsonl")
+    assert more[:2] == first and len(set(more)) == 5
+    assert ask(again, 1, tmp_path / "q.jsonl") == first[:1]
+
+
+def test_a_model_that_asks_too_little_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--own-questions 2: the model asked only 1, in 16 tries"):
+        ask(Asks(lambda seed: ("Always the same?<|im_end|>", "stop")), 2, tmp_path / "q.jsonl")
