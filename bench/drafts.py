@@ -20,14 +20,14 @@ from roost.cli.prompts import PROMPTS, read_turns
 from roost.clock import SystemClock
 from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
-from roost.messages import Event, Finished, SpecStats, Submit, Tokens
+from roost.messages import Finished, SpecStats, Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.sampling import Sampling
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.text.language import Language
-from roost.train.answers import Answer
+from roost.train.answers import Answer, complete_all
 from roost.weights.draft import load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
@@ -79,32 +79,25 @@ def answer(
     head = parts.head if resolved.spec.pair else None
     executor = TorchExecutor(parts.model, resolved, parts.device, head)
     engine = Engine(resolved, executor, SystemClock())
-    outputs: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-    ended: dict[str, Finished] = {}
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Tokens):
-            outputs[event.request_id].extend(event.tokens)
-        elif isinstance(event, Finished):
-            ended[event.request_id] = event
-
     stop_ids = parts.language.tokenizer.eos_ids
-    for number, prompt in enumerate(prompts):
-        sampling = Sampling(temperature=temperature, seed=number)
-        submit = Submit(
-            request_id=str(number), tokens=prompt, max_new_tokens=num_new, sampling=sampling, stop_token_ids=stop_ids
-        )
-        engine.post(submit, hear)
-    while engine.has_work:
-        engine.tick()
-    executor.close()
-    return [
-        Said(
-            answer=Answer(prompt=prompt, output=tuple(outputs[str(number)]), is_drawn=temperature > 0),
-            spec=ended[str(number)].spec,
+    submits = (
+        Submit(
+            request_id=str(number),
+            tokens=prompt,
+            max_new_tokens=num_new,
+            sampling=Sampling(temperature=temperature, seed=number),
+            stop_token_ids=stop_ids,
         )
         for number, prompt in enumerate(prompts)
-    ]
+    )
+    said = {}
+    for output, end in complete_all(engine, submits, at_once=max(1, len(prompts))):
+        assert isinstance(end, Finished), end
+        number = int(end.request_id)
+        answered = Answer(prompt=prompts[number], output=output, is_drawn=temperature > 0)
+        said[number] = Said(answer=answered, spec=end.spec)
+    executor.close()
+    return [said[number] for number in range(len(prompts))]
 
 
 def conversations(

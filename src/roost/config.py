@@ -200,8 +200,8 @@ def drafter_of(config: SpecConfig) -> str:
         raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
     if config.spec in (None, "auto") and config.draft is not None:  # start-up reads the head and says which
         raise ConfigError(f"what the head in --draft {config.draft} is, is not known; give --spec eagle or eagle3")
-    kind = {None: "none", "auto": "ngram"}.get(config.spec, config.spec)
-    assert kind is not None
+    asked = config.spec or "none"
+    kind = "ngram" if asked == "auto" else asked
     has_head = kind in ("eagle", "eagle3")
     if has_head and config.draft is None:
         raise ConfigError(f"--spec {kind} needs --draft, the folder of its head")

@@ -19,7 +19,6 @@ from roost.cli.prompts import read_turns
 from roost.errors import ConfigError
 from roost.train.loop import Recipe, Standing
 from roost.train.run import Job, check, make_answers, train_head
-from roost.train.start import read_head
 
 VOCABULARY = 8192
 
@@ -76,7 +75,7 @@ def run(args: Namespace) -> int:
         own_questions=config.own_questions,
         answers_s=config.answers_s,
         row_len=config.row_tokens,
-        vocabulary=_vocabulary(config),
+        vocabulary=config.draft_vocabulary or VOCABULARY,
         from_head=None if config.from_head is None else Path(config.from_head),
     )
     recipe = Recipe(
@@ -103,15 +102,6 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _vocabulary(config: TrainConfig) -> int:
-    """Tokens of the draft vocabulary; a head to go on from brings its own."""
-    if config.from_head is None:
-        return VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
-    if config.draft_vocabulary is not None:
-        raise ConfigError("--draft-vocabulary: the head of --from-head brings its own")
-    return len(read_head(Path(config.from_head))[1])
-
-
 def _check(config: TrainConfig) -> None:
     """Refuse numbers that cannot work."""
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
@@ -119,6 +109,8 @@ def _check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
+    if config.from_head is not None and config.draft_vocabulary is not None:
+        raise ConfigError("--draft-vocabulary: the head of --from-head brings its own")
     for name in ("answers_s", "train_s", "learning_rate"):
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -84,24 +84,27 @@ def answer_all(
     """The answers, as they end; a question that the engine refuses, or breaks at, has none."""
     by_name = {each.name: each for each in asked}
     submits = (_submit(each, num_new, stop_ids) for each in by_name.values())
-    for name, output, reason in complete_all(engine, submits, at_once):
-        if output and reason in ("stop", "length"):
-            yield Answer(prompt=by_name[name].prompt, output=output, is_drawn=by_name[name].is_drawn)
+    for output, end in complete_all(engine, submits, at_once):
+        question = by_name[end.request_id]
+        if output and isinstance(end, Finished) and end.reason in ("stop", "length"):
+            yield Answer(prompt=question.prompt, output=output, is_drawn=question.is_drawn)
 
 
-def complete_all(engine: Engine, submits: Iterator[Submit], at_once: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Of all requests id, output and why it ended, as they end.
+def complete_all(
+    engine: Engine, submits: Iterator[Submit], at_once: int
+) -> Iterator[tuple[tuple[int, ...], Finished | Refused]]:
+    """Of all requests the output and how it ended, as they end.
 
     New requests are begun many at a time: most steps are of decoding alone then, which a GPU does much faster.
     """
     outputs: dict[str, list[int]] = {}
-    ended: list[tuple[str, str]] = []
+    ended: list[Finished | Refused] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, Tokens):
             outputs[event.request_id].extend(event.tokens)
         elif isinstance(event, Finished | Refused):
-            ended.append((event.request_id, event.reason if isinstance(event, Finished) else "refused"))
+            ended.append(event)
 
     while True:
         if len(outputs) <= REFILL * at_once:
@@ -111,8 +114,8 @@ def complete_all(engine: Engine, submits: Iterator[Submit], at_once: int) -> Ite
         if not engine.has_work:
             return
         engine.tick()
-        for name, reason in ended:
-            yield name, tuple(outputs.pop(name)), reason
+        for end in ended:
+            yield tuple(outputs.pop(end.request_id)), end
         ended.clear()
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from roost.errors import ConfigError
-from roost.messages import Submit
+from roost.messages import Finished, Submit
 from roost.sampling import Sampling
 from roost.sched.engine import Engine
 from roost.text.language import Language
@@ -55,7 +55,7 @@ def _asked(engine: Engine, language: Language, *, first: int, most: int, at_once
         )
         for number, _ in zip(count(first), range(most), strict=False)
     )
-    for _, output, reason in complete_all(engine, submits, at_once):
+    for output, end in complete_all(engine, submits, at_once):
         question = language.tokenizer.decode(output, skip_special=True).strip()
-        if reason == "stop" and len(question) >= _CHARS_MIN:
+        if isinstance(end, Finished) and end.reason == "stop" and len(question) >= _CHARS_MIN:
             yield question

@@ -68,7 +68,8 @@ def check(job: Job) -> None:
     if job.from_head is not None and (job.folder / CHECKPOINT).exists():
         raise ConfigError(f"--from-head: --out {job.folder} has a checkpoint to go on from; use another folder")
     job.folder.mkdir(parents=True, exist_ok=True)
-    note, mine = job.folder / "job.json", {"model": name, "draft_vocabulary": min(job.vocabulary, config.vocab_size)}
+    size = min(job.vocabulary, config.vocab_size) if job.from_head is None else len(read_head(job.from_head)[1])
+    note, mine = job.folder / "job.json", {"model": name, "draft_vocabulary": size}
     if not note.exists():
         note.write_text(json.dumps(mine) + "\n")
     theirs = json.loads(note.read_text())
@@ -130,12 +131,13 @@ def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Stan
         raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
     model = load_model(source, weights=job.weights, device=device)
-    vocabulary = _vocabulary(job, learn, min(job.vocabulary, model.config.vocab_size))
+    begun = None if job.from_head is None else read_head(job.from_head)
+    vocabulary = _vocabulary(job, learn, model.config.vocab_size, None if begun is None else begun[1])
     captures = default_captures(len(model.config.layers))
     shape = head_shape(model.config, len(captures), len(vocabulary))
     state = warm_start(source, model.config, shape, vocabulary)
-    if job.from_head is not None:
-        state = _like(read_head(job.from_head)[0], state, job.from_head)
+    if begun is not None:
+        state = _like(begun[0], state)
     head = TrainableHead(shape, state, device)
     rows, aside = pack(learn, job.row_len), pack(held_out, job.row_len)
     if len(rows) < recipe.batch_rows:
@@ -181,23 +183,22 @@ def _prompt(language: Language, text: str) -> tuple[int, ...]:
     return language.chat_tokens([{"role": "user", "content": text}])
 
 
-def _vocabulary(job: Job, learn: Sequence[Answer], size: int) -> Tensor:
-    """The draft vocabulary, which stays what it was when training goes on."""
+def _vocabulary(job: Job, learn: Sequence[Answer], vocab_size: int, given: Tensor | None) -> Tensor:
+    """The draft vocabulary, that of a head that is gone on from if there is one; it stays when training goes on."""
     path = job.folder / "vocabulary.json"
     if not path.exists():
-        ids = draft_vocabulary(learn, size, ALWAYS).tolist()
-        if job.from_head is not None:
-            ids = read_head(job.from_head)[1].tolist()
+        size = min(job.vocabulary, vocab_size)
+        ids = (draft_vocabulary(learn, size, ALWAYS) if given is None else given).tolist()
         path.write_text(json.dumps({"covered": share_said(learn, ids), "ids": ids}) + "\n")
     return torch.tensor(json.loads(path.read_text())["ids"])
 
 
-def _like(state: dict[str, Tensor], wanted: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def _like(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a head, if they have the names and sizes that are wanted."""
     for name, tensor in wanted.items():
         if name not in state or state[name].shape != tensor.shape:
             found = tuple(state[name].shape) if name in state else "none"
-            raise ConfigError(f"--from-head {folder}: {name} must be {tuple(tensor.shape)} for this model, got {found}")
+            raise ConfigError(f"--from-head: {name} must be {tuple(tensor.shape)} for this model, got {found}")
     return {name: state[name] for name in wanted}
 
 
