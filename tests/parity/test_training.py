@@ -29,7 +29,7 @@ IDS = torch.arange(0, VOCAB, 2)  # the draft vocabulary
 
 
 def shape_of(model: Decoder) -> HeadShape:
-    return head_shape(model.config, 3, len(IDS))
+    return head_shape(model.config, 3, len(IDS), model.config.intermediate_size + 8)
 
 
 def started(kind: str) -> tuple[Decoder, TrainableHead]:
@@ -180,7 +180,7 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
     small = ["--row-tokens", "64", "--batch-rows", "2", "--unrolled-steps", "2", "--threads", "1"]
     words = ["train-draft", "--model", str(folder), "--out", str(out), *small]
     more = ["--prompts", str(prompts), "--answer-tokens", "20", "--at-once", "4"]
-    own = ["--draft-vocabulary", "32"]
+    own = ["--draft-vocabulary", "32", "--feed-size", "100"]
     assert main([*words, *more, *own, "--epochs", "1"]) == 0
     shards, first = sorted((out / "answers").iterdir()), (out / "log.jsonl").read_text()
     assert main([*words, *more, *own, "--epochs", "2"]) == 0
@@ -193,7 +193,7 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
         == (json.loads((out / "vocabulary.json").read_text())["ids"])
     )
     assert main(again) == 2  # there is a checkpoint now
-    assert main([*again, *own]) == 2  # the head has a vocabulary
+    assert main([*again, *own]) == main([*again, "--feed-size", "99"]) == 2  # the head has both
     options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
     sched, memory = SchedConfig(context=128), MemoryConfig(pool_tokens=512)
     spec = SpecConfig(spec="auto", draft=str(out / "head"))
@@ -234,6 +234,7 @@ def test_what_does_not_fit_the_folder_or_the_model_is_refused_before_anything_is
 
     assert "--out draft-head: there are no answers to learn from; give --prompts or --own-questions" in refused()
     assert "--draft-vocabulary: what lies in --out draft-head was made with" in refused("--draft-vocabulary", "40")
+    assert "--feed-size must be at least the model's, " in refused("--feed-size", "3")
     assert "--row-tokens must be at most the model's context, 8192, got 9000" in refused("--row-tokens", "9000")
     (tmp_path / "bad.gz").write_bytes(b"no")
     assert "--prompts: bad.gz cannot be read" in refused("--prompts", "bad.gz")

@@ -43,14 +43,19 @@ class TrainConfig:
     draft_vocabulary: int | None = field(
         default=None, metadata={"help": f"tokens that the head can say: the most frequent; {VOCABULARY} if absent"}
     )
+    feed_size: int | None = field(
+        default=None, metadata={"help": "width of the head's feed-forward; the model's if absent, and at least that"}
+    )
     from_head: str | None = field(
         default=None,
-        metadata={"help": "folder of a head to go on from, with its vocabulary; the model's own weights if absent"},
+        metadata={"help": "folder of a head to go on from, as wide as it is; the model's own weights if absent"},
     )
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
     epochs: int = field(default=10, metadata={"help": "times that every row is seen, those of earlier runs included"})
-    train_s: float | None = field(default=None, metadata={"help": "seconds for the training; no limit if absent"})
+    train_s: float | None = field(
+        default=None, metadata={"help": "seconds for the training, those of earlier runs included; no limit if absent"}
+    )
     learning_rate: float = field(default=5e-4, metadata={"help": "at its highest"})
     unrolled_steps: int = field(default=7, metadata={"help": "drafts one after the other that are trained"})
     train_seed: int = field(default=0, metadata={"help": "of the order of rows"})
@@ -76,6 +81,7 @@ def run(args: Namespace) -> int:
         answers_s=config.answers_s,
         row_len=config.row_tokens,
         vocabulary=config.draft_vocabulary or VOCABULARY,
+        feed_size=config.feed_size,
         from_head=None if config.from_head is None else Path(config.from_head),
     )
     recipe = Recipe(
@@ -109,8 +115,9 @@ def _check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
-    if config.from_head is not None and config.draft_vocabulary is not None:
-        raise ConfigError("--draft-vocabulary: the head of --from-head brings its own")
+    for name in ("draft_vocabulary", "feed_size"):
+        if config.from_head is not None and getattr(config, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: the head of --from-head brings its own")
     for name in ("answers_s", "train_s", "learning_rate"):
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad, rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from roost.layers.rotary import frequencies, turns_at
 from roost.models.decoder import DecoderConfig
@@ -39,7 +39,6 @@ class TrainableHead(nn.Module):
             {name.replace(".", "/"): nn.Parameter(tensor.to(device, torch.float32)) for name, tensor in state.items()}
         )
         self._frequency = frequencies(shape.layers.layers[0].rope, shape.layers.head_dim, device)
-        self._shares = fused(_shares, device)
 
     def state(self) -> dict[str, Tensor]:
         """Its weights, by name."""
@@ -54,20 +53,20 @@ class TrainableHead(nn.Module):
         path: Path = []
         hidden, found = linear(features, self._weight("fc")), []
         for each in embedded:
-            hidden = self._step(each, hidden, seen, path, len(embedded))
+            hidden = self._step(each, hidden, seen, path)
             found.append(linear(self._norm(hidden, "norm"), self._weight("lm_head")))
         return found
 
-    def _step(self, embedded: Tensor, hidden: Tensor, seen: Tensor, path: Path, num_steps: int) -> Tensor:
+    def _step(self, embedded: Tensor, hidden: Tensor, seen: Tensor, path: Path) -> Tensor:
         """The next states [num_rows, row_len, hidden_size]; adds its keys and values to the path."""
         both = [self._norm(embedded, "midlayer.input_layernorm"), self._norm(hidden, "midlayer.hidden_norm")]
-        mixed = self._attend(torch.cat(both, dim=-1), seen, path, num_steps)
+        mixed = self._attend(torch.cat(both, dim=-1), seen, path)
         hidden = hidden + linear(mixed, self._weight("midlayer.self_attn.o_proj"))
         normed = self._norm(hidden, "midlayer.post_attention_layernorm")
         gate, up = (linear(normed, self._weight(f"midlayer.mlp.{name}_proj")) for name in ("gate", "up"))
         return hidden + linear(silu(gate) * up, self._weight("midlayer.mlp.down_proj"))
 
-    def _attend(self, both: Tensor, seen: Tensor, path: Path, num_steps: int) -> Tensor:
+    def _attend(self, both: Tensor, seen: Tensor, path: Path) -> Tensor:
         config = self.shape.layers
         num_rows, row_len, _ = both.shape
         heads = {
@@ -85,8 +84,7 @@ class TrainableHead(nn.Module):
         scores = torch.einsum("bqhgd,bkhd->bhgqk", query, first_key)
         own = [(query * each[:, :, :, None]).sum(-1) for each, _ in path[1:]]  # [num_rows, row_len, kv heads, shared]
         beside = torch.stack(own, dim=-1) if own else query.new_zeros((*query.shape[:-1], 0))
-        beside = pad(beside, (0, num_steps - len(own)), value=-torch.inf)  # as wide in every step: one shape
-        first_shares, own_shares = self._shares(scores, beside.permute(0, 2, 3, 1, 4), seen[:, :, None])
+        first_shares, own_shares = _shares(scores, beside.permute(0, 2, 3, 1, 4), seen[:, :, None])
         mixed = torch.einsum("bhgqk,bkhd->bqhgd", first_shares, first_value)
         for number, (_, value) in enumerate(path[1:]):
             mixed = mixed + own_shares[..., number].permute(0, 3, 1, 2)[..., None] * value[:, :, :, None]
@@ -102,14 +100,16 @@ class TrainableHead(nn.Module):
 
 def fused(function: Function, device: torch.device) -> Function:
     """The function, on a GPU in few kernels: as it stands it is many passes over large tensors."""
-    return cast(Function, torch.compile(function, dynamic=False)) if device.type == "cuda" else function
+    return cast(Function, torch.compile(function, dynamic=False, fullgraph=True)) if device.type == "cuda" else function
 
 
 def _shares(scores: Tensor, own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of attention over [..., row_len] places and [..., num_steps] steps of the own path, together 1."""
+    """Shares of attention over [..., row_len] places and [..., num_own] steps of the own path, together 1."""
     first = scores.to(torch.float32).masked_fill(~seen, -torch.inf)
     beside = own.to(torch.float32)
-    most = torch.maximum(first.amax(-1, keepdim=True), beside.amax(-1, keepdim=True)).detach()
+    most = first.amax(-1, keepdim=True).detach()
+    if beside.shape[-1]:
+        most = torch.maximum(most, beside.amax(-1, keepdim=True).detach())
     first, beside = (first - most).exp(), (beside - most).exp()
     total = first.sum(-1, keepdim=True) + beside.sum(-1, keepdim=True)
     return (first / total).to(scores.dtype), (beside / total).to(scores.dtype)

@@ -1,6 +1,6 @@
 """The training loop of a draft head: lessons of the target, unrolled steps, a schedule, checkpoints.
 
-Stops after some epochs or on a budget of seconds; goes on from its last checkpoint, each run on a schedule. Hands out
+Stops after some epochs or on a budget of seconds; goes on from its last checkpoint, along the same schedule. Hands out
 the head whenever it agrees better than ever with the target on rows that it was not trained on. Called by the
 training command and by tests.
 """
@@ -71,7 +71,7 @@ class Trainer:
         self._device = vocabulary.device
         on_gpu = self._device.type == "cuda"
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=recipe.betas, fused=on_gpu)
-        self._loss = fused(divergence, self._device)
+        self._judge = fused(self._judged, self._device)
         self.standing = Standing()
         self._own_id = torch.full((model.config.vocab_size,), -1, device=self._device)  # of a target's token
         self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
@@ -79,20 +79,22 @@ class Trainer:
     def train(
         self, rows: Rows, held_out: Rows, *, report: Report, looked: Looked, checkpoint: Path | None = None
     ) -> None:
-        """Run updates until the epochs or the budget are over, and look at held-out rows after each epoch and then."""
+        """Run updates until the epochs or the budget are over, and look at held-out rows after each epoch and then.
+
+        What earlier runs did counts: a run that was interrupted goes on along the same schedule.
+        """
         recipe, standing = self._recipe, self.standing
         per_epoch = max(1, len(rows) // recipe.batch_rows)
         standing.num_updates = recipe.epochs * per_epoch
-        began, before, first, saved = time.monotonic(), standing.spent_s, standing.update, 0.0
+        began, before, saved = time.monotonic(), standing.spent_s, 0.0
         try:
-            for batch in self._batches(rows, first):
+            for batch in self._batches(rows, standing.update):
                 spent = time.monotonic() - began
-                by_time = 0.0 if recipe.budget_s is None else spent / recipe.budget_s
+                standing.spent_s = before + spent
+                by_time = 0.0 if recipe.budget_s is None else standing.spent_s / recipe.budget_s
                 if by_time > 1:
                     break
-                by_count = (standing.update - first) / (standing.num_updates - first)
-                self._update(batch, schedule(max(by_time, by_count), recipe.warm_up))
-                standing.spent_s = before + spent
+                self._update(batch, schedule(max(by_time, standing.update / standing.num_updates), recipe.warm_up))
                 report(standing)
                 if standing.update % per_epoch == 0 and standing.update < standing.num_updates:
                     self._look(held_out, looked)
@@ -108,9 +110,8 @@ class Trainer:
         """Share of places where each step's best token is the target's, over whole batches of rows."""
         sums = torch.zeros(2, self._recipe.num_steps, device=self._device)
         for batch in rows.batches(min(self._recipe.batch_rows, len(rows)), 0):
-            with torch.no_grad():
-                for step, (logits, lesson) in enumerate(self._steps(batch)):
-                    sums[:, step] += torch.stack(self._right(logits, lesson))
+            _, right, counted = self._study(batch)
+            sums += torch.stack([right, counted])
         right, counted = sums
         return tuple((right / counted.clamp(min=1)).tolist())
 
@@ -152,39 +153,36 @@ class Trainer:
         recipe, standing = self._recipe, self.standing
         for group in self._optimizer.param_groups:
             group["lr"] = recipe.learning_rate * share
-        loss, agreements = torch.zeros((), device=self._device), []
-        for step, (logits, lesson) in enumerate(self._steps(batch)):
-            loss = loss + recipe.step_weight**step * self._loss(logits, lesson.scores, lesson.counts)
-            right, counted = self._right(logits, lesson)
-            agreements.append(right / counted.clamp(min=1))
+        loss, right, counted = self._study(batch)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimizer.step()
         standing.update += 1
         if standing.update % LOOK_EVERY == 1:
-            standing.loss, standing.agreement = float(loss.detach()), tuple(torch.stack(agreements).tolist())
+            standing.loss, standing.agreement = float(loss.detach()), tuple((right / counted.clamp(min=1)).tolist())
 
-    def _steps(self, batch: Rows) -> Iterator[tuple[Tensor, "Step"]]:
-        """Of each unrolled step its logits and what they are held against."""
-        device = self._device
+    def _study(self, batch: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of a batch, and of each step in how many places it is right, of how many that the target said."""
         tokens, owners, is_said = (
-            torch.from_numpy(column).to(device) for column in (batch.tokens, batch.owners, batch.is_said)
+            torch.from_numpy(column).to(self._device) for column in (batch.tokens, batch.owners, batch.is_said)
         )
-        tokens, number = tokens.to(torch.int64), self._recipe.num_steps
-        lesson = teach(self._model, tokens, owners, self._captures, self._vocabulary)
-        embedded = [
-            self._model.embed(shifted(tokens, 1 + step).flatten()).view(*tokens.shape, -1).to(torch.float32)
-            for step in range(number)
-        ]
+        lesson = teach(self._model, tokens.to(torch.int64), owners, self._captures, self._vocabulary)
+        return self._judge(lesson, owners, is_said)
+
+    def _judged(self, lesson: Lesson, owners: Tensor, is_said: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        device, num_steps = self._device, self._recipe.num_steps
+        embedded = [shifted(lesson.embedded, 1 + step).to(torch.float32) for step in range(num_steps)]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             found = self.head.unroll(embedded, lesson.features.to(torch.float32), lesson.seen)
-        for step, logits in enumerate(found):
-            yield logits, Step.of(lesson, owners, is_said, self._own_id, step)
-
-    def _right(self, logits: Tensor, step: "Step") -> tuple[Tensor, Tensor]:
-        best = self._vocabulary[logits.detach().argmax(dim=-1)]
-        return ((best == step.best) & step.is_said).sum(), step.is_said.sum()
+        loss, rights, counted = torch.zeros((), device=device), [], []
+        for number, logits in enumerate(found):
+            step = Step.of(lesson, owners, is_said, self._own_id, number)
+            loss = loss + self._recipe.step_weight**number * divergence(logits, step.scores, step.counts)
+            best = self._vocabulary[logits.detach().argmax(dim=-1)]
+            rights.append(((best == step.best) & step.is_said).sum())
+            counted.append(step.is_said.sum())
+        return loss, torch.stack(rights), torch.stack(counted)
 
     def _look(self, held_out: Rows, looked: Looked) -> None:
         """Try held-out rows; hand the head out if it is the best so far. Other rows than before say nothing."""

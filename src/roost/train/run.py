@@ -16,7 +16,7 @@ from torch import Tensor
 from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.errors import ConfigError
 from roost.models.registry import decoder_config
-from roost.startup import device_of, start
+from roost.startup import backend_of, device_of, ops_of, start
 from roost.text.language import Language
 from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
 from roost.train.ask import own_questions
@@ -49,7 +49,8 @@ class Job:
     answers_s: float | None = None  # budget of seconds for the answers
     row_len: int = 1024
     vocabulary: int = 8192
-    from_head: Path | None = None  # a head to go on from, with its vocabulary
+    feed_size: int | None = None  # of the head's feed-forward; the target's if absent
+    from_head: Path | None = None  # a head to go on from, with its vocabulary and its sizes
     held_out: float = 0.02  # share of the prompts whose answers are not learned from
 
     @property
@@ -68,8 +69,16 @@ def check(job: Job) -> None:
     if job.from_head is not None and (job.folder / CHECKPOINT).exists():
         raise ConfigError(f"--from-head: --out {job.folder} has a checkpoint to go on from; use another folder")
     job.folder.mkdir(parents=True, exist_ok=True)
-    size = min(job.vocabulary, config.vocab_size) if job.from_head is None else len(read_head(job.from_head)[1])
-    note, mine = job.folder / "job.json", {"model": name, "draft_vocabulary": size}
+    given = None if job.from_head is None else read_head(job.from_head)
+    feed_size = config.intermediate_size if job.feed_size is None else job.feed_size
+    if feed_size < config.intermediate_size:
+        raise ConfigError(f"--feed-size must be at least the model's, {config.intermediate_size}, got {feed_size}")
+    mine: dict[str, object] = {
+        "model": name,
+        "draft_vocabulary": min(job.vocabulary, config.vocab_size) if given is None else len(given.vocabulary),
+        "feed_size": feed_size if given is None else given.feed_size,
+    }
+    note = job.folder / "job.json"
     if not note.exists():
         note.write_text(json.dumps(mine) + "\n")
     theirs = json.loads(note.read_text())
@@ -130,14 +139,16 @@ def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Stan
     if not learn:
         raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
-    model = load_model(source, weights=job.weights, device=device)
-    begun = None if job.from_head is None else read_head(job.from_head)
-    vocabulary = _vocabulary(job, learn, model.config.vocab_size, None if begun is None else begun[1])
+    ops = ops_of(backend_of(EngineConfig(), device))
+    model = load_model(source, weights=job.weights, device=device, ops=ops)
+    given = None if job.from_head is None else read_head(job.from_head)
+    vocabulary = _vocabulary(job, learn, model.config.vocab_size, None if given is None else given.vocabulary)
     captures = default_captures(len(model.config.layers))
-    shape = head_shape(model.config, len(captures), len(vocabulary))
+    feed_size = json.loads((job.folder / "job.json").read_text())["feed_size"]
+    shape = head_shape(model.config, len(captures), len(vocabulary), feed_size)
     state = warm_start(source, model.config, shape, vocabulary)
-    if begun is not None:
-        state = _like(begun[0], state)
+    if given is not None:
+        state = _like(given.weights, state)
     head = TrainableHead(shape, state, device)
     rows, aside = pack(learn, job.row_len), pack(held_out, job.row_len)
     if len(rows) < recipe.batch_rows:

@@ -6,27 +6,33 @@ config.json. Called by the training command.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from roost.errors import ConfigError
 from roost.layers.rotary import Rope
 from roost.models.decoder import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
 
+FEED = "midlayer.mlp.gate_proj.weight"
 NOISE = 0.02  # of weights that have nothing to start from
 
 
-def head_shape(target: DecoderConfig, num_features: int, num_tokens: int) -> HeadShape:
-    """A head of one Llama layer of the target's sizes: whatever else the target's layers have, that has not."""
+def head_shape(target: DecoderConfig, num_features: int, num_tokens: int, feed_size: int) -> HeadShape:
+    """A head of one Llama layer of the target's sizes, but for that of its feed-forward.
+
+    Whatever else the target's layers have, that has not.
+    """
     layers = DecoderConfig(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
+        intermediate_size=feed_size,
         num_heads=target.num_heads,
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
@@ -44,7 +50,7 @@ def warm_start(
 ) -> dict[str, Tensor]:
     """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
     generator = torch.Generator().manual_seed(0)
-    hidden = shape.layers.hidden_size
+    hidden, more = shape.layers.hidden_size, shape.layers.intermediate_size - target.intermediate_size
 
     def noise(*size: int) -> Tensor:
         return torch.randn(size, generator=generator) * NOISE
@@ -59,8 +65,12 @@ def warm_start(
     for name in "qkv":
         weight = take(f"{last}self_attn.{name}_proj.weight")
         state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
-    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        state[f"midlayer.{name}.weight"] = take(f"{last}{name}.weight")
+    state["midlayer.self_attn.o_proj.weight"] = take(f"{last}self_attn.o_proj.weight")
+    for name in ("gate", "up"):  # whatever is wider than the target's says nothing at first
+        state[f"midlayer.mlp.{name}_proj.weight"] = torch.cat(
+            [take(f"{last}mlp.{name}_proj.weight"), noise(more, hidden)]
+        )
+    state["midlayer.mlp.down_proj.weight"] = pad(take(f"{last}mlp.down_proj.weight"), (0, more))
     state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
     state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
@@ -70,16 +80,31 @@ def warm_start(
     return state
 
 
-def read_head(folder: Path) -> tuple[dict[str, Tensor], Tensor]:
-    """Weights of a head that `write_head` wrote, and its draft vocabulary."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GivenHead:
+    """A head to go on from."""
+
+    weights: dict[str, Tensor]
+    vocabulary: Tensor  # ids of the target's tokens, rising
+
+    @property
+    def feed_size(self) -> int:
+        """Of its feed-forward."""
+        return len(self.weights[FEED])
+
+
+def read_head(folder: Path) -> GivenHead:
+    """A head that `write_head` wrote."""
     try:
         tensors = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--from-head {folder}: has no readable model.safetensors: {error}") from error
-    if "d2t" not in tensors:
-        raise ConfigError(f"--from-head {folder}: has no d2t, so it is not a head with a vocabulary of its own")
+    for name in ("d2t", FEED):
+        if name not in tensors:
+            raise ConfigError(f"--from-head {folder}: has no {name}, so it is no EAGLE-3 head with its own vocabulary")
     vocabulary = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-    return {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}, vocabulary
+    weights = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    return GivenHead(weights=weights, vocabulary=vocabulary)
 
 
 def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from roost.layers.rotary import Turns, rotate
 from roost.models.decoder import Decoder
+from roost.train.head import fused
 
 _SCORED_MAX = 4096  # tokens whose scores over the vocabulary exist at one time
 
@@ -19,6 +20,7 @@ _SCORED_MAX = 4096  # tokens whose scores over the vocabulary exist at one time
 class Lesson:
     """What the target makes of some rows."""
 
+    embedded: Tensor  # [num_rows, row_len, hidden_size] inputs of its first layer
     features: Tensor  # [num_rows, row_len, num_features * hidden_size]
     scores: Tensor  # [num_rows, row_len, num_tokens] of the next token, over the draft vocabulary
     best: Tensor  # [num_rows, row_len] the next token over the whole vocabulary
@@ -31,22 +33,15 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
+    spread = fused(_spread, tokens.device)
     bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
 
     def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        num_kv_heads, window = value.shape[1], model.kv.windows[layer]
-        num_heads = turning.shape[1] - num_kv_heads
-        turned = rotate(turning, turns)
-        query, key, value = (
-            each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, row_len, num_heads, -1)
-            for each in (turned[:, :num_heads], turned[:, num_heads:], value)
-        )
+        window = model.kv.windows[layer]
         mask = bias
         if window is not None:
             mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
-        mixed = scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=model.kv.scale
-        )
+        mixed = scaled_dot_product_attention(*spread(turning, value, turns, num_rows), mask, scale=model.kv.scale)
         return mixed.transpose(1, 2).flatten(0, 1)
 
     last, captured = model.forward_captured(tokens.flatten(), number.repeat(num_rows), attend, captures)
@@ -56,8 +51,21 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
         scores.append(logits[:, vocabulary])
         best.append(logits.argmax(dim=-1))
     return Lesson(
+        embedded=model.embed(tokens),
         features=torch.cat(captured, dim=-1).view(num_rows, row_len, -1),
         scores=torch.cat(scores).view(num_rows, row_len, -1),
         best=torch.cat(best).view(num_rows, row_len),
         seen=seen,
     )
+
+
+def _spread(turning: Tensor, value: Tensor, turns: Turns, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [num_rows, num_heads, row_len, head_dim] of a flat batch, each head with its own."""
+    num_kv_heads = value.shape[1]
+    num_heads = turning.shape[1] - num_kv_heads
+    turned, shape = rotate(turning, turns), (num_heads, value.shape[-1])
+    query, key, value = (
+        each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, -1, *shape).transpose(1, 2)
+        for each in (turned[:, :num_heads], turned[:, num_heads:], value)
+    )
+    return query, key, value
