@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from roost.exec.executor import TorchExecutor
 from roost.messages import Event, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.sched.drafting import Drafting
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.step import StepPlan, Ticket
@@ -48,68 +48,82 @@ class Parts:
     cases: dict[str, SpecConfig]
 
 
-def run(parts: Parts, spec: SpecConfig, prompts: Prompts, args: argparse.Namespace, kept: list[Drafting]) -> Any:
-    """All prompts at once, each to its end; what was learned about drafts before is taken up again."""
-    context = max(map(len, prompts)) + args.new_tokens
-    config = EngineConfig(
-        memory=MemoryConfig(pool_tokens=len(prompts) * (context + 64)),
-        sched=SchedConfig(context=context, max_running=len(prompts), overlap=args.depth == 1),
-        spec=spec,
-    )
-    resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
-    executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
-    engine = Engine(resolved, executor, SystemClock())
-    if kept:
-        engine.state.drafting = kept[-1]
-    seen: deque[StepPlan] = deque(maxlen=2)  # those that a tick may wait for
-    launch, num_tokens = executor.launch, 0
+class Case:
+    """An engine that drafts in one way; the same for every run at a load, so that it keeps what it learned."""
 
-    def launch_seen(plan: StepPlan) -> Ticket:
-        seen.append(plan)
-        return launch(plan)
+    def __init__(self, parts: Parts, spec: SpecConfig, groups: Sequence[Prompts], args: argparse.Namespace) -> None:
+        began, self._groups, self._num_new = time.perf_counter(), groups, args.new_tokens
+        context, at_once = max(len(each) for group in groups for each in group) + args.new_tokens, len(groups[0])
+        config = EngineConfig(
+            memory=MemoryConfig(pool_tokens=2 * at_once * (context + 64)),
+            sched=SchedConfig(context=context, max_running=at_once, overlap=args.depth == 1),
+            spec=spec,
+        )
+        resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
+        self.executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
+        self._engine = Engine(resolved, self.executor, SystemClock())
+        self.start_s = time.perf_counter() - began
+        self._seen: deque[StepPlan] = deque(maxlen=2)  # those that a tick may wait for
+        launch = self.executor.launch
 
-    def reply(event: Event) -> None:
-        nonlocal num_tokens
-        num_tokens += len(event.tokens) if isinstance(event, Tokens) else 0
+        def launch_seen(plan: StepPlan) -> Ticket:
+            self._seen.append(plan)
+            return launch(plan)
 
-    executor.launch = launch_seen  # type: ignore[method-assign]
-    for number, prompt in enumerate(prompts):
-        engine.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=args.new_tokens), reply)
-    decode_s, num_decoded = 0.0, 0
-    while engine.has_work:
-        before, began = num_tokens, time.perf_counter()
-        engine.tick()
-        if not any(plan.is_prefill.any() for plan in seen) and len(engine.state.running) == len(prompts):
-            decode_s += time.perf_counter() - began
-            num_decoded += num_tokens - before
-    executor.close()
-    kept.append(engine.state.drafting)
-    lengths = engine.state.totals.draft_lengths
-    return {
-        "tokens_s": num_decoded / max(decode_s, 1e-9),
-        "accept_length": engine.state.counters.snapshot().accept_length or 1.0,
-        "draft_length": sum(number * count for number, count in lengths.items()) / max(1, sum(lengths.values())),
-        "draft_lengths": lengths,
-    }
+        self.executor.launch = launch_seen  # type: ignore[method-assign]
+
+    def run(self) -> float:
+        """Tokens a second of steps that only decode, with all prompts of a group at once."""
+        decode_s, num_decoded, num_tokens, engine = 0.0, 0, 0, self._engine
+
+        def reply(event: Event) -> None:
+            nonlocal num_tokens
+            num_tokens += len(event.tokens) if isinstance(event, Tokens) else 0
+
+        for group in self._groups:
+            for number, prompt in enumerate(group):
+                engine.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=self._num_new), reply)
+            while engine.has_work:
+                before, began = num_tokens, time.perf_counter()
+                engine.tick()
+                if not any(plan.is_prefill.any() for plan in self._seen) and len(engine.state.running) == len(group):
+                    decode_s += time.perf_counter() - began
+                    num_decoded += num_tokens - before
+        return num_decoded / decode_s
+
+    def drafts(self) -> dict[str, Any]:
+        """What was drafted in all runs."""
+        lengths = self._engine.state.totals.draft_lengths
+        return {
+            "accept_length": self._engine.state.counters.snapshot().accept_length or 1.0,
+            "draft_length": sum(number * count for number, count in lengths.items()) / max(1, sum(lengths.values())),
+            "draft_lengths": lengths,
+        }
 
 
 def compare(parts: Parts, text: str, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
     """Every case at one load, in turns."""
-    own = parts.prompts[text]
-    prompts = [own[number % len(own)] for number in range(concurrency)]
-    kept: dict[str, list[Drafting]] = {name: [] for name in parts.cases}
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in parts.cases}
+    own, number = parts.prompts[text], max(concurrency, args.requests if text == "questions" else 1)
+    prompts = [own[at % len(own)] for at in range(number - number % concurrency)]
+    groups = [prompts[first : first + concurrency] for first in range(0, len(prompts), concurrency)]
+    cases = {name: Case(parts, spec, groups, args) for name, spec in parts.cases.items()}
+    runs: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(args.repeats):
-        for name, spec in parts.cases.items():
-            runs[name].append(run(parts, spec, prompts, args, kept[name]))
-    cases: dict[str, dict[str, Any]] = {}
-    for name, found in runs.items():
-        over = [each["tokens_s"] / plain["tokens_s"] for each, plain in zip(found, runs["plain"], strict=True)]
-        cases[name] = found[-1] | {"over_plain": statistics.median(over), "over_plain_each": over}
-    shares = "".join(f"{cases[name]['over_plain']:9.2f}" for name in list(cases)[1:])
-    rate, drafts = cases["plain"]["tokens_s"], cases["auto"]["draft_length"]
-    print(f"{text:<11}{concurrency:>5}{rate:>9.1f}{shares}{drafts:>9.2f}", flush=True)
-    return {"text": text, "concurrency": concurrency, "cases": cases}
+        for name, case in cases.items():
+            runs[name].append(case.run())
+    found: dict[str, dict[str, Any]] = {}
+    for name, case in cases.items():
+        over = [each / plain for each, plain in zip(runs[name], runs["plain"], strict=True)]
+        rate = {"tokens_s": statistics.median(runs[name]), "over_plain": statistics.median(over)}
+        found[name] = {**rate, "over_plain_each": over, "start_s": case.start_s, **case.drafts()}
+        case.executor.close()
+    shares = "".join(f"{found[name]['over_plain']:9.2f}" for name in list(cases)[1:])
+    print(f"{text:<11}{concurrency:>5}{found['plain']['tokens_s']:>9.1f}{shares}{_of_auto(found['auto'])}", flush=True)
+    return {"text": text, "concurrency": concurrency, "cases": found}
+
+
+def _of_auto(case: dict[str, Any]) -> str:
+    return f"{case['draft_length']:>9.2f}{case['accept_length']:>9.2f}{case['start_s']:>9.1f}"
 
 
 def load(args: argparse.Namespace) -> Parts:
@@ -156,7 +170,7 @@ def main() -> int:
         parts = loader.submit(load, args).result()
     print(f"{parts.device}, {torch.get_num_threads()} threads; drafts: {args.draft or 'n-gram'}", flush=True)
     names = "".join(f"{name:>9}" for name in list(parts.cases)[1:])
-    print(f"{'text':<11}{'rows':>5}{'plain/s':>9}{names}{'drafts':>9}   of plain; drafts a round of auto", flush=True)
+    print(f"{'text':<11}{'rows':>5}{'plain/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
     rows = [compare(parts, text, number, args) for text in args.texts for number in args.concurrency]
     if args.json is not None:
         told = {"device": str(parts.device), "threads": torch.get_num_threads(), "draft": str(args.draft or "n-gram")}

@@ -165,6 +165,23 @@ def test_a_budget_of_seconds_ends_training_with_a_head_kept() -> None:
     assert trainer.standing.update == 0 and kept == [0]
 
 
+def test_who_has_had_enough_gets_the_head_and_a_checkpoint(tmp_path: Path) -> None:
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
+    trainer, kept, path = trainer_of(epochs=10**6), [], tmp_path / "checkpoint.safetensors"
+    trainer.train(
+        learn,
+        held_out,
+        report=lambda standing: None,
+        looked=lambda standing, state: kept.append((standing.update, state is not None)),
+        checkpoint=path,
+        is_enough=lambda: trainer.standing.update == 3,
+    )
+    assert kept == [(3, True)]
+    again = trainer_of(epochs=1)
+    again.load(path)
+    assert again.standing.update == 3
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
     shares = [schedule(done / 100, 0.05) for done in range(101)]
     assert max(shares) == shares[5] == 1.0

@@ -4,11 +4,14 @@ The model answers the prompts itself, and the head learns to guess the answers. 
 on from there when the command is given again. Called by `main`.
 """
 
+import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
+from types import FrameType
 
 import torch
 from rich.console import Console
@@ -99,9 +102,9 @@ def run(args: Namespace) -> int:
     if texts or config.own_questions:
         with _bar(console, "answers") as (progress, task):
             make_answers(job, texts, lambda done, total: progress.update(task, completed=done, total=total))
-    with _bar(console, "training") as (progress, task):
+    with _bar(console, "training") as (progress, task), _interruptible(console) as is_enough:
         standing = train_head(
-            job, recipe, lambda now: _show(progress, task, now), lambda now: _tell(progress.console, now)
+            job, recipe, lambda now: _show(progress, task, now), lambda now: _tell(progress.console, now), is_enough
         )
     console.print(f"agreement of the best head on held-out answers, by draft: {_shares(standing.best)}")
     console.print(f"roost serve --model {config.model} --draft {job.folder / 'head'}", soft_wrap=True, markup=False)
@@ -129,6 +132,23 @@ def _bar(console: Console, label: str) -> Iterator[tuple[Progress, TaskID]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
         yield progress, progress.add_task(label, total=None)
+
+
+@contextmanager
+def _interruptible(console: Console) -> Iterator[Callable[[], bool]]:
+    """Makes of Ctrl-C a wish that is granted after an update, however often it is pressed: what was learned is kept."""
+    wished = Event()
+
+    def wish(_number: int, _frame: FrameType | None) -> None:
+        if not wished.is_set():
+            wished.set()
+            console.print("stopping after this update; the same command goes on from there")
+
+    before = signal.signal(signal.SIGINT, wish)
+    try:
+        yield wished.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(progress: Progress, task: TaskID, now: Standing) -> None:

@@ -77,9 +77,16 @@ class Trainer:
         self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
 
     def train(
-        self, rows: Rows, held_out: Rows, *, report: Report, looked: Looked, checkpoint: Path | None = None
+        self,
+        rows: Rows,
+        held_out: Rows,
+        *,
+        report: Report,
+        looked: Looked,
+        checkpoint: Path | None = None,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run updates until the epochs or the budget are over, and look at held-out rows after each epoch and then.
+        """Run updates until the epochs or the budget are over, or it is enough; look at held-out rows after each epoch.
 
         What earlier runs did counts: a run that was interrupted goes on along the same schedule.
         """
@@ -92,7 +99,7 @@ class Trainer:
                 spent = time.monotonic() - began
                 standing.spent_s = before + spent
                 by_time = 0.0 if recipe.budget_s is None else standing.spent_s / recipe.budget_s
-                if by_time > 1:
+                if by_time > 1 or is_enough():
                     break
                 self._update(batch, schedule(max(by_time, standing.update / standing.num_updates), recipe.warm_up))
                 report(standing)
@@ -102,7 +109,7 @@ class Trainer:
                     self.save(checkpoint)
                     saved = spent
             self._look(held_out, looked)
-        finally:  # also when somebody has had enough
+        finally:
             if checkpoint is not None:
                 self.save(checkpoint)
 

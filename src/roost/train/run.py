@@ -132,7 +132,9 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
         running.executor.close()
 
 
-def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Standing:
+def train_head(
+    job: Job, recipe: Recipe, report: Report, looked: Report, is_enough: Callable[[], bool] = lambda: False
+) -> Standing:
     """Train on the answers that there are, from where the last run stopped."""
     answers = _answers(job)
     learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
@@ -179,7 +181,8 @@ def train_head(job: Job, recipe: Recipe, report: Report, looked: Report) -> Stan
         log.standing(standing)
         looked(standing)
 
-    trainer.train(rows, aside, report=reported, looked=kept, checkpoint=job.folder / CHECKPOINT)
+    checkpoint = job.folder / CHECKPOINT
+    trainer.train(rows, aside, report=reported, looked=kept, checkpoint=checkpoint, is_enough=is_enough)
     return trainer.standing
 
 
