@@ -52,7 +52,7 @@ class Parts:
     """What is measured."""
 
     model: Decoder
-    head: Head
+    head: Head | None
     language: Language
     device: torch.device
     running: int  # requests at once

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.messages import Event, Submit, Tokens
 from roost.startup import Running, start
 
@@ -93,6 +93,7 @@ def in_process(weights: str, threads: int, repeats: int) -> dict[str, Any]:
         model=ModelConfig(weights=weights, threads=threads),
         memory=MemoryConfig(pool_tokens=16384),
         sched=SchedConfig(context=4096),
+        spec=SpecConfig(spec="none"),
     )
     running = start(config)
     timer, model = Timer(), running.executor.runner.passes.model

@@ -1,8 +1,9 @@
-"""Speculation under load: `python -m bench.spec_load --concurrency 1,2,4,8,16,32,64 --json PATH`, side by side.
+"""Speculation under load: `python -m bench.spec_load --draft FOLDER --prompts FILE… --json PATH`, side by side.
 
-Plain decoding, drafts of a fixed length and of a length chosen by cost, with 1 to many requests at once, on questions
-and on a task whose answer repeats its prompt. Tokens a second of steps that only decode, against plain's under the same
-conditions. Cases take turns, so that a busy machine is busy for all. N-gram, or the head in --draft.
+Plain decoding, drafts of a fixed length and of a length chosen by cost, n-gram or the head in --draft, with 1 to many
+requests at once: all turns of conversations of each file, greedily, to the end of each answer; without a file the
+project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, against
+plain's under the same conditions. Cases take turns, so that a busy machine is busy for all.
 """
 
 import argparse
@@ -11,19 +12,23 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.drafts import Parts as Talker
+from bench.drafts import conversations
 from bench.speculation import REPETITIVE, read_prompts
+from roost.cli.prompts import read_turns
 from roost.clock import SystemClock
 from roost.config import AUTO, EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
 from roost.exec.executor import TorchExecutor
-from roost.messages import Event, Submit, Tokens
+from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.sched.engine import Engine
@@ -33,7 +38,6 @@ from roost.weights.draft import head_kind, load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
-TEXTS = ("questions", "repetition")
 Prompts = list[tuple[int, ...]]
 
 
@@ -45,54 +49,83 @@ class Parts:
     head: Head | None
     device: torch.device
     prompts: dict[str, Prompts]  # by text
+    stop_ids: frozenset[int]
     cases: dict[str, SpecConfig]
 
 
 class Case:
-    """An engine that drafts in one way; the same for every run at a load, so that it keeps what it learned."""
+    """An engine that drafts in one way, at one load; it keeps what it learned from run to run."""
 
-    def __init__(self, parts: Parts, spec: SpecConfig, groups: Sequence[Prompts], args: argparse.Namespace) -> None:
-        began, self._groups, self._num_new = time.perf_counter(), groups, args.new_tokens
-        context, at_once = max(len(each) for group in groups for each in group) + args.new_tokens, len(groups[0])
+    def __init__(
+        self, parts: Parts, spec: SpecConfig, prompts: Prompts, at_once: int, args: argparse.Namespace
+    ) -> None:
+        self._parts, self._spec, self._prompts, self._at_once, self._args = parts, spec, prompts, at_once, args
+        self._engine: Engine | None = None
+        self._seen: deque[StepPlan] = deque(maxlen=2)  # those that a tick may wait for
+        self.start_s = 0.0
+
+    def open(self) -> None:
+        """Make its engine."""
+        began, parts, args = time.perf_counter(), self._parts, self._args
+        context, at_once = max(map(len, self._prompts)) + args.new_tokens, self._at_once
         config = EngineConfig(
             memory=MemoryConfig(pool_tokens=2 * at_once * (context + 64)),
             sched=SchedConfig(context=context, max_running=at_once, overlap=args.depth == 1),
-            spec=spec,
+            spec=self._spec,
         )
         resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
-        self.executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
-        self._engine = Engine(resolved, self.executor, SystemClock())
+        self._executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
+        learned = None if self._engine is None else self._engine.state.drafting
+        self._engine = Engine(resolved, self._executor, SystemClock())
+        if learned is not None:
+            self._engine.state.drafting = learned
         self.start_s = time.perf_counter() - began
-        self._seen: deque[StepPlan] = deque(maxlen=2)  # those that a tick may wait for
-        launch = self.executor.launch
+        launch = self._executor.launch
 
         def launch_seen(plan: StepPlan) -> Ticket:
             self._seen.append(plan)
             return launch(plan)
 
-        self.executor.launch = launch_seen  # type: ignore[method-assign]
+        self._executor.launch = launch_seen  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """End its threads."""
+        self._executor.close()
 
     def run(self) -> float:
-        """Tokens a second of steps that only decode, with all prompts of a group at once."""
-        decode_s, num_decoded, num_tokens, engine = 0.0, 0, 0, self._engine
+        """Tokens a second of steps that only decode, of as many requests as there may be at once."""
+        assert self._engine is not None
+        decode_s, num_decoded, num_tokens, num_ended, engine = 0.0, 0, 0, 0, self._engine
 
         def reply(event: Event) -> None:
-            nonlocal num_tokens
+            nonlocal num_tokens, num_ended
             num_tokens += len(event.tokens) if isinstance(event, Tokens) else 0
+            num_ended += isinstance(event, Finished)
 
-        for group in self._groups:
-            for number, prompt in enumerate(group):
-                engine.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=self._num_new), reply)
-            while engine.has_work:
+        submits = [self._submit(number) for number in range(len(self._prompts))]
+        for begun in range(len(submits) + 1):
+            while engine.has_work and (begun == len(submits) or begun - num_ended == self._at_once):
                 before, began = num_tokens, time.perf_counter()
+                is_full = len(engine.state.running) == self._at_once
                 engine.tick()
-                if not any(plan.is_prefill.any() for plan in self._seen) and len(engine.state.running) == len(group):
+                if is_full and not any(plan.is_prefill.any() for plan in self._seen):
                     decode_s += time.perf_counter() - began
                     num_decoded += num_tokens - before
+            if begun < len(submits):
+                engine.post(submits[begun], reply)
         return num_decoded / decode_s
 
+    def _submit(self, number: int) -> Submit:
+        return Submit(
+            request_id=str(number),
+            tokens=self._prompts[number],
+            max_new_tokens=self._args.new_tokens,
+            stop_token_ids=self._parts.stop_ids,
+        )
+
     def drafts(self) -> dict[str, Any]:
-        """What was drafted in all runs."""
+        """What its last engine drafted."""
+        assert self._engine is not None
         lengths = self._engine.state.totals.draft_lengths
         return {
             "accept_length": self._engine.state.counters.snapshot().accept_length or 1.0,
@@ -103,23 +136,36 @@ class Case:
 
 def compare(parts: Parts, text: str, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
     """Every case at one load, in turns."""
-    own, number = parts.prompts[text], max(concurrency, args.requests if text == "questions" else 1)
-    prompts = [own[at % len(own)] for at in range(number - number % concurrency)]
-    groups = [prompts[first : first + concurrency] for first in range(0, len(prompts), concurrency)]
-    cases = {name: Case(parts, spec, groups, args) for name, spec in parts.cases.items()}
+    own = parts.prompts[text]
+    prompts = [own[at % len(own)] for at in range(max(2 * concurrency, len(own)))]
+    cases = {name: Case(parts, spec, prompts, concurrency, args) for name, spec in parts.cases.items()}
     runs: dict[str, list[float]] = {name: [] for name in cases}
+    stay = parts.device.type == "cuda"  # to make one takes seconds there; on a CPU the threads of one slow another's
+    for case in cases.values() if stay else ():
+        case.open()
     for _ in range(args.repeats):
         for name, case in cases.items():
-            runs[name].append(case.run())
+            with nullcontext() if stay else _opened(case):
+                runs[name].append(case.run())
+    for case in cases.values() if stay else ():
+        case.close()
     found: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
         over = [each / plain for each, plain in zip(runs[name], runs["plain"], strict=True)]
         rate = {"tokens_s": statistics.median(runs[name]), "over_plain": statistics.median(over)}
         found[name] = {**rate, "over_plain_each": over, "start_s": case.start_s, **case.drafts()}
-        case.executor.close()
     shares = "".join(f"{found[name]['over_plain']:9.2f}" for name in list(cases)[1:])
-    print(f"{text:<11}{concurrency:>5}{found['plain']['tokens_s']:>9.1f}{shares}{_of_auto(found['auto'])}", flush=True)
+    print(f"{text:<14}{concurrency:>5}{found['plain']['tokens_s']:>9.1f}{shares}{_of_auto(found['auto'])}", flush=True)
     return {"text": text, "concurrency": concurrency, "cases": found}
+
+
+@contextmanager
+def _opened(case: Case) -> Iterator[None]:
+    case.open()
+    try:
+        yield
+    finally:
+        case.close()
 
 
 def _of_auto(case: dict[str, Any]) -> str:
@@ -139,10 +185,24 @@ def load(args: argparse.Namespace) -> Parts:
         spec = SpecConfig(spec=kind, draft=str(args.draft))
     language = source.language()
     repetition = language.chat_tokens([{"role": "user", "content": REPETITIVE}])
-    prompts = {"questions": read_prompts(args.prompts, language, args.requests), "repetition": [repetition]}
+    talker = Talker(model=model, head=head, language=language, device=device, running=args.talks)
+    prompts = {}
+    for path in args.prompts:
+        talks = read_turns(path)
+        talks = talks[:: max(1, len(talks) // args.talks)][: args.talks]
+        prompts[path.stem] = conversations(talker, talks, 0.0, args.new_tokens)
+    if not prompts:
+        prompts = {"questions": read_prompts(None, language, args.talks), "repetition": [repetition]}
     lengths: list[int | str] = [*args.steps, AUTO]
     cases = {str(steps): SpecConfig(spec=spec.spec, draft=spec.draft, spec_steps=steps) for steps in lengths}
-    return Parts(model=model, head=head, device=device, prompts=prompts, cases={"plain": SpecConfig(), **cases})
+    return Parts(
+        model=model,
+        head=head,
+        device=device,
+        prompts=prompts,
+        stop_ids=language.tokenizer.eos_ids,
+        cases={"plain": SpecConfig(), **cases},
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -153,12 +213,13 @@ def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="default")
-    parser.add_argument("--prompts", type=Path, default=None, help="one JSON object with `turns` or `prompt` a line")
+    parser.add_argument(
+        "--prompts", type=Path, nargs="*", default=[], help="a JSON object with `turns` or `prompt` a line"
+    )
     parser.add_argument("--draft", type=Path, default=None, help="the folder of an EAGLE head; n-gram if absent")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--steps", type=_numbers, default=[2, 4], help="fixed lengths beside auto")
-    parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
-    parser.add_argument("--requests", type=int, default=16, help="different questions")
+    parser.add_argument("--talks", type=int, default=16, help="different conversations of each file")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--depth", type=int, choices=(0, 1), default=1)
@@ -170,8 +231,8 @@ def main() -> int:
         parts = loader.submit(load, args).result()
     print(f"{parts.device}, {torch.get_num_threads()} threads; drafts: {args.draft or 'n-gram'}", flush=True)
     names = "".join(f"{name:>9}" for name in list(parts.cases)[1:])
-    print(f"{'text':<11}{'rows':>5}{'plain/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
-    rows = [compare(parts, text, number, args) for text in args.texts for number in args.concurrency]
+    print(f"{'text':<14}{'rows':>5}{'plain/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
+    rows = [compare(parts, text, number, args) for text in parts.prompts for number in args.concurrency]
     if args.json is not None:
         told = {"device": str(parts.device), "threads": torch.get_num_threads(), "draft": str(args.draft or "n-gram")}
         args.json.write_text(json.dumps({**told, "depth": args.depth, "rows": rows}, indent=1) + "\n")

@@ -5,17 +5,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 
 torch.set_num_threads(1)  # tiny tensors: more threads only cost
 
 
 def default_config(weights: str) -> EngineConfig:
-    """For the default model: a small pool, one thread."""
+    """For the default model: a small pool, one thread, no drafts."""
     return EngineConfig(
         model=ModelConfig(weights=weights, threads=1),
         memory=MemoryConfig(pool_tokens=2048),
         sched=SchedConfig(context=1024),
+        spec=SpecConfig(spec="none"),
     )
 
 

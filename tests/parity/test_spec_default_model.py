@@ -14,6 +14,7 @@ from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
+from roost.weights.pull import find_head
 from tests.parity.heads import write_eagle3
 from tests.parity.tiny import CPU, Served, configure
 from tests.parity.work import logits_in_one_pass
@@ -87,12 +88,15 @@ def model(exact: LLM) -> Decoder:
 
 @pytest.fixture(scope="module")
 def heads(model: Decoder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Head | None]:
-    """A random EAGLE-3 head with a small vocabulary, by way of its files; and the model itself, mostly right."""
+    """The head that comes with the model; a random one, by way of its files; and the model itself, mostly right."""
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49152, "head_dim": 64}
     changes = {**sizes, "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
     folder = write_eagle3(tmp_path_factory.mktemp("head") / "eagle3", changes, num_tokens=2048)
     eagle3 = load_head(folder, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
-    return {"ngram": None, "eagle3": eagle3, "target": TargetHead(model)}
+    folder = find_head("default")
+    assert folder is not None
+    own = load_head(folder, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
+    return {"ngram": None, "own": own, "eagle3": eagle3, "target": TargetHead(model)}
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +151,8 @@ def assert_same(model: Decoder, prompts: Sequence[tuple[int, ...]], plain: Said,
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("ngram", NGRAM), ("eagle3", TREE), ("target", CHAIN)],
-    ids=["ngram", "eagle3-tree", "target-chain"],
+    [("ngram", NGRAM), ("own", CHAIN), ("own", TREE), ("eagle3", TREE), ("target", CHAIN)],
+    ids=["ngram", "own-chain", "own-tree", "eagle3-tree", "target-chain"],
 )
 def test_output_with_speculation_is_that_without(
     name: str,
@@ -169,8 +173,16 @@ def test_output_with_speculation_is_that_without(
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("ngram", NGRAM), ("eagle3", CHAIN), ("eagle3", TREE), ("target", CHAIN), ("target", TREE)],
-    ids=["ngram", "eagle3-chain", "eagle3-tree", "target-chain", "target-tree"],
+    [
+        ("ngram", NGRAM),
+        ("own", CHAIN),
+        ("own", TREE),
+        ("eagle3", CHAIN),
+        ("eagle3", TREE),
+        ("target", CHAIN),
+        ("target", TREE),
+    ],
+    ids=["ngram", "own-chain", "own-tree", "eagle3-chain", "eagle3-tree", "target-chain", "target-tree"],
 )
 def test_output_of_many_prompts_with_speculation_is_that_without(
     name: str,

@@ -25,13 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the default model, which speculates: whatever is asked of it must hold with drafts too.
+    """A server with the default model and the head that comes with it: whatever is asked must hold with drafts too.
 
     At the end it must be as it was at the beginning, and go when told to. The tiny models' servers do not speculate.
     """
     sizes = {"pool-tokens": 8192, "context": 2048, "chunk": 128, "max-running": 8, "max-queued": 64}
     patience = {"threads": 1, "health-answer-s": 120}  # other tests run beside this one
-    drafts = {"spec": "ngram", "spec-steps": SPEC_STEPS}
+    drafts = {"spec-steps": SPEC_STEPS}
     flags = [text for name, value in (sizes | patience | drafts).items() for text in (f"--{name}", str(value))]
     started = Server(tmp_path_factory.mktemp("server"), *flags)
     try:
