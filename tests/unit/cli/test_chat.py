@@ -16,9 +16,10 @@ PATIENCE_S = 60  # nothing is expected to take this long
 AGAIN_S = 5  # after which somebody presses a key again
 CTRL_C, CTRL_D = "\x03", "\x04"
 FLAGS = ("--temperature", "0", "--weights", "fp32", "--threads", "1", "--pool-tokens", "32768", "--context", "16384")
-# makes the terminal the program's own, so that keys reach it as signals too
+# makes the terminal the program's own, so that keys reach it as signals too, also where tests run in the background
 TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 
