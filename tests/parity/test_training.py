@@ -17,7 +17,7 @@ from roost.train.answers import Answer
 from roost.train.head import HeadShape, TrainableHead
 from roost.train.loop import Recipe, Standing, Trainer, right_in_a_row, schedule
 from roost.train.rows import Rows, pack, split
-from roost.train.start import head_shape, warm_start, write_head
+from roost.train.start import head_shape, warm_start, weight_sizes, write_head
 from roost.train.target import teach
 from roost.weights.draft import default_captures, load_head
 from tests.parity.tiny import CPU, VOCAB, tiny
@@ -182,6 +182,57 @@ def test_who_has_had_enough_gets_the_head_and_a_checkpoint(tmp_path: Path) -> No
     assert again.standing.update == 3
 
 
+def test_compiling_is_in_the_budget_and_not_in_the_schedule() -> None:
+    trainer = trainer_of(epochs=10**6, budget_s=100)
+    trainer.standing = Standing(update=1, num_updates=10**6, spent_s=40, compiling_s=40)
+    assert trainer._done() < 0.001
+    trainer.standing.spent_s = 70
+    assert trainer._done() == pytest.approx(0.5)
+
+
+def test_a_head_that_was_kept_is_judged_again_on_other_rows() -> None:
+    trainer = trainer_of(epochs=1)
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
+    before = {name: tensor.clone() for name, tensor in trainer.head.state().items()}
+    trainer.judge_kept({name: torch.zeros_like(tensor) for name, tensor in before.items()}, held_out)
+    assert trainer.standing.best_on == held_out.key != learn.key
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.head.state().items())
+    best = trainer.standing.best
+    trainer.judge_kept(before, held_out)  # the same rows: nothing new
+    assert trainer.standing.best == best
+
+
+def test_a_head_that_could_not_be_kept_is_not_the_best() -> None:
+    trainer = trainer_of(epochs=1)
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
+
+    def looked(standing: Standing, state: dict[str, Tensor] | None) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        trainer.train(learn, held_out, report=lambda standing: None, looked=looked)
+    assert trainer.standing.best == () and trainer.standing.best_on == ""
+
+
+def test_sizes_are_those_of_a_start() -> None:
+    model, head = started("llama")
+    assert weight_sizes(shape_of(model)) == {name: tuple(each.shape) for name, each in head.state().items()}
+
+
+def test_a_head_of_other_sizes_is_refused_before_anything_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    model, prompts = write_model(tmp_path / "model"), tmp_path / "prompts"
+    prompts.write_text("one\ntwo\n")
+    target, head = started("llama")
+    write_head(tmp_path / "head", head.state(), shape_of(target), IDS)
+    words = ["--model", str(model), "--prompts", str(prompts), "--from-head", str(tmp_path / "head")]
+    assert main(["train-draft", *words, "--out", str(tmp_path / "out")]) == 2
+    assert "--from-head: fc.weight must be" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("answers/*"))
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
     shares = [schedule(done / 100, 0.05) for done in range(101)]
     assert max(shares) == shares[5] == 1.0
@@ -209,7 +260,8 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
         json.loads((tmp_path / "again" / "vocabulary.json").read_text())["ids"]
         == (json.loads((out / "vocabulary.json").read_text())["ids"])
     )
-    assert main(again) == 2  # there is a checkpoint now
+    assert main(again) == 0  # goes on
+    assert main(again[:-2]) == 2  # what lies there was begun from a head
     assert main([*again, *own]) == main([*again, "--feed-size", "99"]) == 2  # the head has both
     options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
     sched, memory = SchedConfig(context=128), MemoryConfig(pool_tokens=512)
@@ -250,7 +302,21 @@ def test_what_does_not_fit_the_folder_or_the_model_is_refused_before_anything_is
         return capsys.readouterr().err
 
     assert "--out draft-head: there are no answers to learn from; give --prompts or --own-questions" in refused()
-    assert "--draft-vocabulary: what lies in --out draft-head was made with" in refused("--draft-vocabulary", "40")
+    made = "what lies in --out draft-head was made with"
+    assert f"--draft-vocabulary: {made}" in refused("--draft-vocabulary", "40")
+    assert f"--batch-rows: {made} 32, got 3; use another folder" in refused("--batch-rows", "3")
+    assert f"--unrolled-steps: {made} 7, got 2" in refused("--unrolled-steps", "2")
+    write_model(tmp_path / "model", seed=1)
+    assert f"--model: {made} other weights of that name" in refused()
+    assert "--answer-tokens must be below the model's context, 8192, got 8192" in refused("--answer-tokens", "8192")
+    (tmp_path / "prompts").write_text("only one\n")
+    one = ["--prompts", "prompts", "--answer-tokens", "4", "--out"]
+    assert "of 2 answers none is left to learn from" in refused(*one, "one")
+    assert "--row-tokens 16: every prompt has 16 tokens or more" in refused(*one, "short", "--row-tokens", "16")
+    (tmp_path / "file").write_text("")
+    assert "--out file: is no folder" in refused("--out", "file")
+    (tmp_path / "one" / "job.json").write_text("")
+    assert "--out one: job.json cannot be read" in refused("--out", "one")
     assert "--feed-size must be at least the model's, " in refused("--feed-size", "3")
     assert "--row-tokens must be at most the model's context, 8192, got 9000" in refused("--row-tokens", "9000")
     (tmp_path / "bad.gz").write_bytes(b"no")

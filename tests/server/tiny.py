@@ -17,11 +17,11 @@ PLAIN_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content 
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True, "temperature": 0}
 
 
-def write_model(folder: Path, template: str = PLAIN_TEMPLATE) -> Path:
+def write_model(folder: Path, template: str = PLAIN_TEMPLATE, *, seed: int = 0) -> Path:
     """Write the model's files."""
     tokenizer = byte_level()
     config = {**LLAMA, "vocab_size": tokenizer.vocab_size, "max_position_embeddings": CONTEXT, "eos_token_id": 2}
-    drawn = torch.Generator().manual_seed(0)
+    drawn = torch.Generator().manual_seed(seed)
     tensors = llama_tensors(decoder_config(config))
     save_file({name: torch.randn(zero.shape, generator=drawn) for name, zero in tensors.items()}, folder / WHOLE)
     (folder / CONFIG).write_text(json.dumps(config))

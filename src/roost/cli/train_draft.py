@@ -20,10 +20,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from roost.cli.flags import add_group, group_of
 from roost.cli.prompts import read_turns
 from roost.errors import ConfigError
+from roost.train.job import VOCABULARY, Job, check
 from roost.train.loop import Recipe, Standing
-from roost.train.run import Job, check, make_answers, train_head
-
-VOCABULARY = 8192
+from roost.train.run import make_answers, train_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,9 @@ class TrainConfig:
         default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
     )
     answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
-    answers_s: float | None = field(default=None, metadata={"help": "seconds for the answers; no limit if absent"})
+    answers_s: float | None = field(
+        default=None, metadata={"help": "seconds for the answers of this run; no limit if absent"}
+    )
     at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
     draft_vocabulary: int | None = field(
         default=None, metadata={"help": f"tokens that the head can say: the most frequent; {VOCABULARY} if absent"}
@@ -83,7 +84,7 @@ def run(args: Namespace) -> int:
         own_questions=config.own_questions,
         answers_s=config.answers_s,
         row_len=config.row_tokens,
-        vocabulary=config.draft_vocabulary or VOCABULARY,
+        vocabulary=config.draft_vocabulary,
         feed_size=config.feed_size,
         from_head=None if config.from_head is None else Path(config.from_head),
     )
@@ -97,7 +98,7 @@ def run(args: Namespace) -> int:
     )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    check(job)
+    check(job, recipe)
     console = Console(stderr=True, highlight=False)
     if texts or config.own_questions:
         with _bar(console, "answers") as (progress, task):

@@ -15,23 +15,25 @@ from roost.sampling import Sampling
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.train.answers import complete_all
+from roost.train.job import QUESTION_MAX
 
 _MARK = chr(0xFFFFC)  # stands for what the user says
-_TOKENS_MAX = 256  # of a question; a longer one is none
 _CHARS_MIN = 8
 _TRIES = 8  # for each question that is kept, at most
 
 
 def own_questions(engine: Engine, language: Language, number: int, path: Path, at_once: int) -> list[str]:
-    """So many different questions; those that the file has are kept, and it has all of them afterwards."""
+    """So many different questions; those that the file has are kept, and the others are added as they come."""
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     found = dict.fromkeys(json.loads(line)["prompt"] for line in lines if line)
     if len(found) < number:
-        for text in _asked(engine, language, first=len(found), most=_TRIES * number, at_once=at_once):
-            found[text] = None
-            if len(found) == number:
-                break
-        path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in found), encoding="utf-8")
+        with path.open("a", encoding="utf-8") as file:
+            for text in _asked(engine, language, first=len(found), most=_TRIES * number, at_once=at_once):
+                if text not in found:
+                    file.write(json.dumps({"prompt": text}) + "\n")
+                found[text] = None
+                if len(found) == number:
+                    break
         if len(found) < number:
             raise ConfigError(
                 f"--own-questions {number}: the model asked only {len(found)}, in {_TRIES * number} tries"
@@ -49,7 +51,7 @@ def _asked(engine: Engine, language: Language, *, first: int, most: int, at_once
         Submit(
             request_id=f"question {number}",
             tokens=tokens,
-            max_new_tokens=_TOKENS_MAX,
+            max_new_tokens=QUESTION_MAX,
             sampling=Sampling(temperature=1.0, top_p=0.95, seed=number),
             stop_token_ids=stop_ids,
         )

@@ -44,6 +44,11 @@ class TrainableHead(nn.Module):
         """Its weights, by name."""
         return {name.replace("/", "."): tensor.detach() for name, tensor in self.weights.items()}
 
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take other weights."""
+        for name, tensor in state.items():
+            self.weights[name.replace(".", "/")].data.copy_(tensor)
+
     def unroll(self, embedded: Sequence[Tensor], features: Tensor, seen: Tensor) -> list[Tensor]:
         """Logits [num_rows, row_len, num_tokens] of every step; `embedded` are the tokens that each step reads.
 

@@ -7,7 +7,7 @@ training command and by tests.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import cos, pi
 from pathlib import Path
@@ -49,11 +49,12 @@ class Standing:
     update: int = 0
     num_updates: int = 0
     spent_s: float = 0.0
+    compiling_s: float = 0.0  # of those, for the first updates of runs
     loss: float = 0.0
     agreement: tuple[float, ...] = ()  # of each step, on the last batch that was looked at
     held_out: tuple[float, ...] = ()  # of each step, on held-out rows
-    num_held_out: int = 0  # rows of those
     best: tuple[float, ...] = ()  # of each step, on held-out rows, of the best head
+    best_on: str = ""  # which rows those were
 
 
 Report = Callable[[Standing], None]
@@ -93,15 +94,16 @@ class Trainer:
         recipe, standing = self._recipe, self.standing
         per_epoch = max(1, len(rows) // recipe.batch_rows)
         standing.num_updates = recipe.epochs * per_epoch
-        began, before, saved = time.monotonic(), standing.spent_s, 0.0
+        began, before, first, saved = time.monotonic(), standing.spent_s, standing.update, 0.0
         try:
-            for batch in self._batches(rows, standing.update):
+            for batch in self._batches(rows, first):
                 spent = time.monotonic() - began
                 standing.spent_s = before + spent
-                by_time = 0.0 if recipe.budget_s is None else standing.spent_s / recipe.budget_s
-                if by_time > 1 or is_enough():
+                if standing.update == first + 1:
+                    standing.compiling_s += spent
+                if (recipe.budget_s is not None and standing.spent_s > recipe.budget_s) or is_enough():
                     break
-                self._update(batch, schedule(max(by_time, standing.update / standing.num_updates), recipe.warm_up))
+                self._update(batch, schedule(self._done(), recipe.warm_up))
                 report(standing)
                 if standing.update % per_epoch == 0 and standing.update < standing.num_updates:
                     self._look(held_out, looked)
@@ -112,6 +114,15 @@ class Trainer:
         finally:
             if checkpoint is not None:
                 self.save(checkpoint)
+
+    def judge_kept(self, state: Mapping[str, Tensor], held_out: Rows) -> None:
+        """Take a head that was kept earlier as the best so far, on the rows that are held out now."""
+        if self.standing.best_on == held_out.key:
+            return
+        mine = {name: tensor.clone() for name, tensor in self.head.state().items()}
+        self.head.load(state)
+        self.standing.best, self.standing.best_on = self.agreement(held_out), held_out.key
+        self.head.load(mine)
 
     def agreement(self, rows: Rows) -> tuple[float, ...]:
         """Share of places where each step's best token is the target's, over whole batches of rows."""
@@ -146,6 +157,15 @@ class Trainer:
                     self._optimizer.state[weight] = {
                         kind: file.get_tensor(each).to(device) for kind, each in kept.items()
                     }
+
+    def _done(self) -> float:
+        """How much of the training is done, by its budget or by its epochs; compiling is not learning."""
+        standing, budget_s = self.standing, self._recipe.budget_s
+        by_count = standing.update / standing.num_updates
+        if budget_s is None:
+            return by_count
+        spent, whole = (each - standing.compiling_s for each in (standing.spent_s, budget_s))
+        return max(by_count, spent / max(whole, 1e-9))
 
     def _batches(self, rows: Rows, first: int) -> Iterator[Rows]:
         """Batches of all epochs, from one on."""
@@ -192,14 +212,17 @@ class Trainer:
         return loss, torch.stack(rights), torch.stack(counted)
 
     def _look(self, held_out: Rows, looked: Looked) -> None:
-        """Try held-out rows; hand the head out if it is the best so far. Other rows than before say nothing."""
+        """Try held-out rows; hand the head out if it is the best so far on them."""
         standing = self.standing
-        standing.held_out = self.agreement(held_out)
-        is_best = len(held_out) != standing.num_held_out or not standing.best
-        is_best = is_best or right_in_a_row(standing.held_out) > right_in_a_row(standing.best)
+        standing.held_out, before = self.agreement(held_out), (standing.best, standing.best_on)
+        is_best = standing.best_on != held_out.key or right_in_a_row(standing.held_out) > right_in_a_row(standing.best)
         if is_best:
-            standing.best, standing.num_held_out = standing.held_out, len(held_out)
-        looked(standing, self.head.state() if is_best else None)
+            standing.best, standing.best_on = standing.held_out, held_out.key
+        try:
+            looked(standing, self.head.state() if is_best else None)
+        except BaseException:  # then there is no such head
+            standing.best, standing.best_on = before
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -25,6 +26,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def key(self) -> str:
+        """Says which rows these are."""
+        return blake2b(self.tokens.tobytes() + self.owners.tobytes(), digest_size=8).hexdigest()
+
     def batches(self, size: int, seed: int) -> Iterator["Rows"]:
         """Whole batches, shuffled; what is left over waits for another shuffle."""
         order = np.random.default_rng(seed).permutation(len(self))
@@ -38,7 +44,7 @@ class Rows:
 def split(answers: Sequence[Answer], share: float) -> tuple[list[Answer], list[Answer]]:
     """All answers but those to about a share of the prompts, and those: both answers to a prompt are on one side.
 
-    A prompt is on the same side in every run, also when there are more: what was learned from is never held out.
+    What was learned from is never held out in a later run, also when there are more.
     """
     shares = [key(each.prompt) % 2**20 / 2**20 for each in answers]
     border = max(share, min(shares, default=0.0))  # at least one prompt is held out

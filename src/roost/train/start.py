@@ -7,6 +7,7 @@ config.json. Called by the training command.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -43,6 +44,27 @@ def head_shape(target: DecoderConfig, num_features: int, num_tokens: int, feed_s
         tied=False,
     )
     return HeadShape(layers=layers, num_features=num_features, num_tokens=num_tokens)
+
+
+def weight_sizes(shape: HeadShape) -> dict[str, tuple[int, ...]]:
+    """Names and sizes of a head's weights."""
+    layers = shape.layers
+    hidden, feed = layers.hidden_size, layers.intermediate_size
+    heads, kv_heads = layers.num_heads * layers.head_dim, layers.num_kv_heads * layers.head_dim
+    matrices = {
+        "fc": (hidden, shape.num_features * hidden),
+        "midlayer.self_attn.q_proj": (heads, 2 * hidden),
+        "midlayer.self_attn.k_proj": (kv_heads, 2 * hidden),
+        "midlayer.self_attn.v_proj": (kv_heads, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, heads),
+        "midlayer.mlp.gate_proj": (feed, hidden),
+        "midlayer.mlp.up_proj": (feed, hidden),
+        "midlayer.mlp.down_proj": (hidden, feed),
+        "lm_head": (shape.num_tokens, hidden),
+    }
+    midlayer = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    norms = {name: (hidden,) for name in ("norm", *(f"midlayer.{name}" for name in midlayer))}
+    return {f"{name}.weight": size for name, size in {**matrices, **norms}.items()}
 
 
 def warm_start(
@@ -86,6 +108,7 @@ class GivenHead:
 
     weights: dict[str, Tensor]
     vocabulary: Tensor  # ids of the target's tokens, rising
+    key: str  # says which head it is
 
     @property
     def feed_size(self) -> int:
@@ -97,6 +120,7 @@ def read_head(folder: Path) -> GivenHead:
     """A head that `write_head` wrote."""
     try:
         tensors = load_file(folder / "model.safetensors")
+        key = blake2b((folder / "model.safetensors").read_bytes(), digest_size=8).hexdigest()
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--from-head {folder}: has no readable model.safetensors: {error}") from error
     for name in ("d2t", FEED):
@@ -104,7 +128,7 @@ def read_head(folder: Path) -> GivenHead:
             raise ConfigError(f"--from-head {folder}: has no {name}, so it is no EAGLE-3 head with its own vocabulary")
     vocabulary = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     weights = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-    return GivenHead(weights=weights, vocabulary=vocabulary)
+    return GivenHead(weights=weights, vocabulary=vocabulary, key=key)
 
 
 def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
