@@ -307,7 +307,7 @@ def test_what_does_not_fit_the_folder_or_the_model_is_refused_before_anything_is
     assert f"--batch-rows: {made} 32, got 3; use another folder" in refused("--batch-rows", "3")
     assert f"--unrolled-steps: {made} 7, got 2" in refused("--unrolled-steps", "2")
     write_model(tmp_path / "model", seed=1)
-    assert f"--model: {made} other weights of that name" in refused()
+    assert f"--model: {made} weights whose key is " in refused()
     assert "--answer-tokens must be below the model's context, 8192, got 8192" in refused("--answer-tokens", "8192")
     (tmp_path / "prompts").write_text("only one\n")
     one = ["--prompts", "prompts", "--answer-tokens", "4", "--out"]

@@ -84,9 +84,10 @@ def check(job: Job, recipe: Recipe) -> None:
         _refuse_unlike(given, weight_sizes(head_shape(config, len(captures), len(given.vocabulary), given.feed_size)))
     for flag, value in (noted or {}).items():
         if mine[flag] != value:
+            theirs, wanted = (("none" if each is None else each) for each in (value, mine[flag]))
             raise ConfigError(
                 f"--{_FLAGS.get(flag, flag.replace('_', '-'))}: what lies in --out {job.folder} was made with "
-                f"{_SAID.get(flag, value)}, got {_SAID_NOW.get(flag, mine[flag])}; use another folder"
+                f"{_KEYS.get(flag, '')}{theirs}, got {wanted}; use another folder"
             )
     if noted is None:
         write_whole(job.folder / "job.json", json.dumps(mine) + "\n")
@@ -115,9 +116,8 @@ def write_whole(path: Path, text: str) -> None:
     part.replace(path)
 
 
-_FLAGS = {"weights": "model"}
-_SAID = {"weights": "other weights of that name", "from_head": "another head, or none"}
-_SAID_NOW = {"weights": "these", "from_head": "this"}
+_FLAGS = {"weights": "model"}  # that say something else than their name
+_KEYS = {"weights": "weights whose key is ", "from_head": "a head whose key is "}
 
 
 def _sizes(job: Job, config: DecoderConfig, given: GivenHead | None, noted: dict[str, Any] | None) -> dict[str, int]:

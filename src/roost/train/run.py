@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
@@ -111,7 +112,10 @@ def train_head(
     trainer = Trainer(model, TrainableHead(shape, state, device), captures, vocabulary.to(device), recipe)
     checkpoint, kept_head = job.folder / CHECKPOINT, job.folder / "head"
     if checkpoint.exists():
-        trainer.load(checkpoint)
+        try:
+            trainer.load(checkpoint)
+        except SafetensorError as error:
+            raise ConfigError(f"--out {job.folder}: {checkpoint.name} cannot be read: {error}") from error
     if kept_head.exists():
         trainer.judge_kept(read_head(kept_head).weights, aside)
     else:
