@@ -27,7 +27,7 @@ from tests.sim.visits import Visits
 from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
-CALM_TICKS_MAX = 6000
+CALM_TICKS_MAX = 6000  # after a request has ended, until another does
 TICK_NS = 1_000_000
 SLOW_NS = 25 * TICK_NS
 
@@ -425,12 +425,14 @@ class World:
         return self.report
 
     def _calm_down(self) -> None:
-        ticks = 0
+        ticks, num_left = 0, len(self.engine.state.requests)
         while self.engine.has_work:
             if self.options.wishes.flush and not self.engine.state.requests:
                 self.questions.flush()  # nobody is left, but a step is
             self._tick()
-            ticks += 1
+            ticks, before, num_left = ticks + 1, num_left, len(self.engine.state.requests)
+            if num_left < before:
+                ticks = 0
             if ticks > CALM_TICKS_MAX:
                 waiting = [request.id for request in self.engine.state.requests.values()]
                 raise Broken(f"liveness: {waiting} do not end; the queue waits for: {self.engine.waiting_for}")
