@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 
 from bench.drafts import Parts as Talker
 from bench.drafts import conversations
-from bench.speculation import REPETITIVE, read_prompts
+from bench.speculation import REPETITIVE, read_prompts, spread
 from roost.cli.prompts import read_turns
 from roost.clock import SystemClock
 from roost.config import AUTO, EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
@@ -141,14 +141,13 @@ def compare(parts: Parts, text: str, concurrency: int, args: argparse.Namespace)
     cases = {name: Case(parts, spec, prompts, concurrency, args) for name, spec in parts.cases.items()}
     runs: dict[str, list[float]] = {name: [] for name in cases}
     stay = parts.device.type == "cuda"  # to make one takes seconds there; on a CPU the threads of one slow another's
-    for case in cases.values() if stay else ():
-        case.open()
-    for _ in range(args.repeats):
-        for name, case in cases.items():
-            with nullcontext() if stay else _opened(case):
-                runs[name].append(case.run())
-    for case in cases.values() if stay else ():
-        case.close()
+    with ExitStack() as all_open:
+        for case in cases.values() if stay else ():
+            all_open.enter_context(_opened(case))
+        for _ in range(args.repeats):
+            for name, case in cases.items():
+                with nullcontext() if stay else _opened(case):
+                    runs[name].append(case.run())
     found: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
         over = [each / plain for each, plain in zip(runs[name], runs["plain"], strict=True)]
@@ -188,9 +187,7 @@ def load(args: argparse.Namespace) -> Parts:
     talker = Talker(model=model, head=head, language=language, device=device, running=args.talks)
     prompts = {}
     for path in args.prompts:
-        talks = read_turns(path)
-        talks = talks[:: max(1, len(talks) // args.talks)][: args.talks]
-        prompts[path.stem] = conversations(talker, talks, 0.0, args.new_tokens)
+        prompts[path.stem] = conversations(talker, spread(read_turns(path), args.talks), 0.0, args.new_tokens)
     if not prompts:
         prompts = {"questions": read_prompts(None, language, args.talks), "repetition": [repetition]}
     lengths: list[int | str] = [*args.steps, AUTO]

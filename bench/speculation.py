@@ -11,10 +11,11 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +33,8 @@ from roost.text.language import Language
 from roost.weights.draft import head_kind, load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
+
+Item = TypeVar("Item")
 
 CASES: dict[str, SpecConfig] = {
     "plain": SpecConfig(),
@@ -80,8 +83,12 @@ class Watched:
 def read_prompts(path: Path | None, language: Language, count: int) -> list[tuple[int, ...]]:
     """Prompts as tokens: `turns` or `prompt` of each line of a file, or the project's own."""
     texts = list(PROMPTS) if path is None else [turns[0] for turns in read_turns(path)]
-    step = max(1, len(texts) // count)
-    return [language.chat_tokens([{"role": "user", "content": text}]) for text in texts[::step][:count]]
+    return [language.chat_tokens([{"role": "user", "content": text}]) for text in spread(texts, count)]
+
+
+def spread(items: Sequence[Item], count: int) -> Sequence[Item]:
+    """So many, from all over."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
 def run(parts: Parts, spec: SpecConfig, at_once: int, depth: int, page_size: int, new_tokens: int) -> dict[str, Any]:

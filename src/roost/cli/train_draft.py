@@ -41,14 +41,16 @@ class TrainConfig:
     )
     answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
     answers_s: float | None = field(
-        default=None, metadata={"help": "seconds for the answers of this run; no limit if absent"}
+        default=None, metadata={"help": "seconds for the answers of this run, once all is asked; no limit if absent"}
     )
     at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
     draft_vocabulary: int | None = field(
-        default=None, metadata={"help": f"tokens that the head can say: the most frequent; {VOCABULARY} if absent"}
+        default=None,
+        metadata={"help": f"tokens that the head can say, the most frequent; as before, or {VOCABULARY}, if absent"},
     )
     feed_size: int | None = field(
-        default=None, metadata={"help": "width of the head's feed-forward; the model's if absent, and at least that"}
+        default=None,
+        metadata={"help": "width of the head's feed-forward, at least the model's; as before, or that, if absent"},
     )
     from_head: str | None = field(
         default=None,

@@ -24,10 +24,12 @@ _TRIES = 8  # for each question that is kept, at most
 
 def own_questions(engine: Engine, language: Language, number: int, path: Path, at_once: int) -> list[str]:
     """So many different questions; those that the file has are kept, and the others are added as they come."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    found = dict.fromkeys(json.loads(line)["prompt"] for line in lines if line)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = text.split("\n")[:-1]  # what comes after the last one was cut off
+    found = dict.fromkeys(json.loads(line)["prompt"] for line in lines)
     if len(found) < number:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
             for text in _asked(engine, language, first=len(found), most=_TRIES * number, at_once=at_once):
                 if text not in found:
                     file.write(json.dumps({"prompt": text}) + "\n")

@@ -23,6 +23,8 @@ from roost.weights.pull import find_model
 from roost.weights.source import Source
 
 VOCABULARY = 8192  # tokens that a head can say, unless told otherwise
+_FLAGS = {"weights": "model"}  # of notes that are called otherwise
+_KEYS = {"weights": "weights whose key is ", "from_head": "a head whose key is "}
 QUESTION_MAX = 256  # tokens of a question that the target asks itself; a longer one is none
 
 
@@ -114,10 +116,6 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
-
-
-_FLAGS = {"weights": "model"}  # that say something else than their name
-_KEYS = {"weights": "weights whose key is ", "from_head": "a head whose key is "}
 
 
 def _sizes(job: Job, config: DecoderConfig, given: GivenHead | None, noted: dict[str, Any] | None) -> dict[str, int]:

@@ -41,7 +41,7 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
     folder = job.folder / "answers"
     folder.mkdir(exist_ok=True)
     done = frozenset(each.question for each in _answers(job))
-    context, began = job.context, time.monotonic()
+    context = job.context
     running = start(
         EngineConfig(
             model=ModelConfig(model=job.model, device=job.device, weights=job.weights),
@@ -68,6 +68,7 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
         if prompts and min(map(len, prompts)) >= longest:
             raise ConfigError(f"--row-tokens {job.row_len}: every prompt has {longest} tokens or more, and no room")
         asked = [each for each in questions(prompts, done) if len(each.prompt) < longest]
+        began = time.monotonic()
         said = answer_all(running.engine, asked, num_new=job.num_new, stop_ids=stop_ids, at_once=job.at_once)
         for number, answer in enumerate(said, 1):
             fresh.append(answer)

@@ -57,29 +57,27 @@ def test_a_claim_is_as_large_as_its_round_can_accept(limit: int | None, most: in
     script.run()
 
 
-@pytest.mark.parametrize(("limit", "chunk"), [(None, 16 - 2 * 4), (2, 16 - 2 * 4), (1, 16 - 2 * 1)])
-def test_the_token_budget_counts_the_width_of_the_rounds(limit: int | None, chunk: int) -> None:
-    script = Script(Setting(spec=CHAIN, spec_max_batch=limit, chunk=16))
+def _a_prompt_beside_two_rounds(script: Script) -> StepPlan:
+    """The plan of such a step; all requests have ended."""
     for salt in range(2):
         script.submit(prompt_of(5, salt), 60)
     script.tick(4)
     script.submit(prompt_of(40, 7), 1)
     script.tick()
     plan = script.watch.plans[-1]
-    assert plan.widths[plan.is_prefill].tolist() == [chunk] and len(_rounds(plan)) == 2
     script.run()
+    return plan
+
+
+@pytest.mark.parametrize(("limit", "chunk"), [(None, 16 - 2 * 4), (2, 16 - 2 * 4), (1, 16 - 2 * 1)])
+def test_the_token_budget_counts_the_width_of_the_rounds(limit: int | None, chunk: int) -> None:
+    plan = _a_prompt_beside_two_rounds(Script(Setting(spec=CHAIN, spec_max_batch=limit, chunk=16)))
+    assert plan.widths[plan.is_prefill].tolist() == [chunk] and len(_rounds(plan)) == 2
 
 
 def test_drafts_of_a_chosen_length_take_no_tokens_from_prefill() -> None:
-    script = Script(Setting(spec=AUTO_CHAIN, auto=True, chunk=16, num_pages=200))
-    for salt in range(2):
-        script.submit(prompt_of(5, salt), 60)
-    script.tick(4)
-    script.submit(prompt_of(40, 7), 1)
-    script.tick()
-    plan = script.watch.plans[-1]
+    plan = _a_prompt_beside_two_rounds(Script(Setting(spec=AUTO_CHAIN, auto=True, chunk=16, num_pages=200)))
     assert plan.widths[plan.is_prefill].tolist() == [16 - 2] and min(_rounds(plan)) > 1
-    script.run()
 
 
 @depths

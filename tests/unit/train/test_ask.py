@@ -68,3 +68,20 @@ def test_what_was_asked_before_is_asked_again_and_only_what_is_missing_is_new(tm
 def test_a_model_that_asks_too_little_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--own-questions 2: the model asked only 1, in 16 tries"):
         ask(Asks(lambda seed: ("Always the same?<|im_end|>", "stop")), 2, tmp_path / "q.jsonl")
+
+
+def test_questions_are_kept_as_they_come_and_a_line_that_was_cut_is_dropped(tmp_path: Path) -> None:
+    def says(seed: int) -> tuple[str, str]:
+        if seed == 3:
+            raise KeyboardInterrupt
+        return f"How far is {seed}?<|im_end|>", "stop"
+
+    path = tmp_path / "q.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        ask(Asks(says), 9, path)
+    kept = [turns[0] for turns in read_turns(path)]
+    assert kept
+    with path.open("a") as file:
+        file.write('{"prompt": "How fa')
+    again = ask(Asks(lambda seed: (f"How deep is {seed}?<|im_end|>", "stop")), 9, path)
+    assert again[: len(kept)] == kept and [turns[0] for turns in read_turns(path)] == again
