@@ -172,7 +172,8 @@ class Visits:
         if talks and rng.random() < habits.fork:
             same = rng.random() < 0.1 or len(talks) > num_sessions + 2
             source = rng.choice(idle if idle and rng.random() < 0.8 else talks)
-            self._fork(source, rng.choice(talks).id if same else fresh("s"))
+            other = rng.choice(talks) if same else None  # a name that comes free in this tick would be two sessions'
+            self._fork(source, fresh("s") if other is None or other.ttl_ms is not None else other.id)
         if rng.random() < habits.look:
             self._look(rng.choice(talks) if talks else None)
 
