@@ -7,6 +7,7 @@ plain's under the same conditions. Cases take turns, so that a busy machine is b
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -229,10 +230,12 @@ def main() -> int:
     print(f"{parts.device}, {torch.get_num_threads()} threads; drafts: {args.draft or 'n-gram'}", flush=True)
     names = "".join(f"{name:>9}" for name in list(parts.cases)[1:])
     print(f"{'text':<14}{'rows':>5}{'plain/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
-    rows = [compare(parts, text, number, args) for text in parts.prompts for number in args.concurrency]
-    if args.json is not None:
-        told = {"device": str(parts.device), "threads": torch.get_num_threads(), "draft": str(args.draft or "n-gram")}
-        args.json.write_text(json.dumps({**told, "depth": args.depth, "rows": rows}, indent=1) + "\n")
+    told = {"device": str(parts.device), "threads": torch.get_num_threads(), "draft": str(args.draft or "n-gram")}
+    rows = []
+    for text, number in itertools.product(parts.prompts, args.concurrency):
+        rows.append(compare(parts, text, number, args))
+        if args.json is not None:  # after each, since the next may be cut
+            args.json.write_text(json.dumps({**told, "depth": args.depth, "rows": rows}, indent=1) + "\n")
     return 0
 
 

@@ -62,6 +62,22 @@ SPEC_BUGS = (
         test=_CHOOSER + "test_a_change_of_text_is_noticed",
     ),
     Bug(
+        "early_costs_are_measured_again",
+        "roost.sched.costs",
+        "        return now - cost.added_at > min(_NUM_STEPS_KNOWN, _NUM_STEPS_FIRST + cost.added_at)",
+        "        return now - cost.added_at > _NUM_STEPS_KNOWN",
+        "what a cold machine took in its first steps decides for hundreds of them",
+        test=_CHOOSER + "test_what_was_learned_on_a_cold_machine_does_not_last",
+    ),
+    Bug(
+        "near_ties_are_measured_again",
+        _DRAFTING,
+        "                if number != best and num_samples[number] < NUM_KEPT and rates[number] > _NEAR * rates[best]:",
+        "                if False:",
+        "three samples decide between widths that are nearly as good",
+        test=_CHOOSER + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
+    ),
+    Bug(
         "resting_is_no_cost",
         _DRAFTING,
         "        is_steady = num_out == self._depth and now == self._collected_at",

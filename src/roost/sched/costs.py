@@ -8,9 +8,11 @@ Both are running medians: a late step, and the early one that follows it, change
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-_NUM_KEPT = 7  # samples of a median
-_NUM_KNOWN = 3  # samples from which on a width counts as known
-_NUM_STEPS_KNOWN = 512  # steps of a batch size after which a width that was not among them is unknown again
+NUM_KEPT = 7  # samples of a median
+NUM_KNOWN = 3  # samples from which on a width counts as known
+# steps of a batch size after which a width that was not among them is unknown again; sooner at first, since machines
+# warm up: what was learned within some steps holds for about as many more
+_NUM_STEPS_KNOWN, _NUM_STEPS_FIRST = 512, 16
 _NUM_BUSY = 8  # steps with prefill in a row from which on they count: rounds alone are measured better
 # before anything is known, in a unit of its own: what a draft is taken to cost, and what a token of any round
 _DRAFT_COST, _TOKEN_COST = 0.1, 1 / 32
@@ -28,7 +30,7 @@ class Median:
     def add(self, sample: float, at: int) -> None:
         """One more."""
         self.added_at = at
-        self._samples = [*self._samples[-_NUM_KEPT + 1 :], sample]
+        self._samples = [*self._samples[-NUM_KEPT + 1 :], sample]
         self.num_samples = len(self._samples)
         self.value = sorted(self._samples)[(self.num_samples - 1) // 2]
 
@@ -68,23 +70,23 @@ class Costs:
         now, pace, costs = self._num_steps[at], self._paces[at], self._costs[at]
         if pace.num_samples == 0:
             pace.add(float(time), now)
-        if width not in costs or now - costs[width].added_at > _NUM_STEPS_KNOWN:
+        if width not in costs or self._is_old(costs[width], now):
             costs[width] = Median()
             self._guesses.clear()
         cost = costs[width]
         goes_on, self._widths[at] = self._widths[at] == width, width
-        if not goes_on or cost.num_samples < _NUM_KNOWN:
+        if not goes_on or cost.num_samples < NUM_KNOWN:
             cost.add(time / pace.value, now)
         if goes_on:
             pace.add(time / cost.value, now)
             cost.added_at = now
 
-    def known(self, num_rounds: int, widths: Sequence[int]) -> list[bool]:
-        """Whether each width was measured lately, and often enough, with about so many rounds."""
+    def num_samples(self, num_rounds: int, widths: Sequence[int]) -> list[int]:
+        """How often each width was measured lately with about so many rounds, as far as is kept."""
         at = self._at(num_rounds)
-        costs, earliest = self._costs[at], self._num_steps[at] - _NUM_STEPS_KNOWN
+        costs, now = self._costs[at], self._num_steps[at]
         return [
-            width in costs and costs[width].num_samples >= _NUM_KNOWN and costs[width].added_at >= earliest
+            costs[width].num_samples if width in costs and not self._is_old(costs[width], now) else 0
             for width in widths
         ]
 
@@ -111,6 +113,10 @@ class Costs:
         costs = next(both, None) or next(some, {})
         size = self._sizes[at]
         return near, _expected(costs, size, width) / _expected(costs, size, near)
+
+    @staticmethod
+    def _is_old(cost: Median, now: int) -> bool:
+        return now - cost.added_at > min(_NUM_STEPS_KNOWN, _NUM_STEPS_FIRST + cost.added_at)
 
     def _at(self, num_rounds: int) -> int:
         return bisect_left(self._sizes, num_rounds)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roost.sched.chunks import ChunkCost
-from roost.sched.costs import Costs
+from roost.sched.costs import NUM_KEPT, NUM_KNOWN, Costs
 from roost.spec.widths import Widths, batch_sizes
 from roost.step import StepId
 
@@ -19,6 +19,7 @@ _MEMORY = 1 - 1 / 32  # what a step leaves of the weight of those before it
 _TRIAL_SHARE = 0.02  # of the time, for trials
 _TRIALS_MAX = 2.0  # steps that may be lost to trials at once; so many at the start
 _TRIAL_LEAST = 0.1  # steps that a trial is charged at least, so that trials are apart
+_NEAR = 0.9  # of the best rate: a width that comes so close is measured as often as is kept
 _DRAFTED_WITHIN = 64  # steps: drafts are tried this often where none pay
 
 
@@ -156,13 +157,18 @@ class Drafting:
         self, num_rounds: int, menu: Sequence[int], tokens: list[float], costs: list[float], best: int
     ) -> int | None:
         """Which of the menu may be better than the best, for all that is known; None if there is none."""
-        known = self._costs.known(num_rounds, menu)
-        if not known[best]:
+        num_samples = self._costs.num_samples(num_rounds, menu)
+        if num_samples[best] < NUM_KNOWN:
             return None  # first things first
-        rate, floor = tokens[menu[best] - 1] / costs[best], 0.0  # no width costs less than a narrower one
+        rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
+        found, floor = [], 0.0  # no width costs less than a narrower one
         for number, width in enumerate(menu):
-            if known[number]:
+            if num_samples[number] >= NUM_KNOWN:
                 floor = max(floor, costs[number])
-            elif tokens[width - 1] > rate * floor:
-                return number
+                if number != best and num_samples[number] < NUM_KEPT and rates[number] > _NEAR * rates[best]:
+                    found.append(number)
+            elif tokens[width - 1] > rates[best] * floor:
+                found.append(number)
+        if found:
+            return max(found, key=lambda number: rates[number])
         return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts
