@@ -11,7 +11,7 @@ from roost.spec.shape import SpecShape
 
 AUTO_STEPS_MAX = 6  # drafts of the longest round, where the length is chosen by cost
 # (rounds at most, widths); each is part of the one before: a row that was counted may sit the step out
-_MENUS = ((8, (1, 2, 3, 4, 5, 7)), (64, (1, 2, 3, 5)))
+_MENUS = ((8, (1, 2, 3, 4, 5, 7)), (64, (1, 2, 3, 4, 5)))
 _MENU_BEYOND = (1, 2, 3)
 
 
