@@ -1,9 +1,9 @@
 """Chunks: what a prompt token adds to the time of a step, so that the rest can be put down to the rounds beside it.
 
-Two steps of one width that differ in prompt tokens, and hardly in rounds, tell it by their difference: whatever both
-have in common drops out. Where chunks are all alike nothing is concluded, and a shorter one is asked for now and then.
-Until such pairs were seen, a step of chunks alone bounds it from above: drafts look rather too dear than too cheap.
-Part of drafting.
+Two steps of one width that have prompt tokens, not as many, and hardly differ in rounds tell it by their difference:
+whatever both have in common drops out. Where chunks are all alike nothing is concluded, and a shorter one is asked for
+now and then. Until such pairs were seen, a step of chunks alone bounds it from above: drafts look rather too dear than
+too cheap. Part of drafting.
 """
 
 from bisect import bisect_left
@@ -28,10 +28,12 @@ class ChunkCost:
         self._alone: deque[float] = deque(maxlen=_NUM_ALONE)  # time of a token, if all of the step was the chunks'
 
     def note(self, num_rounds: int, width: int, num_tokens: int, time: int) -> None:
-        """A step of rounds of one width and so many prompt tokens took some time."""
+        """A step of rounds of one width and so many prompt tokens took some time; without any it may be captured."""
+        if not num_tokens:
+            return
         if not num_rounds:
             self._alone.append(time / num_tokens)
-        self._num_unpaired += bool(num_rounds and num_tokens)
+        self._num_unpaired += num_rounds > 0
         if width in self._last:
             rounds_before, tokens_before, time_before = self._last[width]
             apart = abs(num_tokens - tokens_before)

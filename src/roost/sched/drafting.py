@@ -78,7 +78,7 @@ class Drafting:
         self._price = 0.0  # of the last choice
         self._out: dict[StepId, Planned] = {}
         self._collected_at: int | None = None  # time of the last step; None: there was none, or it broke
-        self._collected_rounds = False  # whether that was nothing but rounds
+        self._collected_chunks = True  # whether that had some
 
     def choose(self, num_rounds: int, *, has_prefill: bool) -> int:
         """The width of a step's rounds. Asking again gives the same answer."""
@@ -86,10 +86,11 @@ class Drafting:
         self._price = 0.0
         if len(menu) == 1:
             return menu[0]
-        tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu)
+        tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu, has_chunks=has_prefill)
         rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
         best = rates.index(max(rates))
-        trial = self._trial(num_rounds, menu, tokens, costs, best) if self._tells(num_rounds, has_prefill) else None
+        num_samples = self._costs.num_samples(num_rounds, menu, has_chunks=has_prefill)
+        trial = self._trial(menu, tokens, costs, num_samples) if self._tells(num_rounds, has_prefill) else None
         if trial is None:
             return menu[best]
         lost = costs[trial] * (1 - rates[trial] / rates[best]) / costs[best]  # steps like the best
@@ -118,49 +119,49 @@ class Drafting:
         """A step's live rounds accepted so many tokens each.
 
         From the end of the step before to its own is what it cost, if the loop did not rest in between: at depth 0 host
-        and device one after the other, at depth 1 the slower of them.
+        and device one after the other, at depth 1 the slower of them. The host's work for a step may fall in the time
+        of the one before: so rounds are measured among rounds, or where chunks are all around.
         """
         mine = self._out.pop(step)
         if mine.num_rounds:
             self._acceptance.note(mine.width - 1 if accept_lens else 0, accept_lens)
-        is_among_rounds = self._collected_rounds and self._out_are_rounds and not mine.num_chunk_tokens
-        if mine.is_steady and self._collected_at is not None and now > self._collected_at:
-            self._measured(mine, now - self._collected_at, is_among_rounds)
-        self._collected_at, self._collected_rounds = now, not mine.num_chunk_tokens
+        around = {self._collected_chunks, *(each.num_chunk_tokens > 0 for each in self._out.values())}
+        is_alone = around == {False} and not mine.num_chunk_tokens
+        is_telling = mine.is_steady and (is_alone or around == {True})
+        if is_telling and self._collected_at is not None and now > self._collected_at:
+            self._measured(mine, now - self._collected_at, is_alone)
+        self._collected_at, self._collected_chunks = now, mine.num_chunk_tokens > 0
 
     def failed(self) -> None:
         """All steps that were out are void."""
         self._out.clear()
         self._collected_at = None
 
-    def _measured(self, step: Planned, time: int, is_among_rounds: bool) -> None:
-        """A step took some time; the host's work for chunks is part of it unless there are none before and after."""
+    def _measured(self, step: Planned, time: int, is_alone: bool) -> None:
+        """A step took some time."""
         self._chunks.note(step.num_rounds, step.width, step.num_chunk_tokens, time)
-        if is_among_rounds:
+        if is_alone:
             self._costs.note(step.num_rounds, step.width, time)
         elif step.num_rounds:
             rest = self._chunks.rest(step.num_chunk_tokens, time)
             if rest is not None:
-                self._costs.note_busy(step.num_rounds, step.width, rest)
-
-    @property
-    def _out_are_rounds(self) -> bool:
-        return not any(each.num_chunk_tokens for each in self._out.values())
+                has_chunks = step.num_chunk_tokens > 0
+                self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=has_chunks)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether what the next step costs will be noted, as far as one can see."""
         if self._costs.takes_busy(num_rounds):
             return True
-        return self._collected_rounds and self._out_are_rounds and not has_prefill
+        return not (has_prefill or self._collected_chunks or any(each.num_chunk_tokens for each in self._out.values()))
 
     def _trial(
-        self, num_rounds: int, menu: Sequence[int], tokens: list[float], costs: list[float], best: int
+        self, menu: Sequence[int], tokens: list[float], costs: list[float], num_samples: list[int]
     ) -> int | None:
         """Which of the menu may be better than the best, for all that is known; None if there is none."""
-        num_samples = self._costs.num_samples(num_rounds, menu)
+        rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
+        best = rates.index(max(rates))
         if num_samples[best] < NUM_KNOWN:
             return None  # first things first
-        rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
         found, floor = [], 0.0  # no width costs less than a narrower one
         for number, width in enumerate(menu):
             if num_samples[number] >= NUM_KNOWN:
