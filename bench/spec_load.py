@@ -2,13 +2,15 @@
 
 Plain decoding, drafts of a fixed length and of a length chosen by cost, n-gram or the head in --draft, with 1 to many
 requests at once: all turns of conversations of each file, greedily, to the end of each answer; without a file the
-project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, against
-plain's under the same conditions. Cases take turns, so that a busy machine is busy for all.
+project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, with as
+many requests as there may be, and of everything, prefill included, against plain's under the same conditions. Cases
+take turns, so that a busy machine is busy for all.
 """
 
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -40,6 +42,7 @@ from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
 Prompts = list[tuple[int, ...]]
+DECODING, WHOLE = "tokens_s", "whole_tokens_s"  # rates: of steps that only decode; of everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,10 +96,11 @@ class Case:
         """End its threads."""
         self._executor.close()
 
-    def run(self) -> float:
-        """Tokens a second of steps that only decode, of as many requests as there may be at once."""
+    def run(self) -> dict[str, float]:
+        """Tokens a second; of steps that only decode as many requests as there may be at once, where there are some."""
         assert self._engine is not None
         decode_s, num_decoded, num_tokens, num_ended, engine = 0.0, 0, 0, 0, self._engine
+        run_began = time.perf_counter()
 
         def reply(event: Event) -> None:
             nonlocal num_tokens, num_ended
@@ -114,7 +118,8 @@ class Case:
                     num_decoded += num_tokens - before
             if begun < len(submits):
                 engine.post(submits[begun], reply)
-        return num_decoded / decode_s
+        whole = {WHOLE: num_tokens / (time.perf_counter() - run_began)}
+        return {DECODING: num_decoded / decode_s, **whole} if decode_s else whole
 
     def _submit(self, number: int) -> Submit:
         return Submit(
@@ -140,7 +145,7 @@ def compare(parts: Parts, text: str, concurrency: int, args: argparse.Namespace)
     own = parts.prompts[text]
     prompts = [own[at % len(own)] for at in range(max(2 * concurrency, len(own)))]
     cases = {name: Case(parts, spec, prompts, concurrency, args) for name, spec in parts.cases.items()}
-    runs: dict[str, list[float]] = {name: [] for name in cases}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     stay = parts.device.type == "cuda"  # to make one takes seconds there; on a CPU the threads of one slow another's
     with ExitStack() as all_open:
         for case in cases.values() if stay else ():
@@ -151,11 +156,16 @@ def compare(parts: Parts, text: str, concurrency: int, args: argparse.Namespace)
                     runs[name].append(case.run())
     found: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
-        over = [each / plain for each, plain in zip(runs[name], runs["plain"], strict=True)]
-        rate = {"tokens_s": statistics.median(runs[name]), "over_plain": statistics.median(over)}
-        found[name] = {**rate, "over_plain_each": over, "start_s": case.start_s, **case.drafts()}
-    shares = "".join(f"{found[name]['over_plain']:9.2f}" for name in list(cases)[1:])
-    print(f"{text:<14}{concurrency:>5}{found['plain']['tokens_s']:>9.1f}{shares}{_of_auto(found['auto'])}", flush=True)
+        found[name] = {"start_s": case.start_s, **case.drafts()}
+        for what, over_plain in ((DECODING, "over_plain"), (WHOLE, "whole_over_plain")):
+            if any(what not in each for each in (*runs[name], *runs["plain"])):
+                continue
+            over = [each[what] / plain[what] for each, plain in zip(runs[name], runs["plain"], strict=True)]
+            found[name] |= {what: statistics.median(each[what] for each in runs[name])}
+            found[name] |= {over_plain: statistics.median(over), f"{over_plain}_each": over}
+    shares = "".join(_share(found[name]) for name in list(cases)[1:])
+    plain = f"{found['plain'].get(DECODING, math.nan):>9.1f}{found['plain'][WHOLE]:>9.1f}"
+    print(f"{text:<14}{concurrency:>5}{plain}{shares}{_of_auto(found['auto'])}", flush=True)
     return {"text": text, "concurrency": concurrency, "cases": found}
 
 
@@ -166,6 +176,10 @@ def _opened(case: Case) -> Iterator[None]:
         yield
     finally:
         case.close()
+
+
+def _share(case: dict[str, Any]) -> str:
+    return f"{case.get('over_plain', math.nan):>7.2f} ({case['whole_over_plain']:>5.2f})"
 
 
 def _of_auto(case: dict[str, Any]) -> str:
@@ -228,8 +242,8 @@ def main() -> int:
     with ThreadPoolExecutor(max_workers=1) as loader:  # on a thread that ends, as at start-up
         parts = loader.submit(load, args).result()
     print(f"{parts.device}, {torch.get_num_threads()} threads; drafts: {args.draft or 'n-gram'}", flush=True)
-    names = "".join(f"{name:>9}" for name in list(parts.cases)[1:])
-    print(f"{'text':<14}{'rows':>5}{'plain/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
+    names = "".join(f"{name:>7} (whole)" for name in list(parts.cases)[1:])
+    print(f"{'text':<14}{'rows':>5}{'plain/s':>9}{'whole/s':>9}{names}   of auto: drafts, accepted, start", flush=True)
     told = {"device": str(parts.device), "threads": torch.get_num_threads(), "draft": str(args.draft or "n-gram")}
     rows = []
     for text, number in itertools.product(parts.prompts, args.concurrency):

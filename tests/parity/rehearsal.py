@@ -99,6 +99,8 @@ def _spans(
 def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
     """Have engines of the tests run as on a GPU: lengths on the device alone, rounds captured."""
     triton_attention = pytest.importorskip("roost.exec.triton_attention", exc_type=ImportError)
+    if tests.parity.tiny.DEVICE.type != "cpu":
+        pytest.skip("a rehearsal is a CPU's; here rounds are captured for real")
 
     class SpanAttention(TorchAttention, triton_attention.TritonAttention):  # type: ignore[misc, name-defined]
         """Spans as the kernels get them, read by their reference; what is written and copied, in torch."""
