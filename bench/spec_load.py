@@ -218,7 +218,7 @@ def load(args: argparse.Namespace) -> Parts:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(each) for each in text.split(",") if each]
 
 
 def main() -> int:
@@ -230,7 +230,7 @@ def main() -> int:
     )
     parser.add_argument("--draft", type=Path, default=None, help="the folder of an EAGLE head; n-gram if absent")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--steps", type=_numbers, default=[2, 4], help="fixed lengths beside auto")
+    parser.add_argument("--steps", type=_numbers, default=[2, 4], help="fixed lengths beside auto; may be empty")
     parser.add_argument("--talks", type=int, default=16, help="different conversations of each file")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
