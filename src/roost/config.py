@@ -76,7 +76,7 @@ class SchedConfig:
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
     graphs: bool | None = field(
-        default=None, metadata={"help": "replay decode rounds as CUDA graphs; on with the triton backend if absent"}
+        default=None, metadata={"help": "replay steps as CUDA graphs; on with the triton backend if absent"}
     )
 
 
@@ -299,7 +299,7 @@ class Resolved:
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
-    graphs: bool  # whether rounds are captured, where the device can
+    graphs: bool  # whether steps are captured, where the device can
     warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property

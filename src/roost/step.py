@@ -4,7 +4,7 @@ Both are frozen columns, one entry per row of the step; nothing in flight is eve
 page tables only from the deltas in the plans, applied in launch order. Built by sched, run by exec; kv takes its ids.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NewType, Protocol
 
 import numpy as np
@@ -81,6 +81,30 @@ class StepPlan(_Columns):
     score_ends: Ints  # [num_rows] first position past those
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
+
+    def part(self, keep: Bools) -> "StepPlan":
+        """Some of the rows; nothing begins with them, and no table changes."""
+        lengths = np.diff(self.token_offsets)
+        return replace(
+            self,
+            rows=self.rows[keep],
+            epochs=self.epochs[keep],
+            is_prefill=self.is_prefill[keep],
+            widths=self.widths[keep],
+            starts=self.starts[keep],
+            his=self.his[keep],
+            firsts=self.firsts[:, keep],
+            ends=self.ends[:, keep],
+            is_final=self.is_final[keep],
+            next_tokens=self.next_tokens[keep],
+            tops=self.tops[keep],
+            score_froms=self.score_froms[keep],
+            score_ends=self.score_ends[keep],
+            tokens=self.tokens[np.repeat(keep, lengths)],
+            token_offsets=np.append(0, np.cumsum(lengths[keep])).astype(np.int32),
+            setups=(),
+            deltas=(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

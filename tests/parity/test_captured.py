@@ -1,10 +1,15 @@
-"""Rounds that are captured and replayed, led by lengths that only the device knows, give what plain steps give."""
+"""Steps that are captured and replayed, led by lengths that only the device knows, give what plain steps give."""
 
 from dataclasses import replace
 
 import pytest
 
+from roost.exec.batch import Batch
+from roost.exec.capture import Captured
+from roost.exec.chunk_graphs import CapturedChunks, ChunkGraphs
+from roost.exec.sizes import ChunkSize
 from roost.layers.ops import TORCH_OPS
+from roost.step import StepPlan
 from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
 from tests.parity.rehearsal import Tape, rehearsed
@@ -102,3 +107,39 @@ def test_rounds_without_drafts_are_captured_where_a_limit_asks_for_them(
     assert widths == {1, cell.shape.tokens}
     graphs = served.executor.runner._graphs
     assert graphs is not None and {width for _, width in graphs._captured} == widths
+
+
+@pytest.mark.parametrize("drafter", ["plain", "ngram", "eagle3-chain", "target-tree"])
+def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
+    drafter: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _ = DRAFTERS[drafter]
+    model_of("llama"), head and head_of(head, "llama")
+    rehearsed(monkeypatch, graphs=True)
+    loaded: list[StepPlan] = []
+    load = ChunkGraphs.load
+
+    def noted(graphs: ChunkGraphs, chunks: CapturedChunks, plan: StepPlan, batch: Batch) -> Captured:
+        loaded.append(plan)
+        return load(graphs, chunks, plan, batch)
+
+    monkeypatch.setattr(ChunkGraphs, "load", noted)
+    served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
+    planned = [plan for plan in served.plans if plan.is_prefill.any()]
+    assert [plan.step for plan in loaded] == [plan.step for plan in planned]
+    assert any(not plan.is_prefill.all() for plan in planned)
+    finals = {bool(final) for plan in loaded for final in plan.is_final}
+    assert finals == {True, False} and any(len(plan.rows) > 1 for plan in loaded)
+    assert len(replays) == 2 * (len(loaded) + sum(not plan.is_prefill.all() for plan in served.plans))
+
+
+def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of("llama")
+    rehearsed(monkeypatch, graphs=True)
+    monkeypatch.setattr("roost.exec.chunk_graphs.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7)])
+    served = serve(Cell(drafter="plain", depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
+    fits = [plan for plan in served.plans if plan.is_prefill.sum() == 1 and len(plan.tokens) <= 7]
+    rounds = [plan for plan in served.plans if not plan.is_prefill.any()]
+    mixed = [plan for plan in fits if not plan.is_prefill.all()]
+    assert fits and len(fits) < sum(plan.is_prefill.any() for plan in served.plans)
+    assert len(replays) == 2 * (len(fits) + len(rounds) + len(mixed))

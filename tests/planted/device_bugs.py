@@ -13,6 +13,7 @@ _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_s
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
 _OPTIONS = _OUTPUT + "test_29_options_and_scores_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
+_CAPTURED = "tests/parity/test_captured.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
 
 _EAGLE = "roost.spec.eagle"
 _RUNNER = "roost.exec.runner"
@@ -273,7 +274,7 @@ DEVICE_BUGS = (
     Bug(
         "penalties_along_the_path",
         _RUNNER,
-        '        paths = trees.path_tokens.flatten(0, 1)[layout["node_cells"]] if trees.width > 1 else None',
+        "        paths = ahead.trees.path_tokens.flatten(0, 1)[ahead.node_cells] if ahead.trees.width > 1 else None",
         "        paths = None",
         "29: a node's penalties do not count the drafts before it",
         test=_OPTIONS + "[rivals]",
@@ -297,10 +298,36 @@ DEVICE_BUGS = (
     Bug(
         "scores_at_the_accepted_nodes",
         _RUNNER,
-        '            at = (layout["node_offsets"][:, None] + accepted.nodes)[index].flatten()',
-        '            at = (layout["node_offsets"][:, None] + 0 * accepted.nodes)[index].flatten()',
+        "            at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()",
+        "            at = (ahead.node_offsets[:, None] + 0 * accepted.nodes)[index].flatten()",
         "29: every token of a round is scored at its root",
         test=_OPTIONS + "[bias]",
+    ),
+    # --- captured chunks ---
+    Bug(
+        "chunks_that_go_on_sample_nothing",
+        _BATCH,
+        "        batch.sampling[: len(finals)] = finals",
+        "        batch.sampling[: len(widths)] = np.arange(len(widths))",
+        "a chunk in the middle of a prompt is answered",
+        test="tests/unit/exec/test_sizes.py::"
+        "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
+    ),
+    Bug(
+        "a_captured_layout_is_taken_anew",
+        "roost.exec.chunk_graphs",
+        "        step = capture(self._passes, inputs, self._device, prepare=lambda: layout.take(sent))",
+        "        step = capture(self._passes, inputs, self._device)",
+        "captured chunks are cut into runs as when they were captured",
+        test=_CAPTURED + "[plain]",
+    ),
+    Bug(
+        "parts_of_a_step_keep_their_rows",
+        _RUNNER,
+        "        tokens[part] = result.tokens",
+        "        tokens[part] = result.tokens[::-1]",
+        "rows of a step that runs in parts get each other's tokens",
+        test=_CAPTURED + "[plain]",
     ),
     # --- n-gram ---
     Bug(

@@ -2,7 +2,7 @@
 
 Host arithmetic over the rows' widths; where a row's tokens start, only the device may know. Whatever samples has a
 *root* and nodes: a round its tree, a final chunk its last token alone. Steps of as many rounds of one width are laid
-out alike, so their layout is sent once. Never touches tokens. Called by the runner.
+out alike, so their layout is sent once. Never touches tokens. Called by the runner and graphs.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roost.exec.device.device import Device
+from roost.exec.sizes import TILE_LEN_MAX, ChunkSize
 from roost.layers.spans import tiles
 from roost.spec.shape import SpecShape
 from roost.step import StepPlan
 
 Index = NDArray[np.int64]
+Columns = dict[str, np.ndarray]  # by name
 
 
 class Batch:
@@ -42,6 +44,32 @@ class Batch:
         """The layout of rounds of one width."""
         none = np.zeros(number, dtype=np.bool_)
         return cls(np.full(number, width), none, none, shape)
+
+    @classmethod
+    def of_chunks(cls, widths: np.ndarray, is_final: np.ndarray, size: ChunkSize, shape: SpecShape) -> "Batch":
+        """The layout of chunks, padded with chunks of the sink's: one token each, the last whatever is left.
+
+        Whatever does not sample, the last one does in its place.
+        """
+        padding = np.ones(size.num_rows - len(widths), dtype=np.int64)
+        padding[-1] = size.num_tokens - widths.sum() - len(padding) + 1
+        all_widths = np.concatenate([widths, padding])
+        all_rows = np.ones(size.num_rows, dtype=np.bool_)
+        batch = cls(all_widths, all_rows, all_rows, shape)
+        batch.sampling = np.full(size.num_rows, size.num_rows - 1)
+        finals = np.flatnonzero(is_final)
+        batch.sampling[: len(finals)] = finals
+        return batch
+
+    @cached_property
+    def is_rounds(self) -> bool:
+        """Whether all tokens are nodes, in order: no row is a chunk."""
+        return not self.is_prefill.any()
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether the rows are rounds of one width, that of their trees."""
+        return self.is_rounds and bool((self.widths == self.tree_width).all())
 
     @cached_property
     def num_nodes(self) -> Index:
@@ -96,18 +124,34 @@ def successors(plan: StepPlan, num_pairs: Index) -> Index:
     return found
 
 
-_TILE_LEN_MAX = 16
+def chunk_columns(plan: StepPlan, batch: Batch, *, pairs: bool) -> Columns:
+    """What the host has to say of chunks."""
+    columns: Columns = {
+        "given_starts": plan.starts,
+        "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.widths)),
+        "chunk_tokens": plan.tokens,
+    }
+    return columns | {"successors": successors(plan, batch.num_pairs)} if pairs else columns
 
 
 class Cut:
-    """How a flat batch is cut into runs of tokens, one for each row: on the host, and once sent on the device."""
+    """How a flat batch is cut into runs of tokens, one for each row: on the host, and once sent on the device.
 
-    def __init__(self, name: str, widths: Index, is_round: np.ndarray, tree_of: Index) -> None:
+    Where their number is given, tiles are of one length and padded: what belongs to no run is nobody's.
+    """
+
+    def __init__(
+        self, name: str, widths: Index, is_round: np.ndarray, tree_of: Index, num_tiles: int | None = None
+    ) -> None:
         self.widths, self.is_round = widths, is_round
         self.offsets = np.cumsum(widths) - widths
         self.tree_of = tree_of  # [num_runs] which tree a run's tokens are; -1: none
-        self.tile_len = min(_TILE_LEN_MAX, 1 << (int(widths.max(initial=1)) - 1).bit_length())
+        longest = TILE_LEN_MAX if num_tiles is not None else int(widths.max(initial=1))
+        self.tile_len = min(TILE_LEN_MAX, 1 << (longest - 1).bit_length())
         spans, firsts = tiles(widths.tolist(), self.tile_len)
+        if num_tiles is not None:
+            missing = num_tiles - len(spans)
+            spans, firsts = spans + [-1] * missing, firsts + [0] * missing
         columns = {"widths": widths, "offsets": self.offsets, "tree_of": tree_of}
         columns |= {"tile_spans": np.array(spans), "tile_firsts": np.array(firsts)}
         self.arrays = {f"{name}.{key}": column for key, column in columns.items()}  # to be sent with all others
@@ -119,14 +163,17 @@ class Cut:
 
 
 class Layout:
-    """A batch's layout on the device."""
+    """A batch's layout: on the host, and once sent on the device."""
 
-    def __init__(self, batch: Batch, device: Device, *, pairs: bool, chunks: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, batch: Batch, device: Device | None, *, pairs: bool, chunks: Columns, num_tiles: int | None = None
+    ) -> None:
         self.batch = batch
         widths, sampling, num_nodes = batch.widths, batch.sampling, batch.num_nodes
-        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of)
+        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of, num_tiles)
         self.pairs: Cut | None = None  # of the drafter's batch
-        arrays: dict[str, np.ndarray] = {
+        self.sent: dict[str, Tensor] = {}
+        self.arrays: Columns = {
             "token_runs": np.repeat(np.arange(len(widths)), widths),
             "token_ramps": ramps(widths),
             "sampling": sampling,
@@ -141,22 +188,27 @@ class Layout:
             **chunks,
         }
         if pairs:
-            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, np.full(len(widths), -1))
-            arrays |= {**self.pairs.arrays, **_pair_arrays(batch)}
-        self.sent = device.send(arrays)
+            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, np.full(len(widths), -1), num_tiles)
+            self.arrays |= {**self.pairs.arrays, **_pair_arrays(batch)}
+        if device is not None:
+            self.take(device.send(self.arrays))
+
+    def take(self, sent: dict[str, Tensor]) -> None:
+        """Its columns have been sent."""
+        self.sent = sent
         for cut in (self.tokens, self.pairs):
             if cut is not None:
-                cut.take(self.sent)
+                cut.take(sent)
 
     @property
-    def is_rounds(self) -> bool:
-        """Whether all tokens are nodes, in order: no row is a chunk."""
-        return not self.batch.is_prefill.any()
+    def packed(self) -> Index:
+        """All columns, one after the other."""
+        return np.concatenate([column.reshape(-1) for column in self.arrays.values()])
 
-    @property
-    def is_even(self) -> bool:
-        """Whether the rows are rounds of one width, that of their trees."""
-        return self.is_rounds and bool((self.batch.widths == self.batch.tree_width).all())
+    def parts(self, packed: Tensor) -> dict[str, Tensor]:
+        """The columns in such memory of the device."""
+        parts = packed.split([column.size for column in self.arrays.values()])
+        return dict(zip(self.arrays, parts, strict=True))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.sent[name]

@@ -7,11 +7,13 @@ those of captured rounds are bounded from above. Plain arithmetic. Called at sta
 from roost.config import EngineConfig, ModelTraits, spec_widths
 from roost.errors import ConfigError
 from roost.exec.sampler import CHUNK_ELEMENTS_MAX
+from roost.exec.sizes import chunk_sizes
 from roost.models.model import Head, KvShape, Model
 
 MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
+_KEPT = 2  # the same, of what captured chunks keep: hidden states, also those that a drafter looks at
 
 
 def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
@@ -30,9 +32,14 @@ def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, wid
     sched, widths, itemsize = config.sched, spec_widths(config.spec), model.kv.dtype.itemsize
     shape, vocab_size, running = widths.shape, traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
-    captured = widths.captured(running) if sched.graphs is not False else []
-    nodes = running * shape.tokens + sum(batch * width for batch, width in captured)
+    rounds = widths.captured(running) if sched.graphs is not False else []
+    chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1) if sched.graphs is not False else []
+    nodes = (
+        running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)
+    )
     logits = nodes * vocab_size * itemsize
+    if chunks:
+        passes += (_WIDE * chunks[-1].num_tokens + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
     return passes + logits + drafts + counts + _SAMPLER_BYTES

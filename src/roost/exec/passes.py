@@ -14,7 +14,7 @@ from torch import Tensor
 from roost.config import Resolved
 from roost.errors import InvariantError
 from roost.exec.attention import Lane, Runs, attend_through, make_attention
-from roost.exec.batch import Layout
+from roost.exec.batch import Batch, Layout
 from roost.exec.device.device import Device
 from roost.exec.lengths import Lengths
 from roost.exec.pool import Pool, Table
@@ -43,23 +43,29 @@ class Ahead:
     starts: Tensor  # [num_rows] position of each row's first token
     rows: Tensor  # [num_sampling]
     root_places: Tensor  # [num_sampling]
+    node_offsets: Tensor  # [num_sampling] number of each one's first node
+    node_roots: Tensor  # [num_nodes] which of the sampling rows each is of
+    node_cells: Tensor  # [num_nodes] its place among the cells of the trees
     trees: Trees  # of the sampling rows
     positions: Tensor  # [num_nodes]
     hidden: Tensor  # [num_tokens, hidden_size]
     captured: tuple[Tensor, ...]
     logits: Tensor  # [num_nodes, vocab_size]
 
-    def first(self, number: int) -> "Ahead":
-        """The first `number` rows of a step of rounds."""
-        nodes = number * self.trees.width
+    def first(self, batch: Batch) -> "Ahead":
+        """What is of the first rows, those of a batch; the rest is padding."""
+        number, nodes, tokens = len(batch.sampling), int(batch.num_nodes.sum()), int(batch.widths.sum())
         return Ahead(
-            starts=self.starts[:number],
+            starts=self.starts[: len(batch.widths)],
             rows=self.rows[:number],
             root_places=self.root_places[:number],
+            node_offsets=self.node_offsets[:number],
+            node_roots=self.node_roots[:nodes],
+            node_cells=self.node_cells[:nodes],
             trees=self.trees.first(number),
             positions=self.positions[:nodes],
-            hidden=self.hidden[:nodes],
-            captured=tuple(each[:nodes] for each in self.captured),
+            hidden=self.hidden[:tokens],
+            captured=tuple(each[:tokens] for each in self.captured),
             logits=self.logits[:nodes],
         )
 
@@ -71,9 +77,9 @@ class Done:
     accepted: Accepted  # by sampling row
     result: Tensor  # [num_rows, 2 + accept_max] tokens added, length now, the tokens
 
-    def first(self, number: int) -> "Done":
-        """The first `number` rows of a step of rounds."""
-        return Done(accepted=self.accepted.first(number), result=self.result[:number])
+    def first(self, batch: Batch) -> "Done":
+        """What is of the first rows, those of a batch; the rest is padding."""
+        return Done(accepted=self.accepted.first(len(batch.sampling)), result=self.result[: len(batch.widths)])
 
 
 class Passes:
@@ -104,11 +110,14 @@ class Passes:
         if trees.width > 1:
             positions = positions + trees.depths.flatten()[layout["node_cells"]]
         hidden, captured = self._forward(inputs, starts, trees, positions)
-        logits = self.model.logits(hidden if layout.is_rounds else hidden[layout["node_tokens"]])
+        logits = self.model.logits(hidden if layout.batch.is_rounds else hidden[layout["node_tokens"]])
         return Ahead(
             starts=starts,
             rows=root_rows,
             root_places=root_places,
+            node_offsets=layout["node_offsets"],
+            node_roots=layout["node_roots"],
+            node_cells=layout["node_cells"],
             trees=trees,
             positions=positions,
             hidden=hidden,
@@ -166,7 +175,7 @@ class Passes:
         layout, batch = inputs.layout, inputs.layout.batch
         rows = inputs.rows[layout["token_runs"]]
         places = starts[layout["token_runs"]] + layout["token_ramps"]
-        if layout.is_rounds:
+        if batch.is_rounds:
             tokens, positions = trees.tokens.flatten()[layout["node_cells"]], node_positions
         else:
             tokens, positions = torch.zeros_like(rows), places.clone()

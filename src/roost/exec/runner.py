@@ -1,8 +1,8 @@
 """Runner: one step, from a plan to its result; plain decoding is a round whose tree is its root.
 
 Owns the passes, the sampler and the graphs. Lays a plan out, checks that it stays in what it holds, has tokens drawn
-between the passes, and says what the host learns; nothing waits for the device but the fetched result. Never decides
-who runs. Called by the executor.
+between the passes, and says what the host learns; nothing waits for the device but the fetched result. Chunks and
+rounds that were captured apart run one after the other. Never decides who runs. Called by the executor.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from roost.config import Resolved
 from roost.errors import InvariantError
-from roost.exec.batch import Batch, Layout, successors
+from roost.exec.batch import Batch, Layout, chunk_columns
+from roost.exec.capture import Captured
+from roost.exec.chunk_graphs import ChunkGraphs
 from roost.exec.device.device import Device, Fetched
-from roost.exec.graphs import Captured, Graphs
+from roost.exec.graphs import Graphs
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sampler import Sampler
 from roost.exec.scores import Columns, output_scores, prompt_counts, prompt_scores, scores_of
 from roost.models.model import Head, Model
-from roost.step import StepPlan, StepResult
+from roost.step import Bools, StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
 
@@ -35,8 +37,10 @@ class Runner:
             self.passes = Passes(model, resolved, device, head)
             self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, model.ops.argmax)
             with torch.inference_mode():
+                self._chunks = ChunkGraphs(self.passes, resolved, device) if resolved.graphs else None
                 self._graphs = Graphs(self.passes, resolved, device) if resolved.graphs else None
-        self._layouts: dict[tuple[int, int], Layout] = {}  # of rounds, by their number and width
+        self._batches: dict[tuple[int, int], Batch] = {}  # of rounds, by their number and width
+        self._layouts: dict[tuple[int, int], Layout] = {}  # the same
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
     def apply(self, plan: StepPlan) -> None:
@@ -50,64 +54,85 @@ class Runner:
 
     def run(self, plan: StepPlan) -> Finish:
         """Start a step whose tables are in place."""
+        if not self._is_captured_apart(plan):
+            return self._start(plan)
+        parts = [plan.is_prefill, ~plan.is_prefill]
+        finishes = [self._start(plan.part(part)) for part in parts]
+        return lambda: _joined(plan, [(part, finish()) for part, finish in zip(parts, finishes, strict=True)])
+
+    def _start(self, plan: StepPlan) -> Finish:
+        """Start a step, or a part of one."""
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
         starts = None if mirror is None else mirror.starts
-        layout = self._layout(plan)
-        self._check(plan, layout.batch, starts)
-        captured = self._captured(layout, plan.rows)
-        rows = self._sent_rows(plan.rows) if captured is None else captured.inputs.rows[: len(plan.rows)]
-        inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
-        ahead, done = self._compute(inputs) if captured is None else self._replay(captured, inputs)
+        batch = self._batch(plan)
+        self._check(plan, batch, starts)
+        captured = self._captured(plan, batch)
+        if captured is not None:
+            ahead, done = self._replay(captured, plan, batch)
+        else:
+            layout, rows = self._layout(plan, batch), self._sent_rows(plan.rows)
+            inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
+            ahead = self.passes.ahead(inputs)
+            done = self.passes.behind(inputs, ahead, self._sample(plan, batch, ahead))
         if mirror is not None:
             mirror.advance()
-        return self._finish(plan, inputs, ahead, done)
+        return self._finish(plan, batch, ahead, done)
 
-    def _compute(self, inputs: Inputs) -> tuple[Ahead, Done]:
-        """Run a step, operation by operation."""
-        ahead = self.passes.ahead(inputs)
-        return ahead, self.passes.behind(inputs, ahead, self._sample(inputs, ahead))
+    def _is_captured_apart(self, plan: StepPlan) -> bool:
+        """Whether chunks and rounds of a mixed step can be replayed one after the other.
 
-    def _captured(self, layout: Layout, rows: np.ndarray) -> Captured | None:
-        """A captured round like this step, with its rows in place; None if there is none."""
-        if self._graphs is None or not layout.is_even:
+        Scores are made for all rows at once: where some are wanted, the step stays whole.
+        """
+        if self._graphs is None or self._chunks is None or plan.is_prefill.all() or not plan.is_prefill.any():
+            return False
+        if (plan.tops >= 0).any() or (plan.score_froms >= 0).any():
+            return False
+        widths = plan.widths[~plan.is_prefill]
+        is_even = bool((widths == widths[0]).all())
+        return (
+            is_even
+            and self._graphs.find(len(widths), int(widths[0])) is not None
+            and self._chunks.find(len(plan.rows) - len(widths), len(plan.tokens)) is not None
+        )
+
+    def _captured(self, plan: StepPlan, batch: Batch) -> Captured | None:
+        """A captured step like this one, with its rows in place; None if there is none."""
+        if self._graphs is None or self._chunks is None:
             return None
-        captured = self._graphs.find(len(rows), layout.batch.tree_width)
-        if captured is not None:
-            self._graphs.load(captured, rows, layout.batch.tree_width)
-        return captured
+        if plan.is_prefill.all():
+            chunks = self._chunks.find(len(plan.rows), len(plan.tokens))
+            return None if chunks is None else self._chunks.load(chunks, plan, batch)
+        rounds = self._graphs.find(len(plan.rows), batch.tree_width) if batch.is_even else None
+        return None if rounds is None else self._graphs.load(rounds, plan.rows, batch.tree_width)
 
-    def _replay(self, captured: Captured, inputs: Inputs) -> tuple[Ahead, Done]:
+    def _replay(self, captured: Captured, plan: StepPlan, batch: Batch) -> tuple[Ahead, Done]:
         """Run a step that was captured."""
-        rows = inputs.rows_host
         captured.run_ahead()
-        ahead = captured.ahead.first(len(rows))
-        if not self._sampler.is_plain(rows.tolist()):
-            captured.sampled[: len(ahead.positions)] = self._sample(inputs, ahead)
+        ahead = captured.ahead.first(batch)
+        if not self._sampler.is_plain(plan.rows[batch.sampling].tolist()):
+            captured.sampled[: len(ahead.positions)] = self._sample(plan, batch, ahead)
         captured.run_behind()
-        return ahead, captured.done.first(len(rows))
+        return ahead, captured.done.first(batch)
 
-    def _layout(self, plan: StepPlan) -> Layout:
+    def _batch(self, plan: StepPlan) -> Batch:
+        """The layout on the host; that of rounds of one width is kept."""
+        key = (len(plan.rows), int(plan.widths[0]))
+        if plan.is_prefill.any() or not (plan.widths == key[1]).all():
+            return Batch.of_plan(plan)
+        if key not in self._batches:
+            self._batches[key] = Batch.of_plan(plan)
+        return self._batches[key]
+
+    def _layout(self, plan: StepPlan, batch: Batch) -> Layout:
         """Where everything lies; that of rounds of one width is kept."""
         pairs = self.passes.drafter is not None
-        has_chunks, width = bool(plan.is_prefill.any()), int(plan.widths[0])
-        key = (len(plan.rows), width)
-        is_even = not has_chunks and bool((plan.widths == width).all())
-        if is_even and key in self._layouts:
-            return self._layouts[key]
-        batch = Batch.of_plan(plan)
-        if has_chunks:
-            chunks: dict[str, np.ndarray] = {
-                "given_starts": plan.starts,
-                "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.widths)),
-                "chunk_tokens": plan.tokens,
-            }
-            if pairs:
-                chunks["successors"] = successors(plan, batch.num_pairs)
+        if not batch.is_even:
+            chunks = {} if batch.is_rounds else chunk_columns(plan, batch, pairs=pairs)
             return Layout(batch, self._device, pairs=pairs, chunks=chunks)
-        layout = Layout(batch, self._device, pairs=pairs, chunks={})
-        if is_even:
-            self._layouts[key] = layout
-        return layout
+        key = (len(plan.rows), batch.tree_width)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(batch, self._device, pairs=pairs, chunks={})
+        return self._layouts[key]
 
     def _sent_rows(self, rows: np.ndarray) -> Tensor:
         """The rows of a step on the device, where they mostly are already."""
@@ -115,25 +140,23 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
-    def _sample(self, inputs: Inputs, ahead: Ahead) -> Tensor:
+    def _sample(self, plan: StepPlan, batch: Batch, ahead: Ahead) -> Tensor:
         """The target's token after each node."""
-        layout, batch, trees = inputs.layout, inputs.layout.batch, ahead.trees
-        rows_host = np.repeat(inputs.rows_host[batch.sampling], batch.num_nodes).tolist()
-        paths = trees.path_tokens.flatten(0, 1)[layout["node_cells"]] if trees.width > 1 else None
+        rows_host = np.repeat(plan.rows[batch.sampling], batch.num_nodes).tolist()
+        paths = ahead.trees.path_tokens.flatten(0, 1)[ahead.node_cells] if ahead.trees.width > 1 else None
         drawn_at = ahead.positions + 1  # a token is drawn for the place after its node
-        return self._sampler.sample(ahead.logits, ahead.rows[layout["node_roots"]], rows_host, drawn_at, paths)
+        return self._sampler.sample(ahead.logits, ahead.rows[ahead.node_roots], rows_host, drawn_at, paths)
 
-    def _finish(self, plan: StepPlan, inputs: Inputs, ahead: Ahead, done: Done) -> Finish:
+    def _finish(self, plan: StepPlan, batch: Batch, ahead: Ahead, done: Done) -> Finish:
         """Start bringing the result to the host."""
-        accepted, batch, layout = done.accepted, inputs.layout.batch, inputs.layout
-        tokens = accepted.tokens
+        accepted, tokens = done.accepted, done.accepted.tokens
         if self._sampler.counts:
             self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
         wanting = np.flatnonzero(plan.tops[batch.sampling] >= 0)  # sampling rows that want scores
         columns: Columns | None = None
         if len(wanting):
             index = self._device.send({"wanting": wanting})["wanting"]
-            at = (layout["node_offsets"][:, None] + accepted.nodes)[index].flatten()
+            at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()
             chosen = tokens[index].clamp(min=0).flatten()
             columns = output_scores(ahead.logits, at, chosen, int(plan.tops[batch.sampling].max()))
         prompt = prompt_scores(plan, ahead.hidden, self.passes.model.logits, self._device)
@@ -167,6 +190,18 @@ class Runner:
         if is_bound:
             return starts + plan.shape.alloc_len_per_decode(size)
         return np.array([plan.shape.branches(start, size).end for start in starts.tolist()], dtype=starts.dtype)
+
+
+def _joined(plan: StepPlan, parts: list[tuple[Bools, StepResult]]) -> StepResult:
+    """The result of a step that ran in parts, none of which has scores."""
+    accept_lens, lengths = np.zeros(len(plan.rows), dtype=np.int32), np.zeros(len(plan.rows), dtype=np.int32)
+    tokens = np.zeros((len(plan.rows), plan.shape.accept_max), dtype=np.int32)
+    for part, result in parts:
+        accept_lens[part], lengths[part] = result.accept_lens, result.lengths
+        tokens[part] = result.tokens
+    return StepResult(
+        step=plan.step, rows=plan.rows, epochs=plan.epochs, accept_lens=accept_lens, tokens=tokens, lengths=lengths
+    )
 
 
 def _result(plan: StepPlan, wanting: np.ndarray, scores_prompt: bool, fetched: Fetched) -> StepResult:

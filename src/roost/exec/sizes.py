@@ -1,7 +1,7 @@
-"""Sizes: how many entries rounds need in each buffer that the device keeps for them, stated once.
+"""Sizes: how many entries captured steps need in each buffer that the device keeps for them, stated once.
 
 A captured round is held against it when it is captured, and before every launch; tests hold the layouts and the
-branches of eager steps against it too. Integers only. Called by graphs.
+branches of eager steps against it too. Chunks come in a few sizes. Integers only. Called by graphs and batch.
 """
 
 from dataclasses import dataclass, fields
@@ -39,6 +39,52 @@ def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> Si
         pairs=number * accept_max,
         accepted=number * accept_max,
     )
+
+
+TILE_LEN_MAX = 16  # tokens of a row that attention takes at once
+_TOKENS_PER_CHUNK = 8  # of captured chunks, on average at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSize:
+    """How many chunks, and tokens of theirs, a captured step of chunks holds beside one chunk of the sink's."""
+
+    chunks: int
+    tokens: int
+
+    def holds(self, num_chunks: int, num_tokens: int) -> bool:
+        """Whether so many chunks with so many tokens in all fit."""
+        return num_chunks <= self.chunks and num_tokens <= self.tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch, the sink's included."""
+        return self.chunks + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch: every row of the sink's has one at least."""
+        return self.tokens + self.num_rows
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of attention, at most: each row can end in the middle of one."""
+        return self.num_tokens // TILE_LEN_MAX + self.num_rows
+
+
+def chunk_sizes(chunk: int, rows_max: int, row_width: int) -> list[ChunkSize]:
+    """Sizes for steps of at most `chunk` tokens, the smallest first.
+
+    What a step lacks to its size is run for nothing: from the second on, each is at most half as large again as the one
+    before. All of that must find room in one row.
+    """
+    grid = [TILE_LEN_MAX * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
+    tokens = [each for each in (TILE_LEN_MAX, *grid) if each < chunk] + [chunk]
+    return [
+        ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each)
+        for each in tokens
+        if each < row_width
+    ]
 
 
 def check_fits(needed: Sizes, held: Sizes, what: str) -> None:

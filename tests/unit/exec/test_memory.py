@@ -45,6 +45,8 @@ def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
     assert bytes_of(max_running=128) > bytes_of(max_running=64)
     assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
     assert bytes_of(chunk=8192) > bytes_of(chunk=512)
+    by_chunk = [bytes_of(chunk=8192, graphs=graphs) - bytes_of(chunk=512, graphs=graphs) for graphs in (True, False)]
+    assert by_chunk[0] > by_chunk[1]
 
 
 def test_every_captured_width_is_counted() -> None:
@@ -53,11 +55,11 @@ def test_every_captured_width_is_counted() -> None:
     def logits_of(spec: SpecConfig) -> int:
         with_graphs, without = (
             workspace_bytes(
-                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, graphs=graphs)), Sized(), traits, 8
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(), traits, 8
             )
             for graphs in (None, False)
         )
-        return (with_graphs - without) // (2 * traits.vocab_size)
+        return (with_graphs - without) // (2 * traits.vocab_size) - 2  # of one chunk and the sink's
 
     assert logits_of(SpecConfig()) == 1 + 2 + 4 + 8
     assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5

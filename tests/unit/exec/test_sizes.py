@@ -2,15 +2,18 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
 from roost.errors import InvariantError
 from roost.exec.batch import Batch, Layout
 from roost.exec.device.cpu import CpuDevice
 from roost.exec.pool import Table
-from roost.exec.sizes import Sizes, check_fits, round_sizes
+from roost.exec.sizes import TILE_LEN_MAX, Sizes, check_fits, chunk_sizes, round_sizes
 from roost.spec.drafter import Rounds
 from roost.spec.eagle import Places
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
@@ -82,3 +85,45 @@ def test_captured_batches_rise_to_the_largest_there_can_be(most: int) -> None:
     sizes = batch_sizes(most)
     assert sizes[-1] == most and sizes == sorted(set(sizes))
     assert all(after <= 2 * before for before, after in pairwise(sizes))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 17, 20, 100, 512, 2048, 3000])
+def test_captured_chunks_rise_to_the_largest_there_can_be(chunk: int) -> None:
+    sizes = chunk_sizes(chunk, 64, 8192)
+    tokens = [size.tokens for size in sizes]
+    assert tokens[-1] == chunk and tokens == sorted(set(tokens))
+    assert all(after <= max(2 * TILE_LEN_MAX, before * 3 // 2) for before, after in pairwise(tokens))
+    assert all(1 <= size.chunks <= 64 for size in sizes)
+
+
+def test_captured_chunks_are_shorter_than_a_row() -> None:
+    assert max(size.tokens for size in chunk_sizes(512, 64, 128)) < 128
+
+
+@given(st.data())
+def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from(chunk_sizes(200, 8, 8192)))
+    widths: list[int] = []
+    while size.holds(len(widths) + 1, sum(widths) + 1) and data.draw(st.booleans()):
+        widths.append(data.draw(st.integers(1, size.tokens - sum(widths))))
+    is_final = np.array(data.draw(st.lists(st.booleans(), min_size=len(widths), max_size=len(widths))), dtype=np.bool_)
+
+    def laid_out(widths: list[int], is_final: np.ndarray) -> Layout:
+        batch = Batch.of_chunks(np.array(widths, dtype=np.int64), is_final, size, CHAIN)
+        return Layout(batch, CpuDevice(), pairs=True, chunks={}, num_tiles=size.num_tiles)
+
+    empty, layout = laid_out([], np.zeros(0, dtype=np.bool_)), laid_out(widths, is_final)
+    assert {name: column.shape for name, column in layout.arrays.items()} == {
+        name: column.shape for name, column in empty.arrays.items()
+    }
+    batch, finals = layout.batch, np.flatnonzero(is_final).tolist()
+    assert batch.widths[: len(widths)].tolist() == widths and batch.widths.sum() == size.num_tokens
+    assert batch.widths[len(widths) :].min() >= 1 and batch.widths[len(widths) :].max() <= size.tokens + 1
+    assert batch.sampling.tolist() == finals + [size.num_rows - 1] * (size.num_rows - len(finals))
+    lasts = np.cumsum(batch.widths)[finals] - 1
+    assert layout["pair_at"][: len(finals)].tolist() == layout["node_tokens"][: len(finals)].tolist() == lasts.tolist()
+    assert (layout["pair_at"][len(finals) :] >= sum(widths)).all()  # no pair of a chunk that is not final is touched
+    spans, firsts = (layout.tokens.sent[name].tolist() for name in ("tile_spans", "tile_firsts"))
+    covered = [(span, first + i) for span, first in zip(spans, firsts, strict=True) if span >= 0 for i in range(16)]
+    kept = [(span, token) for span, token in covered if token < batch.widths[span]]
+    assert kept == [(span, token) for span, width in enumerate(batch.widths.tolist()) for token in range(width)]
