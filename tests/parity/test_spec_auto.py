@@ -185,7 +185,7 @@ def test_every_option_of_a_request_is_exact(mode: str, depth: int, monkeypatch: 
 @pytest.mark.parametrize("name", list(DRAFTERS))
 def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     head = _head(name, "llama")
-    greedy("llama", *_work()[0])  # made as ever, before engines run otherwise
+    model_of("llama"), greedy("llama", *_work()[0])  # made as ever, before engines run otherwise
     rehearsed(monkeypatch, graphs=True)
     _varied(monkeypatch, seed=4)
     replayed: list[Tape] = []
@@ -200,8 +200,8 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
     replayed.clear()
     _serve(served, "llama")
     assert _widths(plans) == MENU
-    num_steps = sum(not plan.is_prefill.any() for plan in plans)
-    assert len(replayed) == 2 * num_steps  # no step of rounds ran otherwise: ahead and behind of each
+    num_parts = sum(plan.is_prefill.any().astype(int) + (~plan.is_prefill).any() for plan in plans)
+    assert len(replayed) == 2 * num_parts  # nothing ran otherwise: ahead and behind of chunks, and of rounds
     served.executor.close()
 
 

@@ -30,8 +30,8 @@ DEVICE_BUGS = (
     Bug(
         "tail_copy",
         _EAGLE,
-        "        if topk > 1 and self._table.page_size > 1:",
-        "        if topk > 1 and self._table.page_size > 1 and self._table.page_size < 1:",
+        "        if self._table.page_size > 1:",
+        "        if self._table.page_size < 1:",
         "6: branches do not get the prefix's partial page, and read holes",
         test=_WIDTHS,
     ),
@@ -302,6 +302,14 @@ DEVICE_BUGS = (
         "            at = (ahead.node_offsets[:, None] + 0 * accepted.nodes)[index].flatten()",
         "29: every token of a round is scored at its root",
         test=_OPTIONS + "[bias]",
+    ),
+    Bug(
+        "chains_end_at_the_first_that_is_wrong",
+        "roost.spec.accept",
+        "    lens = is_right.cumprod(dim=1).sum(dim=1) + 1",
+        "    lens = is_right.sum(dim=1) + 1",
+        "drafts behind a wrong one are kept",
+        test="tests/unit/spec/test_accept.py",
     ),
     # --- captured chunks ---
     Bug(

@@ -243,7 +243,8 @@ class Passes:
         if resolved.spec.pair:
             if head is None:
                 raise InvariantError("a drafter with KV of its own needs a head")
-            return EagleDrafter(head, resolved.spec, self.tables[0], self.attention)  # the full book is the first
+            book = self.tables[0]  # the full one is the first
+            return EagleDrafter(head, resolved.spec, book, self.attention, self.model.ops.argmax)
         if resolved.spec.reads_history:
             return NgramDrafter(resolved.num_rows + 1, resolved.row_width, self.device)
         return None

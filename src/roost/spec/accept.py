@@ -27,6 +27,8 @@ class Accepted:
 
 def accept(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
     """Walk down the trees along `targets` [R, T], the target's token after each node."""
+    if trees.are_chains:
+        return _accept_chains(trees.tokens, targets, accept_max)
     num_rounds, width = trees.tokens.shape
     number = torch.arange(width, device=targets.device)
     node = torch.zeros(num_rounds, dtype=torch.int64, device=targets.device)
@@ -40,3 +42,16 @@ def accept(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
         nodes.append(node)
         lens = lens + goes_on
     return Accepted(lens=lens, tokens=torch.stack(tokens, dim=1), nodes=torch.stack(nodes, dim=1))
+
+
+def _accept_chains(tokens: Tensor, targets: Tensor, accept_max: int) -> Accepted:
+    """The same for chains, at once: a draft is kept if it and all before it are what the target says."""
+    is_right = tokens[:, 1:accept_max] == targets[:, : accept_max - 1]  # a node that is not there is never right
+    lens = is_right.cumprod(dim=1).sum(dim=1) + 1
+    number = torch.arange(accept_max, device=targets.device)
+    beyond = number >= lens[:, None]
+    return Accepted(
+        lens=lens,
+        tokens=targets[:, :accept_max].masked_fill(beyond, NOTHING),
+        nodes=torch.minimum(number, lens[:, None] - 1),
+    )

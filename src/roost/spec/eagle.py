@@ -5,6 +5,8 @@ state of each row and its best next tokens. A round's first drafts are those; ea
 branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the runner.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,15 +16,23 @@ from roost.layers.attention import Attend
 from roost.models.model import Head
 from roost.spec.drafter import Pairs, Rounds
 from roost.spec.shape import SpecShape
-from roost.spec.tree import Candidates, Trees, best_trees
+from roost.spec.tree import Candidates, Trees, best_trees, chains
 from roost.step import RowSetup
 
 
 class EagleDrafter:
     """A head, its KV, and where each row stands."""
 
-    def __init__(self, head: Head, shape: SpecShape, table: Table, attention: Attention) -> None:
+    def __init__(
+        self,
+        head: Head,
+        shape: SpecShape,
+        table: Table,
+        attention: Attention,
+        argmax: Callable[[Tensor], Tensor],  # (logits): the id of the largest, the lowest of several
+    ) -> None:
         self._head, self._shape, self._table, self._attention = head, shape, table, attention
+        self._argmax = argmax
         self.pool = Pool(table, len(head.kv.windows), head.kv)
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
@@ -52,14 +62,25 @@ class EagleDrafter:
             self._scores[pairs.head_rows] = scores
 
     def propose(self, rounds: Rounds) -> Trees:
-        """Draft: a beam of K paths, one token longer with each pass; every token they met is a candidate.
-
-        No more passes than the trees can be deep.
-        """
-        topk, rows = self._shape.topk, rounds.rows
+        """Draft, in no more passes than the trees can be deep."""
         num_steps = self._shape.accept_max_of(rounds.width) - 1
         places = Places(rounds, self._shape, self._table)
-        if topk > 1 and self._table.page_size > 1:
+        return (self._chains if self._shape.topk == 1 else self._beams)(rounds, places, num_steps)
+
+    def _chains(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+        """The best token, then the best after it."""
+        tokens, hidden = self._tokens[rounds.rows], self._hidden[rounds.rows][:, None]  # [R, 1], [R, 1, hidden_size]
+        drafts = [rounds.roots[:, None], tokens]
+        for step in range(num_steps - 1):
+            hidden = self._pass(tokens, hidden, rounds, places, step)
+            tokens = self._best(hidden)[0][:, :, 0]
+            drafts.append(tokens)
+        return chains(torch.cat(drafts, dim=1))
+
+    def _beams(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+        """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
+        topk, rows = self._shape.topk, rounds.rows
+        if self._table.page_size > 1:
             self._attention.copy(self.pool, *places.tail_copies())
         tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
         hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
@@ -74,7 +95,7 @@ class EagleDrafter:
             met.append((next_tokens.flatten(1), next_scores.flatten(1), parents.flatten(1)))
             scores, picked = (each[:, :topk] for each in next_scores.flatten(1).sort(descending=True, stable=True))
             tokens, beam = next_tokens.flatten(1).gather(1, picked), num_met + picked
-            if topk > 1 and step < num_steps - 2:  # a path goes on from its parent, wherever that was
+            if step < num_steps - 2:  # a path goes on from its parent, wherever that was
                 branch = picked // topk
                 hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
                 self._attention.copy(self.pool, *places.moves(branch, step + 1))
@@ -99,10 +120,15 @@ class EagleDrafter:
         return output.view_as(hidden)
 
     def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""
-        logits = self._head.logits(hidden.reshape(-1, hidden.shape[-1]))
-        scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
-        shape = (*hidden.shape[:-1], self._shape.topk)
+        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first.
+
+        A single one has no rivals, and is not scored.
+        """
+        logits, shape = self._head.logits(hidden.reshape(-1, hidden.shape[-1])), (*hidden.shape[:-1], self._shape.topk)
+        if self._shape.topk == 1:
+            ids, scores = self._argmax(logits), logits.new_zeros(len(logits), dtype=torch.float32)
+        else:
+            scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
         return self._head.token_ids(ids).view(shape), scores.view(shape)
 
     def _attend(self, slots: Tensor, read: Read) -> Attend:

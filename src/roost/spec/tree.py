@@ -20,6 +20,7 @@ class Trees:
     parents: Tensor  # [R, T] node numbers; the root is its own
     depths: Tensor  # [R, T]
     sees: Tensor  # [R, T, T] bool: ancestors, and the node itself
+    are_chains: bool = False  # known to have no branches
 
     @property
     def width(self) -> int:
@@ -39,6 +40,7 @@ class Trees:
             parents=self.parents[:number],
             depths=self.depths[:number],
             sees=self.sees[:number],
+            are_chains=self.are_chains,
         )
 
     def cut(self, widths: Tensor) -> "Trees":
@@ -53,6 +55,7 @@ class Trees:
             parents=self.parents.index_copy(0, index, others.parents),
             depths=self.depths.index_copy(0, index, others.depths),
             sees=self.sees.index_copy(0, index, others.sees),
+            are_chains=self.are_chains and others.are_chains,
         )
 
 
@@ -65,6 +68,7 @@ def chains(tokens: Tensor) -> Trees:
         parents=(depths - 1).clamp(min=0).expand(num_rounds, -1),
         depths=depths.expand(num_rounds, -1),
         sees=(depths <= depths[:, None]).expand(num_rounds, -1, -1),
+        are_chains=True,
     )
 
 

@@ -1,6 +1,7 @@
 """A round keeps the path that agrees with the target, and one token more."""
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -64,3 +65,22 @@ def test_rounds_of_different_widths_are_accepted_side_by_side() -> None:
 def test_the_root_is_nobodys_child() -> None:
     accepted = accept(chains(torch.tensor([[5, 6]])), torch.tensor([[5, 6]]), 2)
     assert accepted.lens.tolist() == [1]
+
+
+def test_chains_are_accepted_as_trees_without_branches_are() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for width in range(1, 8):
+        tokens, targets = torch.randint(2, (2, 40, width), generator=generator)
+        widths = torch.randint(1, width + 1, (40,), generator=generator)
+        drafted = chains(tokens).cut(widths)
+        targets = targets.masked_fill(torch.arange(width) >= widths[:, None], NOTHING)
+        at_once, walked = (accept(replace(drafted, are_chains=known), targets, width) for known in (True, False))
+        assert at_once.lens.tolist() == walked.lens.tolist()
+        assert at_once.tokens.tolist() == walked.tokens.tolist()
+        assert at_once.nodes.tolist() == walked.nodes.tolist()
+
+
+def test_trees_among_chains_are_no_chains() -> None:
+    two, one = chains(torch.tensor([[1, 2], [1, 2]])), chains(torch.tensor([[1, 3]]))
+    assert two.with_rounds(torch.tensor([1]), one).are_chains and two.first(1).are_chains
+    assert not two.with_rounds(torch.tensor([1]), replace(one, are_chains=False)).are_chains
