@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class Case:
     page_size: int = 16
     spec: SpecConfig = SpecConfig()
     head: Head | None = None
+    beside: bool = False  # prompts come one after the other, in chunks beside rounds; nobody asks for scores
 
 
 def engine(model: Decoder, device: torch.device, case: Case, max_running: int = 64) -> tuple[Engine, TorchExecutor]:
@@ -110,7 +111,7 @@ def engine(model: Decoder, device: torch.device, case: Case, max_running: int = 
         sched=SchedConfig(
             context=1024,
             max_running=max_running,
-            chunk=512,
+            chunk=24 if case.beside else 512,
             overlap=case.depth == 1,
             graphs=None if case.graphs else False,
         ),
@@ -152,8 +153,11 @@ def answers(
     runs, executor = engine(model, device, case, max_running=8)
     events: list[Event] = []
     for number, prompt in enumerate(prompts):
-        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=NUM_BEST)
+        logprobs = None if case.beside else NUM_BEST
+        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=logprobs)
         runs.post(submit, events.append)
+        for _ in range(3 if case.beside else 0):
+            runs.tick()
     while runs.has_work:
         runs.tick()
     assert runs.state.totals.failed_steps == 0, "a step broke, and was tried again"
@@ -175,7 +179,7 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
     """
     gaps, errors = [], []
     for got, wanted in zip(mine, reference, strict=True):
-        errors += _errors(got, wanted)
+        errors += _errors(got, wanted) if got.scores else []
         if got.tokens == wanted.tokens:
             continue
         at = next(i for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)) if a != b)
@@ -184,7 +188,8 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
         gaps.append(logprobs[wanted.tokens[at]] - logprobs[got.tokens[at]])
     assert max(gaps, default=0.0) <= gap_max, f"{name}: parted at a gap of {max(gaps):.4g}, more than {gap_max}"
     counts = {"same": len(mine) - len(gaps), "of": len(mine)}
-    return {"case": name, **counts, "largest_gap": max(gaps, default=0.0), "mean_error": statistics.mean(errors)}
+    error = statistics.mean(errors) if errors else 0.0
+    return {"case": name, **counts, "largest_gap": max(gaps, default=0.0), "mean_error": error}
 
 
 def _errors(got: Answer, wanted: Answer) -> list[float]:
@@ -206,9 +211,10 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
         plain = [Case(depth=depth, backend=KERNELS, graphs=graphs) for depth in (0, 1) for graphs in (True, False)]
         sure = len(model.config.layers) < 6
         cases = [Case(name="torch", depth=1), *plain, *drafting(model, GPU, weights, sure=sure)]
+        cases += [replace(case, beside=True) for case in cases[1:] if case.graphs and case.depth == 1]
         for case in cases:
             got, spec = answers(model, GPU, case, prompts, 48)
-            how = "graphs" if case.graphs else "no graphs"
+            how = ("graphs" if case.graphs else "no graphs") + (" beside" if case.beside else "")
             title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth} {case.backend.name} {how}"
             found = compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length}
             print(found, flush=True)

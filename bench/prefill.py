@@ -2,7 +2,7 @@
 
 Random weights in the shapes of SmolLM2-135M and Llama-8B, plain, 16 requests at once: prompts of 40 to 500 tokens, 64
 tokens each, one more for each that ends. Output tokens a second, and milliseconds from a request to its first token,
-with chunks captured and, side by side, operation by operation as long steps are.
+with chunks captured and, side by side, with all steps that have some run operation by operation.
 """
 
 import argparse

@@ -65,7 +65,7 @@ class Case:
     ) -> None:
         self._parts, self._spec, self._prompts, self._at_once, self._args = parts, spec, prompts, at_once, args
         self._engine: Engine | None = None
-        self._seen: deque[StepPlan] = deque(maxlen=2)  # those that a tick may wait for
+        self._seen: deque[StepPlan] = deque(maxlen=2 + args.depth)  # launched in a tick, on their way, and waited for
         self.start_s = 0.0
 
     def open(self) -> None:

@@ -1,7 +1,7 @@
 """A device that captures on a CPU, and attention over spans in plain torch: what a GPU does, without one.
 
-A captured round is a tape of operations whose results stay in the memory they were first written to, as in a graph of
-CUDA; whatever would make the host wait for the device raises. Used by the tests of captured rounds.
+A captured step is a tape of operations whose results stay in the memory they were first written to, as in a graph of
+CUDA; whatever would make the host wait for the device raises. Used by the tests of captured steps.
 """
 
 from collections.abc import Callable
@@ -97,10 +97,10 @@ def _spans(
 
 
 def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
-    """Have engines of the tests run as on a GPU: lengths on the device alone, rounds captured."""
+    """Have engines of the tests run as on a GPU: lengths on the device alone, steps captured."""
     triton_attention = pytest.importorskip("roost.exec.triton_attention", exc_type=ImportError)
     if tests.parity.tiny.DEVICE.type != "cpu":
-        pytest.skip("a rehearsal is a CPU's; here rounds are captured for real")
+        pytest.skip("a rehearsal is a CPU's; here steps are captured for real")
 
     class SpanAttention(TorchAttention, triton_attention.TritonAttention):  # type: ignore[misc, name-defined]
         """Spans as the kernels get them, read by their reference; what is written and copied, in torch."""

@@ -9,12 +9,13 @@ from roost.exec.capture import Captured
 from roost.exec.chunk_graphs import CapturedChunks, ChunkGraphs
 from roost.exec.sizes import ChunkSize
 from roost.layers.ops import TORCH_OPS
+from roost.messages import PromptScores, Submit
 from roost.step import StepPlan
 from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
 from tests.parity.rehearsal import Tape, rehearsed
 from tests.parity.rounds import MODES, Setting, Speculating
-from tests.parity.tiny import greedy
+from tests.parity.tiny import Served, configure, greedy, prompts
 
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
 EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
@@ -143,3 +144,25 @@ def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeyp
     mixed = [plan for plan in fits if not plan.is_prefill.all()]
     assert fits and len(fits) < sum(plan.is_prefill.any() for plan in served.plans)
     assert len(replays) == 2 * (len(fits) + len(rounds) + len(mixed))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_that_is_scored_beside_rounds_keeps_its_scores(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    first, second = prompts(6, 41, seed=5)
+    config = configure(depth=depth, chunk=20, pool_tokens=1024, page_size=4)
+    found = []
+    for graphs in (None, True):
+        if graphs is not None:
+            rehearsed(monkeypatch, graphs=graphs)
+        served = Served(model, config)
+        served.submit("first", first, 30)
+        for _ in range(4):
+            served.engine.tick()
+        served.post(Submit(request_id="second", tokens=second, max_new_tokens=3, prompt_logprobs_from=0))
+        served.run()
+        served.executor.close()
+        scores = [event for event in served.events if isinstance(event, PromptScores)]
+        assert [score.start for score in scores] and scores[0].start == 1
+        found.append([score.logprob for event in scores for score in event.scores])
+    assert len(found[0]) == len(second) - 1 and found[1] == pytest.approx(found[0], abs=1e-4)

@@ -330,6 +330,14 @@ DEVICE_BUGS = (
         test=_CAPTURED + "[plain]",
     ),
     Bug(
+        "a_step_whose_prompts_are_scored_stays_whole",
+        _RUNNER,
+        "        if (plan.tops >= 0).any() or (plan.score_froms >= 0).any():",
+        "        if (plan.tops >= 0).any():",
+        "scores of a prompt that is prefilled beside rounds are lost",
+        test="tests/parity/test_captured.py::test_a_prompt_that_is_scored_beside_rounds_keeps_its_scores",
+    ),
+    Bug(
         "parts_of_a_step_keep_their_rows",
         _RUNNER,
         "        tokens[part] = result.tokens",

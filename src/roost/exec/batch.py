@@ -47,12 +47,12 @@ class Batch:
 
     @classmethod
     def of_chunks(cls, widths: np.ndarray, is_final: np.ndarray, size: ChunkSize, shape: SpecShape) -> "Batch":
-        """The layout of chunks, padded with chunks of the sink's: one token each, the last whatever is left.
+        """The layout of chunks, padded with rows of the sink's, the last of which has all the tokens that are left.
 
         Whatever does not sample, the last one does in its place.
         """
-        padding = np.ones(size.num_rows - len(widths), dtype=np.int64)
-        padding[-1] = size.num_tokens - widths.sum() - len(padding) + 1
+        padding = np.zeros(size.num_rows - len(widths), dtype=np.int64)
+        padding[-1] = size.num_tokens - widths.sum()
         all_widths = np.concatenate([widths, padding])
         all_rows = np.ones(size.num_rows, dtype=np.bool_)
         batch = cls(all_widths, all_rows, all_rows, shape)

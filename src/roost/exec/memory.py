@@ -1,7 +1,7 @@
 """Memory: how many tokens of KV fit beside everything else on a device that counts its bytes.
 
 Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and
-those of captured rounds are bounded from above. Plain arithmetic. Called at start-up.
+those of captured steps are bounded from above. Plain arithmetic. Called at start-up.
 """
 
 from roost.config import EngineConfig, ModelTraits, spec_widths
@@ -39,7 +39,8 @@ def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, wid
     )
     logits = nodes * vocab_size * itemsize
     if chunks:
-        passes += (_WIDE * chunks[-1].num_tokens + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
+        largest = max(chunks[-1].num_tokens, running * shape.tokens)  # graphs share their memory, but not with others
+        passes += (_WIDE * largest + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
     return passes + logits + drafts + counts + _SAMPLER_BYTES

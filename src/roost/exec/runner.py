@@ -54,18 +54,21 @@ class Runner:
 
     def run(self, plan: StepPlan) -> Finish:
         """Start a step whose tables are in place."""
-        if not self._is_captured_apart(plan):
-            return self._start(plan)
-        parts = [plan.is_prefill, ~plan.is_prefill]
-        finishes = [self._start(plan.part(part)) for part in parts]
-        return lambda: _joined(plan, [(part, finish()) for part, finish in zip(parts, finishes, strict=True)])
-
-    def _start(self, plan: StepPlan) -> Finish:
-        """Start a step, or a part of one."""
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
         starts = None if mirror is None else mirror.starts
+        self._check(plan, starts)
+        if self._is_captured_apart(plan):
+            parts = [plan.is_prefill, ~plan.is_prefill]
+            finishes = [self._start(plan.part(part), None) for part in parts]
+            return lambda: _joined(plan, [(part, finish()) for part, finish in zip(parts, finishes, strict=True)])
+        finish = self._start(plan, starts)
+        if mirror is not None:
+            mirror.advance()
+        return finish
+
+    def _start(self, plan: StepPlan, starts: np.ndarray | None) -> Finish:
+        """Start a step, or a part of one."""
         batch = self._batch(plan)
-        self._check(plan, batch, starts)
         captured = self._captured(plan, batch)
         if captured is not None:
             ahead, done = self._replay(captured, plan, batch)
@@ -74,8 +77,6 @@ class Runner:
             inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
             ahead = self.passes.ahead(inputs)
             done = self.passes.behind(inputs, ahead, self._sample(plan, batch, ahead))
-        if mirror is not None:
-            mirror.advance()
         return self._finish(plan, batch, ahead, done)
 
     def _is_captured_apart(self, plan: StepPlan) -> bool:
@@ -163,7 +164,7 @@ class Runner:
         fetched = self._device.fetch([done.result, *(columns or ()), *(prompt or ())])
         return lambda: _result(plan, batch.sampling[wanting], prompt is not None, fetched)
 
-    def _check(self, plan: StepPlan, batch: Batch, starts: np.ndarray | None) -> None:
+    def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
         """Refuse a step that would touch a position its plan does not hold, in any book.
 
         Where the host does not know a round's length, its bound must do.
@@ -173,7 +174,7 @@ class Runner:
             reads = np.zeros_like(known) if table.window is None else np.maximum(0, known - table.window + 1)
             writes = known + plan.widths
             if plan.shape.pair and table.window is None:
-                at = batch.drafting
+                at = np.flatnonzero(~plan.is_prefill & (plan.widths > 1))
                 writes[at] = np.maximum(writes[at], self._branch_ends(plan, known[at], is_bound=starts is None))
             is_wrong = (reads < firsts) | (writes > ends) | (known > plan.his) | (writes > table.row_width)
             if is_wrong.any():
@@ -197,6 +198,7 @@ def _joined(plan: StepPlan, parts: list[tuple[Bools, StepResult]]) -> StepResult
     accept_lens, lengths = np.zeros(len(plan.rows), dtype=np.int32), np.zeros(len(plan.rows), dtype=np.int32)
     tokens = np.zeros((len(plan.rows), plan.shape.accept_max), dtype=np.int32)
     for part, result in parts:
+        assert result.scores is None and result.prompt_scores is None
         accept_lens[part], lengths[part] = result.accept_lens, result.lengths
         tokens[part] = result.tokens
     return StepResult(

@@ -1,7 +1,7 @@
 """Sizes: how many entries captured steps need in each buffer that the device keeps for them, stated once.
 
 A captured round is held against it when it is captured, and before every launch; tests hold the layouts and the
-branches of eager steps against it too. Chunks come in a few sizes. Integers only. Called by graphs and batch.
+branches of eager steps against it too. Chunks come in a few sizes. Integers only. Called by graphs, batch and memory.
 """
 
 from dataclasses import dataclass, fields
@@ -47,7 +47,7 @@ _TOKENS_PER_CHUNK = 8  # of captured chunks, on average at least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSize:
-    """How many chunks, and tokens of theirs, a captured step of chunks holds beside one chunk of the sink's."""
+    """How many chunks, and tokens of theirs, a captured step of chunks holds beside a chunk of the sink's."""
 
     chunks: int
     tokens: int
@@ -63,8 +63,8 @@ class ChunkSize:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the batch: every row of the sink's has one at least."""
-        return self.tokens + self.num_rows
+        """Tokens of the batch: the last row, which is the sink's, has one at least."""
+        return self.tokens + 1
 
     @property
     def num_tiles(self) -> int:
@@ -75,11 +75,11 @@ class ChunkSize:
 def chunk_sizes(chunk: int, rows_max: int, row_width: int) -> list[ChunkSize]:
     """Sizes for steps of at most `chunk` tokens, the smallest first.
 
-    What a step lacks to its size is run for nothing: from the second on, each is at most half as large again as the one
-    before. All of that must find room in one row.
+    What a step lacks to its size is run for nothing: from the third on, each is about half as large again as the one
+    before, or less. All of that must find room in one row. With the sink's token all but the last make whole tiles.
     """
     grid = [TILE_LEN_MAX * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
-    tokens = [each for each in (TILE_LEN_MAX, *grid) if each < chunk] + [chunk]
+    tokens = [each - 1 for each in (TILE_LEN_MAX, *grid) if each < chunk] + [chunk]
     return [
         ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each)
         for each in tokens

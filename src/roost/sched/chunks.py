@@ -28,7 +28,7 @@ class ChunkCost:
         self._alone: deque[float] = deque(maxlen=_NUM_ALONE)  # time of a token, if all of the step was the chunks'
 
     def note(self, num_rounds: int, width: int, num_tokens: int, time: int) -> None:
-        """A step of rounds of one width and so many prompt tokens took some time; without any it may be captured."""
+        """A step of rounds of one width and so many prompt tokens took some time."""
         if not num_tokens:
             return
         if not num_rounds:

@@ -42,7 +42,7 @@ class Costs:
         self._sizes = sizes  # of batches, rising
         self._num_busy = [_NUM_BUSY] * len(sizes)  # by batch size: busy steps since the last one of rounds among rounds
         # a load is a batch size of rounds among rounds, of rounds with chunks, or of rounds between chunks: what costs
-        # little in the one may not in the others, where steps with chunks are not captured
+        # little in the one may not in the others
         num_loads = 3 * len(sizes)
         self._paces = [Median() for _ in range(num_loads)]  # by load: time of a step over its width's cost
         self._costs: list[dict[int, Median]] = [{} for _ in range(num_loads)]  # by load and width

@@ -37,7 +37,7 @@ class EagleDrafter:
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
-        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities
+        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; of chains 0
 
     @property
     def captures(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The pool of a GPU is what is left beside weights, captured rounds and passes; too little is said with numbers."""
+"""The pool of a GPU is what is left beside weights, captured steps and passes; too little is said with numbers."""
 
 from dataclasses import dataclass
 
