@@ -71,7 +71,6 @@ class ChunkGraphs:
         layout = self._padded(size, _NONE, _NONE.astype(np.bool_), dict.fromkeys(names, _NONE), _NONE)
         memory = self._device.send({"packed": layout.packed})["packed"]
         sent = layout.parts(memory)
-        layout.take(sent)
         inputs = Inputs(layout=layout, rows=sent["rows"], rows_host=layout.arrays["rows"], starts_host=None)
         step = capture(self._passes, inputs, self._device, prepare=lambda: layout.take(sent))
         return None if step is None else CapturedChunks(size=size, memory=memory, step=step)

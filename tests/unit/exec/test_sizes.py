@@ -125,6 +125,7 @@ def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(
     assert layout["pair_at"][: len(finals)].tolist() == layout["node_tokens"][: len(finals)].tolist() == lasts.tolist()
     assert (layout["pair_at"][len(finals) :] >= sum(widths)).all()  # no pair of a chunk that is not final is touched
     spans, firsts = (layout.tokens.sent[name].tolist() for name in ("tile_spans", "tile_firsts"))
-    covered = [(span, first + i) for span, first in zip(spans, firsts, strict=True) if span >= 0 for i in range(16)]
+    live = [(span, first) for span, first in zip(spans, firsts, strict=True) if span >= 0]
+    covered = [(span, first + number) for span, first in live for number in range(TILE_LEN_MAX)]
     kept = [(span, token) for span, token in covered if token < batch.widths[span]]
     assert kept == [(span, token) for span, width in enumerate(batch.widths.tolist()) for token in range(width)]
