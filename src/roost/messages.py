@@ -33,6 +33,7 @@ class Submit:
     queue: bool = False  # wait for a busy session instead of a 409
     turn: int | None = None  # the number it shall have: turns of its session that were committed before it
     salt: str = ""  # name space of the prefix cache; a session has its own
+    client: str = ""  # who asks, by the name of their key: whose limits and share count; '' where keys have no names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class OpenSession:
     salt: str = ""
     ttl_ms: int | None = None  # closed when no turn has had it for so long; absent: --session-ttl-s
     max_tokens: int | None = None  # most tokens it may come to; absent: --max-session-tokens
+    client: str = ""  # who opens it: whose limits count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
