@@ -21,6 +21,7 @@ from roost.errors import ConfigError
 from roost.exec.device.open import memory_of
 from roost.exec.executor import TorchExecutor
 from roost.exec.memory import pool_tokens, token_bytes, workspace_bytes
+from roost.layers.alike import alike_attention, alike_rows
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
 from roost.models.fields import Fields
@@ -229,6 +230,7 @@ def _settings(
     config: EngineConfig, resolved: Resolved, model: Model, weights: str, device: torch.device
 ) -> dict[str, object]:
     """What was chosen, for people to read."""
+    warnings = (*resolved.warnings, *_inexact(model, weights, device))
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
@@ -246,8 +248,20 @@ def _settings(
         "context": resolved.context,
         "num_layers": len(model.kv.windows),
         "vocab_size": resolved.vocab_size,
-        **({"warnings": resolved.warnings} if resolved.warnings else {}),
+        **({"warnings": warnings} if warnings else {}),
     }
+
+
+def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...]:
+    """What to say where a token's last bits depend on the pass that it runs in; on a CPU they should not."""
+    if device.type != "cpu" or weights == "bf16":
+        return ()
+    rows = 1 if weights == "int8" else alike_rows(torch.get_num_threads())
+    if alike_attention(model.kv.head_dim).are_exact and rows is not None:
+        return ()
+    return (
+        "this machine's matrix products depend on their shapes: a seed may give another text beside other requests",
+    )
 
 
 def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:

@@ -33,7 +33,7 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
                 table[row, index] = free_pages.pop()
             slot = int(table[row, index]) * page_size + position % page_size
             keys[slot], values[slot] = key[position], value[position]
-    reads = plan_reads(table, spans, page_size=page_size, window=window)
+    reads = plan_reads(table, spans, page_size=page_size, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(torch.cat(queries), keys, values, reads, scale=SCALE)
     torch.testing.assert_close(paged, torch.cat(dense))
 
@@ -54,8 +54,8 @@ def test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree(start:
     query = torch.randn((len(parents), NUM_HEADS, HEAD_DIM), generator=generator)
     keys, values = torch.randn((2, 64, NUM_KV_HEADS, HEAD_DIM), generator=generator)
     table = torch.arange(16, dtype=torch.int32)[None]  # slot = position
-    span = Span(row=0, offset=0, width=len(parents), start=start, tree=tree)
-    reads = plan_reads(table, [span], page_size=4, window=window)
+    span = Span(row=0, offset=0, width=len(parents), start=start, is_round=True, tree=tree)
+    reads = plan_reads(table, [span], page_size=4, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(query, keys, values, reads, scale=SCALE)
     for node, path in enumerate(paths):  # as if its path were the whole sequence
         slots = torch.tensor([*range(start), *(start + each for each in path)])
@@ -80,9 +80,11 @@ def test_a_decoding_row_is_bit_equal_whatever_rows_are_beside_it() -> None:
     lengths[3:7] = [70, 90, 100, 128]  # some share an operation
     query = torch.randn((12, NUM_HEADS, HEAD_DIM), generator=generator)
     spans = [Span(row=row, offset=row, width=1, start=length - 1) for row, length in enumerate(lengths)]
-    together = paged_attention(query, keys, values, plan_reads(table, spans, page_size=16, window=None), scale=SCALE)
+    together = paged_attention(
+        query, keys, values, plan_reads(table, spans, page_size=16, window=None, head_dim=HEAD_DIM), scale=SCALE
+    )
     for row, length in enumerate(lengths):
         span = Span(row=row, offset=0, width=1, start=length - 1)
-        reads = plan_reads(table, [span], page_size=16, window=None)
+        reads = plan_reads(table, [span], page_size=16, window=None, head_dim=HEAD_DIM)
         alone = paged_attention(query[row : row + 1], keys, values, reads, scale=SCALE)
         assert torch.equal(alone, together[row : row + 1]), length

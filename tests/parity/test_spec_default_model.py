@@ -1,10 +1,9 @@
-"""The default model with speculation says what it says without; where sums in another order part them, by a hair."""
+"""The default model with speculation says what it says without, token for token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from bench.heads import TargetHead
 from roost import LLM
@@ -17,9 +16,7 @@ from roost.weights.draft import load_head
 from roost.weights.pull import find_head
 from tests.parity.heads import write_eagle3
 from tests.parity.tiny import CPU, Served, configure
-from tests.parity.work import logits_in_one_pass
 
-GAP_MAX = 1e-3  # nats between two tokens that are as good as each other
 NUM_NEW = 24
 NUM_PROMPTS_FULL = 50
 FEW = (  # the last ones repeat themselves, which is what n-grams are for
@@ -132,23 +129,6 @@ def many(exact: LLM, say: Say) -> tuple[list[tuple[int, ...]], Said]:
     return prompts, say(prompts, PLAIN, None)
 
 
-def assert_same(model: Decoder, prompts: Sequence[tuple[int, ...]], plain: Said, found: Said) -> list[float]:
-    """Outputs are equal, or part at a place where both tokens are as good; the gaps at those places, in nats."""
-    gaps = []
-    for prompt, left, right in zip(prompts, plain.outputs, found.outputs, strict=True):
-        assert len(left) == len(right) == NUM_NEW
-        place = next((at for at in range(NUM_NEW) if left[at] != right[at]), None)
-        if place is None:
-            continue
-        with torch.inference_mode():
-            scores = logits_in_one_pass(model, prompt + left[:place])[-1]
-        gap = abs(float(scores[left[place]] - scores[right[place]]))
-        worse = float(scores.max() - scores[[left[place], right[place]]].min())
-        assert max(gap, worse) < GAP_MAX, f"{prompt}: {left[place]} or {right[place]} at {place}, {gap:.2e} apart"
-        gaps.append(gap)
-    return gaps
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("ngram", NGRAM), ("own", CHAIN), ("own", TREE), ("eagle3", TREE), ("target", CHAIN)],
@@ -157,15 +137,14 @@ def assert_same(model: Decoder, prompts: Sequence[tuple[int, ...]], plain: Said,
 def test_output_with_speculation_is_that_without(
     name: str,
     shape: SpecShape,
-    model: Decoder,
     heads: dict[str, Head | None],
     few: tuple[list[tuple[int, ...]], Said],
     say: Say,
 ) -> None:
     prompts, plain = few
     found = say(prompts, shape, heads[name])
-    gaps = assert_same(model, prompts, plain, found)
-    print(f"{name}: {len(gaps)} of {len(prompts)} part, at {gaps}; {found.spec.accept_length:.2f} a round")
+    assert found.outputs == plain.outputs
+    assert all(len(output) == NUM_NEW for output in found.outputs)
     assert found.spec.rounds > 0
     assert name == "eagle3" or found.spec.accept_length > 1.2, found.spec
 
@@ -187,13 +166,12 @@ def test_output_with_speculation_is_that_without(
 def test_output_of_many_prompts_with_speculation_is_that_without(
     name: str,
     shape: SpecShape,
-    model: Decoder,
     heads: dict[str, Head | None],
     many: tuple[list[tuple[int, ...]], Said],
     say: Say,
 ) -> None:
     prompts, plain = many
     found = say(prompts, shape, heads[name])
-    gaps = assert_same(model, prompts, plain, found)
-    print(f"{name}: {len(gaps)} of {len(prompts)} part, at {gaps}; {found.spec.accept_length:.2f} a round")
+    assert found.outputs == plain.outputs
+    assert all(len(output) == NUM_NEW for output in found.outputs)
     assert found.spec.rounds > 0

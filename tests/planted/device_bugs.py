@@ -23,7 +23,6 @@ _ATTENTION = "roost.layers.attention"
 _EXTEND = "            self.drafter.extend(self._pairs(inputs, ahead, accepted))"
 _SOURCES = '        sources[layout["pair_at"]] = layout["pair_roots"] + accepted.nodes.flatten()[layout["pair_cells"]]'
 _MOVES = "                self._attention.copy(self.pool, *places.moves(branch, step + 1))"
-_SEEN = "    seen = sees.gather(2, index[:, None].expand(-1, width, -1)) & (node < width)[:, None] | is_before[:, None]"
 
 DEVICE_BUGS = (
     # --- drafting ---
@@ -176,26 +175,50 @@ DEVICE_BUGS = (
     Bug(
         "nodes_see_no_siblings",
         _ATTENTION,
-        _SEEN,
-        "    seen = ((node[:, None] <= torch.arange(width)[None, :, None]) | is_before[:, None])",
-        "a node sees its siblings and their children",
+        "    paths = torch.where(sees, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on",
+        "    paths = torch.arange(width).expand_as(sees)",
+        "a node sees the nodes that lie beside its own path",
         test=_SECOND + "[llama-eagle]",
     ),
     Bug(
         "window_by_position",
         _ATTENTION,
-        "    of = torch.where(is_before, at, starts + depths.gather(1, index))",
-        "    of = at",
-        "a node's window counts slots: siblings push what is before the tree out of it, or keep it in",
+        "        mask=_mask(_seen(at, positions, window)).flatten(0, 1)[:, None, None],",
+        "        mask=_mask(_seen(at, starts + width - 1, window)).expand(-1, width, -1).flatten(0, 1)[:, None, None],",
+        "a node's window ends where the tree does, not at its position",
         test="tests/parity/test_attention.py::test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree",
     ),
     Bug(
-        "window_at_the_nodes_depth",
+        "keys_in_blocks_that_agree",
+        "roost.layers.alike",
+        "        return blocks * KEY_BLOCK + next(tail for tail in (0, *self.tails) if tail >= rest)",
+        "        return blocks * KEY_BLOCK + -(-rest // KEY_STEP) * KEY_STEP",
+        "keys are padded to shapes that sum in another order",
+        test="tests/parity/test_one_order.py::test_a_token_in_a_chain_is_the_token_alone[(64, None)-2]",
+    ),
+    Bug(
+        "blocks_begin_alike",
         _ATTENTION,
-        "    return seen & (of[:, None] > (starts + depths)[:, :, None] - window)",
-        "    return seen & (of[:, None] > (starts + torch.arange(width))[:, :, None] - window)",
-        "a node's window ends at its slot, not at its position",
-        test="tests/parity/test_attention.py::test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree",
+        "    return first_read(start, window) // KEY_BLOCK * KEY_BLOCK",
+        "    return first_read(start, window)",
+        "with a window, blocks of keys begin where a pass does",
+        test="tests/parity/test_one_order.py::test_blocks_of_keys_begin_at_the_same_positions_for_everybody",
+    ),
+    Bug(
+        "queries_in_rows_that_agree",
+        _ATTENTION,
+        "    missing = padded_rows(rows.shape[-2], multiple) - rows.shape[-2]",
+        "    missing = 0",
+        "one query is summed by another kernel than several",
+        test="tests/parity/test_one_order.py::test_a_token_in_a_chunk_of_any_cut_is_the_token_alone[(64, None)]",
+    ),
+    Bug(
+        "projections_in_rows_that_agree",
+        "roost.layers.linear",
+        "    missing = padded_rows(len(hidden), multiple) - len(hidden)",
+        "    missing = 0",
+        "in fp32 a token alone is projected by another kernel than beside others",
+        test="tests/parity/test_one_order.py::test_a_projection_in_fp32_gives_a_token_the_same_bits_beside_any_number_of_others[1]",
     ),
     Bug(
         "narrow_rounds_are_cut",

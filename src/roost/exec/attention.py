@@ -90,12 +90,12 @@ def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence
     return attend
 
 
-def make_attention(backend: Backend, device: Device) -> Attention:
-    """A backend by its declaration."""
+def make_attention(backend: Backend, device: Device, head_dim: int) -> Attention:
+    """A backend by its declaration, for a model with heads of that size."""
     if backend is TORCH:
         from roost.exec.torch_attention import TorchAttention  # noqa: PLC0415 (each is loaded where it is used)
 
-        return TorchAttention()
+        return TorchAttention(head_dim)
     if backend is TRITON:
         from roost.exec.triton_attention import TritonAttention  # noqa: PLC0415 (Triton is not on every machine)
 

@@ -88,7 +88,7 @@ class Passes:
     def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None) -> None:
         self.model = model
         self.device = device
-        self.attention = make_attention(resolved.backend, device)
+        self.attention = make_attention(resolved.backend, device, model.kv.head_dim)
         self.tables = [Table(resolved, book, device) for book in range(len(resolved.books))]
         self.pools = [Pool(table, model.kv.windows.count(table.window), model.kv) for table in self.tables]
         self.drafter = self._drafter(resolved, head)

@@ -4,7 +4,6 @@ Runs anywhere, and is the default on CPUs; every other backend is held against i
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from roost.errors import InvariantError
@@ -15,19 +14,24 @@ from roost.layers.rotary import Turns, rotate
 
 
 class TorchAttention:
-    """Attention in plain torch."""
+    """Attention in plain torch, over heads of one size."""
+
+    def __init__(self, head_dim: int) -> None:
+        self._head_dim = head_dim
 
     def read(self, table: Table, runs: Runs, scale: float) -> Read:
         """What is read, row by row, or rows of like length together."""
-        reads = plan_reads(table.pages, _spans(runs), page_size=table.page_size, window=table.window)
+        size, window = table.page_size, table.window
+        reads = plan_reads(table.pages, _spans(runs), page_size=size, window=window, head_dim=self._head_dim)
         return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
 
     def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
         """The prefix, and each branch's own pages."""
         if branched.starts_host is None:
             raise InvariantError("the torch backend needs the rows' lengths on the host")
-        branches = [branched.shape.branches(start, table.page_size) for start in branched.starts_host]
-        reads = plan_branch_reads(table.pages, branched.rows_host, branches, branched.step, page_size=table.page_size)
+        size, rows = table.page_size, branched.rows_host
+        branches = [branched.shape.branches(start, size) for start in branched.starts_host]
+        reads = plan_branch_reads(table.pages, rows, branches, branched.step, page_size=size, head_dim=self._head_dim)
         return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
 
     def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
@@ -45,27 +49,17 @@ class TorchAttention:
 
 
 def _spans(runs: Runs) -> list[Span]:
-    """The runs as the host plans them; rounds are read together, so a chain is one more tree."""
+    """The runs as the host plans them."""
     if runs.starts_host is None:
         raise InvariantError("the torch backend needs the rows' lengths on the host")
-    cut = runs.cut
+    cut, trees = runs.cut, runs.trees
     columns = np.stack([runs.rows_host, cut.offsets, cut.widths, runs.starts_host], axis=1).tolist()
-    chains: dict[int, Tree] = {}
     spans = []
-    for (row, offset, width, start), is_round, tree in zip(
+    for (row, offset, width, start), is_round, number in zip(
         columns, cut.is_round.tolist(), cut.tree_of.tolist(), strict=True
     ):
-        nodes = None
-        if is_round and width > 1:
-            if width not in chains:
-                chains[width] = _chain(width, runs.rows.device)
-            nodes = chains[width]
-            if runs.trees is not None:
-                nodes = Tree(depths=runs.trees.depths[tree, :width], sees=runs.trees.sees[tree, :width, :width])
-        spans.append(Span(row=row, offset=offset, width=width, start=start, tree=nodes))
+        tree = None
+        if is_round and width > 1 and trees is not None:
+            tree = Tree(depths=trees.depths[number, :width], sees=trees.sees[number, :width, :width])
+        spans.append(Span(row=row, offset=offset, width=width, start=start, is_round=is_round, tree=tree))
     return spans
-
-
-def _chain(width: int, device: torch.device) -> Tree:
-    number = torch.arange(width, device=device)
-    return Tree(depths=number, sees=number <= number[:, None])

@@ -3,8 +3,9 @@
 A token at position p reads [0, p], or (p - window, p] in a window layer: the window counts the token itself. A tree's
 node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which
 slots each row reads is worked out once a step and used in every layer. What is gathered grows with the live length,
-never with the row's width; how a row is padded depends on its own length alone, so its result does not depend on the
-rows beside it. Called by exec and spec.
+never with the row's width. Every token's keys are summed in one order: by position, in blocks that begin at multiples
+of `KEY_BLOCK`, padded to shapes that agree (`layers.alike`). So a token's result is bit for bit the same in a chunk of
+any cut, in a round of any width, in a tree and alone. Called by exec and spec.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from roost.layers.alike import KEY_BLOCK, Alike, alike_attention, padded_rows
 from roost.layers.rotary import Turns
 from roost.spec.shape import Branches
 
@@ -26,7 +28,7 @@ _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """How the tokens of a span hang together, where they are not a plain sequence."""
+    """How the tokens of a round hang together, where they are not a plain sequence."""
 
     depths: Tensor  # [width] position of each token, less the span's start; the root's is 0
     sees: Tensor  # [width, width] bool: which tokens of the span each one reads, itself included
@@ -40,7 +42,8 @@ class Span:
     offset: int  # flat tokens [offset, offset + width)
     width: int
     start: int  # slots [start, start + width) of the row; also their positions, without a tree
-    tree: Tree | None = None
+    is_round: bool = False  # read together with others of its width; else a chunk, if it has several tokens
+    tree: Tree | None = None  # of a round
 
     @property
     def end(self) -> int:
@@ -50,13 +53,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Read:
-    """Rows whose attention is one operation: decoding ones of like length, or a single chunk."""
+    """Rows whose attention is one operation: rounds of like length, nodes of trees, or a single chunk."""
 
     tokens: Tensor | slice  # their places in the flat batch; a slice: one chunk
     slots: Tensor  # [num_rows * num_keys]
-    mask: Tensor | None  # [num_rows, 1, width, num_keys], or [width, num_keys] of a chunk; None: plainly causal
+    mask: Tensor | None  # [num_rows, 1, width, num_keys], or [rows, num_keys] of a chunk; None: plainly causal
     num_rows: int
     width: int  # tokens of each row
+    rows: int  # queries are padded to a multiple of it
 
 
 def first_read(start: int, window: int | None) -> int:
@@ -64,36 +68,41 @@ def first_read(start: int, window: int | None) -> int:
     return 0 if window is None else max(0, start - window + 1)
 
 
-def plan_reads(table: Tensor, spans: Sequence[Span], *, page_size: int, window: int | None) -> list[Read]:
+def plan_reads(
+    table: Tensor, spans: Sequence[Span], *, page_size: int, window: int | None, head_dim: int
+) -> list[Read]:
     """What a step's rows read through a book's table [num_rows, pages_per_row]."""
+    alike = alike_attention(head_dim)
     reads: list[Read] = []
-    groups: dict[tuple[int, int], list[Span]] = {}  # decoding rows, by width and by how many keys they are padded to
+    groups: dict[tuple[int, int, bool], list[Span]] = {}  # rounds, by width, keys they are padded to, and kind
     for span in spans:
-        if span.width > 1 and span.tree is None:
-            reads.append(_chunk_read(table, span, page_size, window))
+        if span.width > 1 and not span.is_round:
+            reads.append(_chunk_read(table, span, page_size, window, alike))
         else:
-            num_keys = _padded(span.end - first_read(span.start, window))
-            groups.setdefault((span.width, num_keys), []).append(span)
-    for (_, num_keys), group in groups.items():
-        for part in _at_once(len(group), num_keys):
-            reads.append(_round_read(table, group[part], num_keys, page_size, window))
+            num_keys = alike.keys_for(span.end - _first_key(span.start, window))
+            groups.setdefault((span.width, num_keys, span.tree is not None), []).append(span)
+    for (width, num_keys, are_trees), group in groups.items():
+        read = _tree_read if are_trees else _round_read
+        for part in _at_once(len(group), num_keys * width if are_trees else num_keys):
+            reads.append(read(table, group[part], num_keys, page_size, window, alike))
     return reads
 
 
 def plan_branch_reads(
-    table: Tensor, rows: Sequence[int], branches: Sequence[Branches], step: int, *, page_size: int
+    table: Tensor, rows: Sequence[int], branches: Sequence[Branches], step: int, *, page_size: int, head_dim: int
 ) -> list[Read]:
     """What the K branches of each row read at a draft step: the prefix's whole pages, then the branch's own.
 
     The flat batch holds K tokens of each row, in order. Positions before `length` on a branch's own pages are copies.
     """
+    alike = alike_attention(head_dim)
     reads: list[Read] = []
     groups: dict[int, list[int]] = {}  # rows, by how many keys they are padded to
     for i, each in enumerate(branches):
-        groups.setdefault(_padded(each.base + each.topk * (each.last + step + 1)), []).append(i)
+        groups.setdefault(alike.keys_for(each.base + each.topk * (each.last + step + 1)), []).append(i)
     for num_keys, group in groups.items():
         for part in _at_once(len(group), num_keys):
-            reads.append(_branch_read(table, rows, branches, group[part], step, num_keys, page_size))
+            reads.append(_branch_read(table, rows, branches, group[part], step, num_keys, page_size, alike))
     return reads
 
 
@@ -122,12 +131,9 @@ def causal_attention(
     return torch.einsum("hgqk,khd->qhgd", weights, value).reshape(num_tokens, num_heads, head_dim)
 
 
-def _padded(num_keys: int) -> int:
-    """Keys that a row of `num_keys` is padded to: an eighth more at most, from 512 on."""
-    step = 64
-    while num_keys > 8 * step:
-        step *= 2
-    return -(-num_keys // step) * step
+def _first_key(start: int, window: int | None) -> int:
+    """First key that is laid out for a token at `start`: blocks of keys begin at the same positions for everybody."""
+    return first_read(start, window) // KEY_BLOCK * KEY_BLOCK
 
 
 def _at_once(num_rows: int, num_keys: int) -> list[slice]:
@@ -136,39 +142,66 @@ def _at_once(num_rows: int, num_keys: int) -> list[slice]:
     return [slice(first, first + at_once) for first in range(0, num_rows, at_once)]
 
 
-def _round_read(table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None) -> Read:
-    """One token in each of several rows, or the nodes of a tree in each."""
+def _round_read(
+    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, alike: Alike
+) -> Read:
+    """One token in each of several rows, or a chain of them in each."""
     device, width = table.device, spans[0].width
-    rows = torch.tensor([span.row for span in spans], device=device)[:, None]
-    starts = torch.tensor([span.start for span in spans], device=device)[:, None]
-    firsts = torch.tensor([first_read(span.start, window) for span in spans], device=device)[:, None]
-    at = firsts + torch.arange(num_keys, device=device)  # [num_rows, num_keys]
-    lasts = starts + width - 1
-    live = torch.minimum(at, lasts)  # the padding reads the last token again, without weight
-    seen = (at <= lasts)[:, None] if width == 1 else _seen_in_trees(spans, at, starts, window)
+    rows, starts, firsts, at = _keys_of(table, spans, num_keys, window)  # [num_rows, 1], and [num_rows, num_keys]
+    live = at.clamp(firsts, starts + width - 1)  # the padding reads a token again, without weight
+    positions = starts + torch.arange(width, device=device)  # [num_rows, width]
     offsets = torch.tensor([span.offset for span in spans], device=device)
     return Read(
         tokens=offsets if width == 1 else (offsets[:, None] + torch.arange(width, device=device)).flatten(),
         slots=_slots(table, rows, live, page_size).flatten(),
-        mask=_mask(seen)[:, None],
+        mask=_mask(_seen(at[:, None], positions[:, :, None], window))[:, None],
         num_rows=len(spans),
         width=width,
+        rows=alike.rows,
     )
 
 
-def _seen_in_trees(spans: list[Span], at: Tensor, starts: Tensor, window: int | None) -> Tensor:
-    """Which slots each node of some trees reads: [num_rows, width, num_keys]. Windows go by positions, not by slots."""
-    width = spans[0].width
+def _tree_read(
+    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, alike: Alike
+) -> Read:
+    """The nodes of trees, each as a row of its own: it reads what is before the tree, then its path from the root.
+
+    So its keys are in the order of their positions, as they are when the path has become plain text.
+    """
+    device, width = table.device, spans[0].width
+    rows, starts, firsts, at = (each[:, None] for each in _keys_of(table, spans, num_keys, window))
     trees = [span.tree for span in spans if span.tree is not None]
-    depths, sees = torch.stack([tree.depths for tree in trees]), torch.stack([tree.sees for tree in trees])
-    node = at - starts  # negative before the tree, too large in the padding
-    index = node.clamp(0, width - 1)
-    is_before = node < 0
-    seen = sees.gather(2, index[:, None].expand(-1, width, -1)) & (node < width)[:, None] | is_before[:, None]
-    if window is None:
-        return seen
-    of = torch.where(is_before, at, starts + depths.gather(1, index))
-    return seen & (of[:, None] > (starts + depths)[:, :, None] - window)
+    depths = torch.stack([tree.depths for tree in trees])  # [num_rows, width]
+    sees = torch.stack([tree.sees for tree in trees])
+    paths = torch.where(sees, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on
+    positions = starts + depths[:, :, None]  # [num_rows, width, 1]
+    at = at.expand(-1, width, -1)
+    live = torch.minimum(at.clamp(min=firsts), positions)
+    on_path = starts + paths.gather(2, (live - starts).clamp(min=0))
+    places = torch.where(live < starts, live, on_path)
+    offsets = torch.tensor([span.offset for span in spans], device=device)
+    return Read(
+        tokens=(offsets[:, None] + torch.arange(width, device=device)).flatten(),
+        slots=_slots(table, rows, places, page_size).flatten(),
+        mask=_mask(_seen(at, positions, window)).flatten(0, 1)[:, None, None],
+        num_rows=len(spans) * width,
+        width=1,
+        rows=alike.rows,
+    )
+
+
+def _keys_of(
+    table: Tensor, spans: list[Span], num_keys: int, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, starts and first reads [num_rows, 1] of rounds, and the positions [num_rows, num_keys] of their keys."""
+    columns = [(span.row, span.start, first_read(span.start, window), _first_key(span.start, window)) for span in spans]
+    row, start, first, first_key = torch.tensor(columns, device=table.device)[:, :, None].unbind(1)
+    return row, start, first, first_key + torch.arange(num_keys, device=table.device)
+
+
+def _seen(of: Tensor, at: Tensor, window: int | None) -> Tensor:
+    """Whether a token at position `at` reads a key of position `of`."""
+    return of <= at if window is None else (of <= at) & (of > at - window)
 
 
 def _branch_read(
@@ -179,6 +212,7 @@ def _branch_read(
     step: int,
     num_keys: int,
     page_size: int,
+    alike: Alike,
 ) -> Read:
     """A draft step of several rows: the prefix up to `base`, then each branch's own positions, one after the other."""
     device, topk = table.device, branches[0].topk
@@ -197,23 +231,26 @@ def _branch_read(
         mask=_mask(seen)[:, None],
         num_rows=len(group),
         width=topk,
+        rows=alike.rows,
     )
 
 
-def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None) -> Read:
+def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None, alike: Alike) -> Read:
     """Several tokens of one row, one after the other."""
     device, first = table.device, first_read(span.start, window)
-    of = torch.arange(first, span.end, device=device)
+    first_key = _first_key(span.start, window)
+    of = first_key + torch.arange(alike.keys_for(span.end - first_key), device=device)
     mask = None
-    if first or span.start or window is not None:
-        at = torch.arange(span.start, span.end, device=device)[:, None]
-        mask = _mask(of <= at if window is None else (of <= at) & (of > at - window))
+    if first_key or span.start or window is not None:
+        at = span.start + torch.arange(padded_rows(span.width, alike.rows), device=device)[:, None]
+        mask = _mask(_seen(of, at.clamp(max=span.end - 1), window))
     return Read(
         tokens=slice(span.offset, span.offset + span.width),
-        slots=_slots(table, torch.tensor(span.row, device=device), of, page_size),
+        slots=_slots(table, torch.tensor(span.row, device=device), of.clamp(first, span.end - 1), page_size),
         mask=mask,
         num_rows=1,
         width=span.width,
+        rows=alike.rows,
     )
 
 
@@ -235,11 +272,19 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, read: Read, scale: floa
     if not isinstance(read.tokens, slice):  # the heads that share keys stand in for a sequence
         shared = query.shape[1] // num_kv_heads
         heads = query.reshape(read.num_rows, read.width, num_kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
-        if mask is not None and read.width > 1:
-            mask = mask.repeat(1, 1, shared, 1)  # [num_rows, 1, shared * width, num_keys]
-        mixed = scaled_dot_product_attention(heads.flatten(2, 3), key, value, attn_mask=mask, scale=scale)
+        heads, num_rows = _padded(heads.flatten(2, 3), read.rows), shared * read.width
+        if mask is not None and read.width > 1:  # [num_rows, 1, shared * width, num_keys]
+            mask = _padded(mask.repeat(1, 1, shared, 1), read.rows)
+        mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, scale=scale)[:, :, :num_rows]
         return mixed.unflatten(2, (shared, read.width)).permute(0, 3, 1, 2, 4).reshape(query.shape)
     heads = query.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [num_kv_heads, shared, width, head_dim]
+    heads = _padded(heads, read.rows)
     key, value = (each.transpose(0, 1).expand(-1, heads.shape[1], -1, -1) for each in (key, value))
     mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return mixed.permute(2, 0, 1, 3).reshape(query.shape)
+    return mixed[:, :, : read.width].permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _padded(rows: Tensor, multiple: int) -> Tensor:
+    """Rows [..., num_rows, n] padded to a multiple."""
+    missing = padded_rows(rows.shape[-2], multiple) - rows.shape[-2]
+    return pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -2,7 +2,8 @@
 
 A layer is made once, at load, and called as a function. With int8 weights (a scale per output) each token is rounded
 with a scale of its own, and the products are whole numbers: a token's result is bit for bit the same whatever else is
-in the batch. Called by models, for every projection and for the head.
+in the batch. With fp32 weights on a CPU the rows are padded to numbers that agree (`layers.alike`), for the same end.
+Called by models, for every projection and for the head.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from roost.errors import ConfigError
+from roost.layers.alike import alike_rows, padded_rows
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 
@@ -31,7 +34,19 @@ def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
     dtype = activation_dtype(weights)
     if weights == "int8":
         return _int8(weight, bias)
-    return partial(torch.nn.functional.linear, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype))
+    kept, added = weight.to(dtype), None if bias is None else bias.to(dtype)
+    if weights == "fp32" and weight.device.type == "cpu":
+        return partial(_alike, weight=kept, bias=added)
+    return partial(linear, weight=kept, bias=added)
+
+
+def _alike(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A projection in float32 whose result for a token does not depend on how many there are."""
+    multiple = alike_rows(torch.get_num_threads()) or 1
+    missing = padded_rows(len(hidden), multiple) - len(hidden)
+    if not missing:
+        return linear(hidden, weight, bias)
+    return linear(pad(hidden, (0, 0, 0, missing)), weight, bias)[: len(hidden)]
 
 
 _STEPS = 127  # of a scale, on either side of zero
