@@ -6,6 +6,10 @@
 from importlib import import_module
 from typing import Any
 
+from roost.environment import let_threads_sleep
+
+let_threads_sleep()  # before anything loads torch
+
 __version__ = "0.1.0"
 
 _HOMES = {

@@ -8,7 +8,7 @@ from tests.tidy.source import Module, product
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("roost", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
+    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
     ("roost.sampling", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
@@ -116,10 +116,10 @@ def _mentions(module: Module, *names: str) -> bool:
     return any(isinstance(node, ast.Attribute) and ast.unparse(node) in names for node in ast.walk(module.tree))
 
 
-def test_only_the_config_reads_the_environment() -> None:
+def test_only_config_and_environment_know_the_environment() -> None:
     readers = [m.name for m in product() if _mentions(m, "os.environ", "os.getenv", "os.environb")]
     imported = [m.name for m in product() if any(n in ("environ", "getenv") for t, n in m.imports() if t == "os")]
-    assert set(readers + imported) <= {"roost.config"}
+    assert set(readers + imported) <= {"roost.config", "roost.environment"}
 
 
 def test_only_the_cuda_device_names_cuda() -> None:
