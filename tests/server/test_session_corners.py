@@ -1,7 +1,5 @@
-"""Corners of sessions over HTTP: time that is up, turns that wait too long, odd names, an engine that is silent."""
+"""Corners of sessions over HTTP: time that is up, turns that wait too long, odd names."""
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -147,22 +145,6 @@ def test_many_turns_at_once_are_made_one_after_the_other_or_refused(session: Cli
     assert set(statuses) <= {200, 409} and statuses[::2] == [200] * 6
     state = session.state()
     assert (state["turns"], state["length"]) == (statuses.count(200), statuses.count(200) * (len(ids) + 4))
-
-
-def test_closing_can_be_tried_again_after_an_engine_that_did_not_answer(start_tiny: StartTiny) -> None:
-    server = start_tiny("--health-answer-s", "1")
-    known = Client(server)
-    os.kill(server.engine_pid, signal.SIGSTOP)
-    try:
-        assert known.close().status_code == 503
-        assert server.post("/v1/sessions", {"id": "orphan"}).status_code == 503
-    finally:
-        os.kill(server.engine_pid, signal.SIGCONT)
-    wait_until(lambda: server.stats()["sessions"] == 1)
-    assert error(known.close()) == (404, "session_id"), "it was closed, after all"
-    assert server.http.get("/v1/sessions/orphan").status_code == 200, "it was opened, after all"
-    assert server.http.delete("/v1/sessions/orphan").status_code == 200
-    server.check_rest()
 
 
 def test_a_native_stream_says_the_raised_start_of_its_scores(native: Server) -> None:

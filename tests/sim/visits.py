@@ -1,7 +1,8 @@
 """Visits: what simulated clients do with sessions besides talking, and what they must be told.
 
 They open, close, rewind, fork and look at them, number their turns, send some twice, and let time pass. Each answer is
-worked out from what was said before; the engine is looked at only for what is shared through the tree.
+worked out from what was said before; the engine is looked at only for what is shared through the tree. Some commands
+come too late: they are refused and change nothing.
 """
 
 import random
@@ -13,6 +14,7 @@ from roost.messages import (
     CloseSession,
     Command,
     Event,
+    FlushCache,
     ForkSession,
     GetSession,
     GetSessions,
@@ -29,6 +31,8 @@ from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.rules import Rules
 
 MS = 1_000_000
+TICK_NS = MS
+LATE = 0.1  # chance per tick of a command that comes too late
 Refusal = tuple[int, str]  # status, parameter
 
 
@@ -70,6 +74,7 @@ class Visits:
     ) -> None:
         self._rng = random.Random(f"visits {seed}")  # apart, so that those who only talk are not disturbed
         self._salting = random.Random(f"salting {seed}")  # apart, like every habit that came later
+        self._late = random.Random(f"late {seed}")
         self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
         self._gone = "nobody"  # the last session that went away
         self._due: set[str] = set()  # whose time is up in this tick
@@ -77,7 +82,7 @@ class Visits:
         self.counts: dict[str, int] = {}
 
     def post(self, command: Command, check: Callable[[Event], None]) -> None:
-        """Send a command whose answer must pass a check."""
+        """Send a command whose answer must pass a check; it is read at the last moment at which it may be."""
 
         def reply(event: Event) -> None:
             try:
@@ -85,7 +90,17 @@ class Visits:
             except AssertionError as broken:
                 self.broken = self.broken or broken
 
-        self._engine.post(command, reply)
+        self._engine.post(command, reply, self._clock.now_ns() + TICK_NS)
+
+    def _post_late(self, command: Command) -> None:
+        """Send a command that is read one moment too late."""
+
+        def reply(event: Event) -> None:
+            if not (isinstance(event, Refused) and event.status == 503):
+                self.broken = self.broken or Broken(f"late: {command} was answered with {event}")
+
+        self.count("late")
+        self._engine.post(command, reply, self._clock.now_ns() + TICK_NS - 1)
 
     def count(self, what: str) -> None:
         """One more of something."""
@@ -176,6 +191,11 @@ class Visits:
             self._fork(source, fresh("s") if other is None or other.ttl_ms is not None else other.id)
         if rng.random() < habits.look:
             self._look(rng.choice(talks) if talks else None)
+        if self._late.random() < LATE:
+            name = self._late.choice([each.id for each in talks] or ["nobody"])
+            commands: list[Command] = [OpenSession(session_id="late"), ForkSession(session_id=name, new_id="late")]
+            commands += [RewindSession(session_id=name, turn=0), CloseSession(session_id=name), FlushCache()]
+            self._post_late(self._late.choice([*commands, Submit(request_id="late", tokens=(0,), session_id=name)]))
 
     def _rewind(self, conversation: Conversation) -> None:
         rng, length, num_turns = self._rng, len(conversation.tokens), len(conversation.turns)

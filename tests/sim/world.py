@@ -23,12 +23,11 @@ from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
 from tests.sim.rules import Rules
-from tests.sim.visits import Visits
+from tests.sim.visits import TICK_NS, Visits
 from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
-TICK_NS = 1_000_000
 SLOW_NS = 25 * TICK_NS
 
 

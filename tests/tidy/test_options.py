@@ -6,7 +6,7 @@ from roost.messages import Submit
 from roost.sampling import Sampling
 from tests.tidy.source import ROOT
 
-NO_OPTIONS = {"request_id", "tokens", "sampling"}  # a name, the prompt, and a group of options
+NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options
 GOOD = {"exact", "refused"}
 NUM_CELLS = 8  # four modes, two depths
 

@@ -84,7 +84,7 @@ class EngineLink:
         self._num_ids += 1
         return f"r{self._num_ids}"
 
-    async def ask(self, command: Command) -> Event:
+    async def ask(self, command: Command, within_s: float, watcher: Watcher | None = None) -> Event:
         """The answer to a command."""
         return await self._post(command).get()
 

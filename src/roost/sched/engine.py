@@ -39,13 +39,13 @@ class Engine:
         self.state: State = new_state(resolved, trace or Trace(), new_finder)
         self._executor = executor
         self._clock = clock
-        self._mailbox: SimpleQueue[tuple[Command, Reply] | None] = SimpleQueue()
+        self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()
         self._next_step = StepId(0)
         self._launched = False  # whether the last tick launched a step
 
-    def post(self, command: Command, reply: Reply) -> None:
-        """Hand a command to the engine; from any thread."""
-        self._mailbox.put((command, reply))
+    def post(self, command: Command, reply: Reply, read_by: int | None = None) -> None:
+        """Hand a command to the engine, from any thread; one that is read past `read_by`, of the clock, is refused."""
+        self._mailbox.put((command, reply, read_by))
 
     def stop(self) -> None:
         """Accept nothing more, and end `run` once everything accepted has ended; from any thread."""
@@ -89,7 +89,7 @@ class Engine:
             self._launch(flight)
         self._audit()
 
-    def _receive(self, mail: tuple[Command, Reply] | None) -> None:
+    def _receive(self, mail: tuple[Command, Reply, int | None] | None) -> None:
         self.state.now = self._clock.now_ns()
         if not (self.state.requests or self.state.flights):
             self.state.totals.last_step_at = self.state.now

@@ -40,9 +40,11 @@ STOP_LEN_MAX = 1024
 STOP_IDS_MAX = 1024
 
 
-def take(state: State, command: Command, reply: Reply) -> None:
-    """Carry out or refuse one command."""
+def take(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
+    """Carry out or refuse one command; whoever sent it has given it up once the clock is past `read_by`."""
     try:
+        if read_by is not None and state.now > read_by:
+            raise CapacityError(503, "the engine was busy for too long: this was not carried out")
         match command:
             case Submit():
                 _submit(state, command, reply)

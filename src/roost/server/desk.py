@@ -6,7 +6,7 @@ Owns the link to the engine, the model's language and the measurements. Called b
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -21,9 +21,9 @@ from roost.front.answer import RepeatedTurn, refusal
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
 from roost.server.body import aside
 from roost.server.generation import while_connected
-from roost.server.link import Link
+from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
-from roost.server.turns import Conversations
+from roost.server.turns import Change, Conversations
 from roost.text.language import Language
 
 PROMPTS_MAX = 256  # in one request
@@ -72,28 +72,33 @@ class Desk:
         assert self.link.started is not None
         return self.link.started.model_name
 
-    async def ask(self, command: Command) -> Event:
-        """The engine's answer to a command that has one; 503 if it does not come."""
+    async def ask(self, command: Command, watcher: Watcher | None = None) -> Event:
+        """The engine's answer to a command that has one; 503 if it was not carried out in time, or nobody can say."""
         limit_s = self.config.health_answer_s
-        try:
-            return await asyncio.wait_for(self.link.ask(command), limit_s)
-        except TimeoutError as error:
-            raise CapacityError(503, f"the engine has not answered for {limit_s} s") from error
+        answer = await self.link.ask(command, limit_s, watcher)
+        if answer is None:
+            raise CapacityError(503, f"the engine has not answered for {limit_s} s")
+        if isinstance(answer, Refused) and answer.status == 503:
+            raise refusal(answer)
+        return answer
 
-    async def ask_state(self, command: Command) -> SessionState:
+    async def ask_state(self, command: Command, watcher: Watcher | None = None) -> SessionState:
         """The state of a session that a command gives; a refusal is raised."""
-        answer = await self.ask(command)
+        answer = await self.ask(command, watcher)
         if isinstance(answer, Refused):
             raise refusal(answer)
         assert isinstance(answer, SessionState), answer
         return answer
 
-    async def close_overdue(self) -> None:
+    def close_overdue(self) -> None:
         """Close the sessions whose time is up and of which the engine cannot know; those it has times by itself."""
         for conversation in self.conversations.overdue():
-            conversation.is_closing = True
             self.conversations.forget(conversation)
-            await self.ask(CloseSession(session_id=conversation.id))
+            self.link.tell(CloseSession(session_id=conversation.id))  # whenever it reads that: before what comes after
+
+    def held(self, request: Request, session_id: str) -> AbstractAsyncContextManager[Change]:
+        """A session that no turn has and none gets meanwhile."""
+        return self.conversations.held(request, session_id, within_s=self.config.health_answer_s)
 
     async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""

@@ -58,7 +58,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _stats(desk: Desk) -> Stats:
-    await desk.close_overdue()
+    desk.close_overdue()
     answer = await desk.ask(GetStats())
     if not isinstance(answer, Stats):
         raise CapacityError(503, "the engine is not running")

@@ -1,13 +1,15 @@
 """Link: the server's end of the engine's process: start it, talk to it, notice when it is gone.
 
-Every command opens a numbered conversation; what comes back is put into its inbox. The process lives as long as its
-standard input is open, so it cannot outlive the server. Called on the server's event loop.
+Every command opens a numbered conversation; what comes back is put into its inbox, and shown to its watcher whether or
+not anybody still waits. The process lives as long as its standard input is open, so it cannot outlive the server.
+Called on the server's event loop.
 """
 
 import asyncio
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from itertools import count
@@ -21,21 +23,22 @@ import zmq.asyncio
 from roost.config import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.messages import Abort, Command, Event, Finished, Refused, Submit
-from roost.server.wire import Started, pack, unpack
+from roost.server.wire import Started, pack_command, unpack
 
 _STOP_S = 10  # the engine's process gets this long to end by itself
+_ANSWER_S = 2  # an answer to what was read in time gets this long to arrive
 
 Inbox = asyncio.Queue[Event]
 
 
 class Watcher(Protocol):
-    """Who follows a request whether or not its reader stays."""
+    """Who follows a request, or a command, whether or not anybody stays to hear of it."""
 
     def began(self) -> None:
-        """The request is on its way to the engine: a terminal event will come."""
+        """It is on its way to the engine: a terminal event, or an answer, will come."""
 
     def saw(self, event: Event) -> None:
-        """The next event of the request."""
+        """Its next event."""
 
 
 class Link:
@@ -49,7 +52,8 @@ class Link:
         self._events = self._socket(zmq.PULL, "events")
         self._process: asyncio.subprocess.Process | None = None
         self._inboxes: dict[int, Inbox] = {}
-        self._watchers: dict[int, Watcher] = {}  # of requests that have not ended, though their readers may have left
+        self._answers: dict[int, asyncio.Future[Event]] = {}  # of commands, to come
+        self._watchers: dict[int, Watcher] = {}  # of what has not ended, though who asked for it may have left
         self._names: dict[str, str] = {}  # of those that have not ended: the client's name, and the engine's
         self._numbers = count(1)  # of conversations; 0 is for what nobody answers or asked for
         self._ids = count()
@@ -90,14 +94,28 @@ class Link:
         """How the process ended, None while it runs."""
         return None if self._process is None else self._process.returncode
 
-    async def ask(self, command: Command) -> Event:
-        """Send a command that has one answer, and wait for it."""
-        number, inbox = self._open()
-        try:
-            await self._send(number, command)
-            return await inbox.get()
-        finally:
-            self._inboxes.pop(number, None)
+    async def ask(self, command: Command, within_s: float, watcher: Watcher | None = None) -> Event | None:
+        """Send a command that has one answer, and wait for it; None if none came.
+
+        What the engine has not read `within_s` later it refuses, and the answer is awaited longer than that: no answer
+        means that the engine was stopped between reading and answering. Whenever one comes, the watcher sees it, also
+        after the caller was cancelled.
+        """
+        self._check_running()
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        if watcher is not None:
+            self._watchers[number] = watcher
+            watcher.began()
+        await self._send(number, command, time.monotonic_ns() + int(within_s * 1e9))
+        await asyncio.wait({answer}, timeout=within_s + _ANSWER_S)
+        return answer.result() if answer.done() else None
+
+    def tell(self, command: Command) -> None:
+        """Send a command that is carried out whenever it is read; nobody waits for an answer."""
+        if not self.is_gone.is_set():
+            with suppress(zmq.Again):
+                self._commands.send(pack_command(0, command, None), flags=zmq.NOBLOCK)
 
     def new_id(self) -> str:
         """A name for a request that no other has or had."""
@@ -110,8 +128,9 @@ class Link:
         """
         if name in self._names:
             raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
-        number, inbox = self._open()
-        ended = False
+        self._check_running()
+        number, inbox, ended = next(self._numbers), Inbox(), False
+        self._inboxes[number] = inbox
         self._names[name] = submit.request_id
         if watcher is not None:
             self._watchers[number] = watcher
@@ -134,10 +153,8 @@ class Link:
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request, if it has not ended yet; nobody waits for an answer."""
-        if not self.is_gone.is_set():
-            with suppress(zmq.Again):
-                self._commands.send(pack([(0, Abort(request_id=request_id))]), flags=zmq.NOBLOCK)
+        """End a request, if it has not ended yet."""
+        self.tell(Abort(request_id=request_id))
 
     async def stop(self) -> None:
         """End the process: it finishes nothing more."""
@@ -154,15 +171,12 @@ class Link:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _open(self) -> tuple[int, Inbox]:
+    def _check_running(self) -> None:
         if self.is_gone.is_set() or self.started is None:
             raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
-        number, inbox = next(self._numbers), Inbox()
-        self._inboxes[number] = inbox
-        return number, inbox
 
-    async def _send(self, number: int, command: Command) -> None:
-        await self._commands.send(pack([(number, command)]))
+    async def _send(self, number: int, command: Command, read_by: int | None = None) -> None:
+        await self._commands.send(pack_command(number, command, read_by))
 
     async def _receive(self, ready: asyncio.Event) -> None:
         while True:
@@ -174,10 +188,13 @@ class Link:
                     self._hand_out(number, event)
 
     def _hand_out(self, number: int, event: Event) -> None:
+        answer = self._answers.pop(number, None)
         if (watcher := self._watchers.get(number)) is not None:
             watcher.saw(event)
-            if isinstance(event, Finished | Refused):
+            if answer is not None or isinstance(event, Finished | Refused):
                 del self._watchers[number]
+        if answer is not None:
+            answer.set_result(event)
         if (inbox := self._inboxes.get(number)) is not None:
             inbox.put_nowait(event)
 
@@ -187,5 +204,5 @@ class Link:
         await self._process.wait()
         self.is_gone.set()
         ready.set()
-        for number in {*self._inboxes, *self._watchers}:
+        for number in {*self._inboxes, *self._answers, *self._watchers}:
             self._hand_out(number, Refused(request_id="", status=500, message="the engine ended unexpectedly"))

@@ -88,7 +88,7 @@ async def session_prompt(
             raise RequestError(400, f"session_params.{name}", reason)
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
-    await desk.close_overdue()
+    desk.close_overdue()
     branches = desk.conversations.find(params.id).branches
     if branches is None:
         async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:

@@ -19,6 +19,7 @@ from roost.front.options import Options
 from roost.front.speculation import as_json
 from roost.messages import (
     CloseSession,
+    Event,
     Finished,
     ForkSession,
     GetSession,
@@ -35,7 +36,7 @@ from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
-from roost.server.turns import Conversation
+from roost.server.turns import Change, Closing, Conversation
 
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -62,7 +63,7 @@ async def sessions(request: Request) -> Response:
     """GET /v1/sessions."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    await desk.close_overdue()
+    desk.close_overdue()
     answer = await desk.ask(GetSessions())
     if not isinstance(answer, SessionStates):
         raise CapacityError(503, "the engine is not running")
@@ -73,7 +74,7 @@ async def session(request: Request) -> Response:
     """GET /v1/sessions/{id}."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    await desk.close_overdue()
+    desk.close_overdue()
     return json_response(state_json(desk, await desk.ask_state(GetSession(session_id=request.path_params["id"]))))
 
 
@@ -92,10 +93,10 @@ async def rewind(request: Request) -> Response:
     desk.check_ready()
     if (body.turn is None) == (body.length is None):
         raise RequestError(400, "turn", "give exactly one of turn and length")
-    async with desk.conversations.held(request.path_params["id"]) as conversation:
-        command = RewindSession(session_id=conversation.id, turn=body.turn, length=body.length)
-        state = await desk.ask_state(command)
-        conversation.cut(state.length, state.turns)
+    async with desk.held(request, request.path_params["id"]) as change:
+        command = RewindSession(session_id=change.conversation.id, turn=body.turn, length=body.length)
+        change.follow = change.conversation.rewound
+        state = await desk.ask_state(command, change)
     return json_response(state_json(desk, state))
 
 
@@ -104,11 +105,11 @@ async def fork(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, ForkBody)
     desk.check_ready()
-    async with desk.conversations.held(request.path_params["id"]) as conversation:
-        command = ForkSession(session_id=conversation.id, new_id=body.id or uuid4().hex)
+    async with desk.held(request, request.path_params["id"]) as change:
+        source = change.conversation
+        command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex)
         try:
-            copy = Conversation(command.new_id, conversation.transcript, conversation.usages)
-            state = await opened(desk, command, copy)
+            state = await opened(desk, command, Conversation(command.new_id, source.transcript, source.usages), change)
         except RequestError as error:
             raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -153,29 +154,56 @@ async def generate(request: Request) -> Response:
     return json_response(await answers.whole(output))
 
 
-async def opened(desk: Desk, command: OpenSession | ForkSession, conversation: Conversation) -> SessionState:
-    """Open a session in the engine, and here."""
-    await desk.close_overdue()
+async def opened(
+    desk: Desk, command: OpenSession | ForkSession, conversation: Conversation, change: Change | None = None
+) -> SessionState:
+    """Open a session in the engine, and here; where it is a fork, `change` is what has the other one meanwhile.
+
+    One that the engine opens after its opener was told that it did not, or has left, is closed again.
+    """
+    desk.close_overdue()
     if desk.conversations.are_many:
         before = desk.conversations.snapshot()
         answer = await desk.ask(GetSessions())
         if isinstance(answer, SessionStates):
             desk.conversations.forget_missing(before, {state.session_id for state in answer.sessions})
-    state = await desk.ask_state(command)
-    desk.conversations.open(conversation)
-    return state
+    opening = _Opening(desk, conversation)
+    if change is not None:
+        change.follow = opening.saw
+    try:
+        return await desk.ask_state(command, change or opening)
+    finally:
+        opening.is_awaited = False
 
 
 async def closed(desk: Desk, session_id: str) -> None:
     """Close a session; who waits for it is told that it is too late."""
     conversation = desk.conversations.known(session_id)  # the engine knows best whether there is one
-    if conversation is not None:
-        conversation.is_closing = True
-    answer = await desk.ask(CloseSession(session_id=session_id))
-    if conversation is not None and not (isinstance(answer, Refused) and answer.status == 410):
-        desk.conversations.forget(conversation)
+    closing = None if conversation is None else Closing(desk.conversations, conversation)
+    answer = await desk.ask(CloseSession(session_id=session_id), closing)
     if isinstance(answer, Refused):
         raise refusal(answer)
+
+
+class _Opening:
+    """An open or a fork on its way."""
+
+    def __init__(self, desk: Desk, conversation: Conversation) -> None:
+        self._desk = desk
+        self._conversation = conversation
+        self.is_awaited = True
+
+    def began(self) -> None:
+        """Nothing is there yet."""
+
+    def saw(self, event: Event) -> None:
+        """The engine has opened it, or not."""
+        if not isinstance(event, SessionState):
+            return
+        if self.is_awaited:
+            self._desk.conversations.open(self._conversation)
+        else:
+            self._desk.link.tell(CloseSession(session_id=self._conversation.id))
 
 
 def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:

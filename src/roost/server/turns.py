@@ -1,15 +1,16 @@
 """Turns: which session has a turn on its way, who waits for it, and what each session's chat has said so far.
 
 The engine holds a session's tokens; here is only what is needed to make the next ones: whether it is empty, and the
-transcript of its messages. A turn whose reader has left is as good as ended: the next one waits for its last event and
-goes on from there, whatever it says. Called by the endpoints that take a session.
+transcript of its messages. What the engine says was done is taken over whether or not anybody waits to hear it.
+A turn whose reader has left is as good as ended: the next one waits for its last event and goes on from there, whatever
+it says. Called by the endpoints that take a session.
 """
 
 import asyncio
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn
 from roost.front.options import TurnOf
-from roost.messages import Event, Finished, Refused, Tokens, Usage
+from roost.messages import Event, Finished, Refused, SessionClosed, SessionState, Tokens, Usage
 from roost.server.generation import while_connected
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Hidden, Language
@@ -109,8 +110,8 @@ class Conversation:
         self.usages = list(usages)  # of its committed turns
         self.notes = notes or {}  # what its opener said that the engine has no place for
         self.branches = branches  # not None: each of its requests has tokens of its own, here
-        self.is_closing = False
-        self.turn: Turn | None = None  # on its way to the engine, or not yet ended there
+        self.num_closing = 0  # commands to close it that the engine has not answered
+        self.holder: Hold | None = None  # a turn or a change on its way to the engine, or not yet ended there
         self.num_waiting = 0
         self.line = asyncio.Lock()  # first come, first served
         self.is_free = asyncio.Event()
@@ -118,7 +119,7 @@ class Conversation:
 
     def check_open(self) -> None:
         """Refuse what comes too late."""
-        if self.is_closing:
+        if self.num_closing:
             raise RequestError(410, "session_id", f"session {self.id!r} is closing")
 
     def check_streaming(self) -> None:
@@ -132,40 +133,89 @@ class Conversation:
             reason = f"turn {number} of session {self.id!r} is committed already"
             raise RepeatedTurn(409, "turn", reason, self.usages[number])
 
-    def cut(self, length: int, num_turns: int) -> None:
-        """The engine has cut it back."""
-        self.transcript = self.transcript.cut(length, num_turns)
-        del self.usages[num_turns:]
+    def rewound(self, event: Event) -> None:
+        """The engine has cut it back, if it says so."""
+        if isinstance(event, SessionState):
+            self.transcript = self.transcript.cut(event.length, event.turns)
+            del self.usages[event.turns :]
 
     async def is_busy(self) -> bool:
         """Whether a turn has it whose reader is still there."""
-        return self.turn is not None and not await self.turn.request.is_disconnected()
+        return isinstance(self.holder, Turn) and not await self.holder.request.is_disconnected()
 
     async def wait_until_free(self, *, queue: bool) -> None:
-        """Return when no turn has it; 409 if one does that nobody said to wait for."""
-        while self.turn is not None:
+        """Return when nobody has it; 409 if a turn does that nobody said to wait for."""
+        while self.holder is not None:
             if not queue and await self.is_busy():
                 raise _busy(self.id)
             await self.is_free.wait()
         self.check_open()
 
 
-class Turn:
+class Hold:
+    """Who has a session: from before anything is sent until the engine's last word, if anything was."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.is_sent = False
+
+    def began(self) -> None:
+        """It is on its way to the engine."""
+        self.is_sent = True
+
+    def leave(self) -> None:
+        """The session is free again; only who has it can say so."""
+        if self.conversation.holder is self:
+            self.conversation.holder = None
+            self.conversation.is_free.set()
+
+
+class Change(Hold):
+    """A rewind or a fork of a session."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(conversation)
+        self.follow: Callable[[Event], None] = lambda event: None  # takes over here what was done there
+
+    def saw(self, event: Event) -> None:
+        """The engine has done it, or not."""
+        self.follow(event)
+        self.leave()
+
+
+class Closing:
+    """A close on its way; one that is not carried out leaves the session open."""
+
+    def __init__(self, conversations: "Conversations", conversation: Conversation) -> None:
+        self._conversations = conversations
+        self._conversation = conversation
+
+    def began(self) -> None:
+        """Nothing more begins there."""
+        self._conversation.num_closing += 1
+
+    def saw(self, event: Event) -> None:
+        """It is gone, closes for another, or stays."""
+        self._conversation.num_closing -= 1
+        if isinstance(event, SessionClosed) or (isinstance(event, Refused) and event.status == 404):
+            self._conversations.forget(self._conversation)
+
+
+class Turn(Hold):
     """One turn of a session, from before it is sent until its last event."""
 
     def __init__(self, conversation: Conversation, language: Language, request: Request) -> None:
-        self._conversation = conversation
+        super().__init__(conversation)
         self._language = language
         self.request = request
         self._messages: Sequence[Hidden] | None = None  # None: plain input
         self._generates = False
         self._output: list[int] = []  # the last token is what counts
-        self.is_sent = False
 
     @property
     def length_before(self) -> int:
         """Tokens that the session holds before this turn."""
-        return self._conversation.transcript.length
+        return self.conversation.transcript.length
 
     def plain_tokens(self, tokens: tuple[int, ...], *, generates: bool) -> tuple[int, ...]:
         """The tokens of plain input, as they are."""
@@ -175,18 +225,14 @@ class Turn:
     def chat_tokens(self, messages: list[dict[str, Any]], *, generates: bool) -> tuple[int, ...]:
         """The tokens that messages add to the session."""
         self._messages, self._generates = self._language.hidden(messages), generates
-        return continuation(self._language, self._conversation.transcript, self._messages, answers=generates)
+        return continuation(self._language, self.conversation.transcript, self._messages, answers=generates)
 
     def no_tokens(self, *, generates: bool) -> tuple[int, ...]:
         """Nothing new: the model goes on, or answers the messages that were appended."""
-        transcript = self._conversation.transcript
+        transcript = self.conversation.transcript
         if transcript.is_chat and transcript.length:
             return self.chat_tokens([], generates=generates)
         return self.plain_tokens((), generates=generates)
-
-    def began(self) -> None:
-        """It is on its way to the engine."""
-        self.is_sent = True
 
     def saw(self, event: Event) -> None:
         """An event of it came; the last one says whether it is history now."""
@@ -198,7 +244,7 @@ class Turn:
             self.leave()
 
     def _commit(self, finished: Finished) -> None:
-        conversation = self._conversation
+        conversation = self.conversation
         conversation.transcript = conversation.transcript.add(
             self._language,
             length=finished.usage.prompt_tokens + finished.usage.completion_tokens,
@@ -206,12 +252,6 @@ class Turn:
             output=self._output if self._generates else None,
         )
         conversation.usages.append(finished.usage)
-
-    def leave(self) -> None:
-        """The session is free again; only its own turn can say so."""
-        if self._conversation.turn is self:
-            self._conversation.turn = None
-            self._conversation.is_free.set()
 
 
 class Conversations:
@@ -303,21 +343,28 @@ class Conversations:
             conversation.num_waiting -= 1
 
     @asynccontextmanager
-    async def held(self, session_id: str) -> AsyncIterator[Conversation]:
-        """A session that no turn has and none gets meanwhile."""
+    async def held(self, request: Request, session_id: str, *, within_s: float) -> AsyncIterator[Change]:
+        """A session that no turn has and none gets until what is sent meanwhile was answered; 503 if it is not free."""
         conversation = self.find(session_id)
         conversation.check_streaming()
         if await conversation.is_busy():
             raise _busy(session_id)
-        async with conversation.line:
-            await conversation.wait_until_free(queue=False)
-            yield conversation
+        change = Change(conversation)
+        try:
+            try:
+                await while_connected(request, _take(conversation, change, queue=False), within_s)
+            except TimeoutError as error:
+                raise CapacityError(503, f"session {session_id!r} was not free within {within_s:g} s") from error
+            yield change
+        finally:
+            if not change.is_sent:
+                change.leave()
 
 
-async def _take(conversation: Conversation, turn: Turn, *, queue: bool) -> None:
+async def _take(conversation: Conversation, holder: Hold, *, queue: bool) -> None:
     async with conversation.line:
         await conversation.wait_until_free(queue=queue)
-        conversation.turn = turn
+        conversation.holder = holder
         conversation.is_free.clear()
 
 

@@ -1,7 +1,8 @@
 """Wire: messages as bytes between the server and the engine's process; msgpack, never pickle.
 
-Each travels with the number of the conversation it belongs to. Only what is listed here can be decoded, and only into
-the fields it has. Called on both sides of the socket.
+Each travels with the number of the conversation it belongs to; a command also with the time by which it must be read,
+of the machine's monotonic clock, which both processes see. Only what is listed here can be decoded, and only into the
+fields it has. Called on both sides of the socket.
 """
 
 from collections.abc import Sequence
@@ -56,14 +57,26 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 _encoder = msgspec.msgpack.Encoder()
+_order = msgspec.msgpack.Decoder(tuple[int, int | None, str, msgspec.Raw])
 _envelopes = msgspec.msgpack.Decoder(list[tuple[int, str, msgspec.Raw]])
 
 
-def pack(messages: Sequence[tuple[int, Command | Event | Started]]) -> bytes:
-    """Numbered messages as bytes."""
-    return _encoder.encode([(number, type(message).__name__, message) for number, message in messages])
+def pack_command(number: int, command: Command, read_by: int | None) -> bytes:
+    """A numbered command as bytes."""
+    return _encoder.encode((number, read_by, type(command).__name__, command))
+
+
+def unpack_command(data: bytes) -> tuple[int, Any, int | None]:
+    """The number of a command, the command, and by when it must be read."""
+    number, read_by, name, raw = _order.decode(data)
+    return number, _DECODERS[name].decode(raw), read_by
+
+
+def pack(events: Sequence[tuple[int, Event | Started]]) -> bytes:
+    """Numbered events as bytes."""
+    return _encoder.encode([(number, type(event).__name__, event) for number, event in events])
 
 
 def unpack(data: bytes) -> list[tuple[int, Any]]:
-    """The numbered messages in some bytes."""
+    """The numbered events in some bytes."""
     return [(number, _DECODERS[name].decode(raw)) for number, name, raw in _envelopes.decode(data)]

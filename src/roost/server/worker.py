@@ -21,7 +21,7 @@ from roost.config import EngineConfig
 from roost.errors import ConfigError
 from roost.messages import Event, Reply
 from roost.sched.engine import Engine
-from roost.server.wire import Started, pack, unpack
+from roost.server.wire import Started, pack, unpack_command
 from roost.startup import Running, start
 from roost.terminal import loading_bar
 
@@ -89,8 +89,8 @@ def _read(context: "zmq.Context[Any]", folder: Path, engine: Engine, outbox: Out
     socket.set_hwm(0)
     socket.connect(f"ipc://{folder / 'commands'}")
     while True:
-        for number, command in unpack(socket.recv()):
-            engine.post(command, _reply(number, outbox))
+        number, command, read_by = unpack_command(socket.recv())
+        engine.post(command, _reply(number, outbox), read_by)
 
 
 def _reply(number: int, outbox: Outbox) -> Reply:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from roost.errors import RequestError
-from roost.messages import Abort
+from roost.messages import Abort, Refused, SessionClosed
 from roost.server.app import check_key
 from roost.server.body import convert
 from roost.server.schema import ChatBody, GenerateBody
-from roost.server.wire import pack, unpack
+from roost.server.wire import pack, pack_command, unpack, unpack_command
 from tests.tidy.source import product
 
 RUNS_WHAT_IT_READS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -51,12 +51,15 @@ class _Trap:
 
 
 def test_failure_mode_37_what_comes_over_the_wire_is_only_data(tmp_path: Path) -> None:
-    assert unpack(pack([(3, Abort(request_id="a"))])) == [(3, Abort(request_id="a"))]
-    forged = msgspec.msgpack.encode([(0, "Abort", {"request_id": 7})])
-    unknown = msgspec.msgpack.encode([(0, "Path", {"place": "a"})])
-    for data in (pickle.dumps(_Trap(tmp_path / "sprung")), forged, unknown):
+    told = [(3, SessionClosed(session_id="a")), (4, Refused(request_id="b", status=404, message=""))]
+    assert unpack(pack(told)) == told
+    assert unpack_command(pack_command(3, Abort(request_id="a"), 17)) == (3, Abort(request_id="a"), 17)
+    trap = pickle.dumps(_Trap(tmp_path / "sprung"))
+    for forged in (("Abort", {"request_id": 7}), ("Path", {"place": "a"}), None):
         with pytest.raises((msgspec.MsgspecError, KeyError)):
-            unpack(data)
+            unpack_command(trap if forged is None else msgspec.msgpack.encode((0, None, *forged)))
+        with pytest.raises((msgspec.MsgspecError, KeyError)):
+            unpack(trap if forged is None else msgspec.msgpack.encode([(0, *forged)]))
     assert not (tmp_path / "sprung").exists()
 
 

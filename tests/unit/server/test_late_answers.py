@@ -1,0 +1,199 @@
+"""Answers that come when nobody waits any more: the server's sessions are what the engine says they are.
+
+The link is the server's own; the engine is the test, which reads commands and answers when it likes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from roost.config import EngineConfig, ServerConfig
+from roost.messages import (
+    CloseSession,
+    Command,
+    Event,
+    ForkSession,
+    OpenSession,
+    Refused,
+    RewindSession,
+    SessionClosed,
+    SessionState,
+    Submit,
+)
+from roost.server import link as link_module
+from roost.server.app import make_app
+from roost.server.desk import Desk
+from roost.server.link import Link
+from roost.server.turns import Conversation
+from roost.server.wire import Started
+from roost.text.continuation import Transcript
+from roost.text.language import Language
+from tests.unit.text.small import byte_level
+
+
+class Silent(Link):
+    """A link whose engine says only what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineConfig())
+        language = Language(tokenizer=byte_level(), template=None).to_json()
+        self.started = Started(
+            model_name="silent", language=language, vocab_size=300, context=64, settings={}, load_s=0
+        )
+        self.sent: list[tuple[int, Command]] = []
+
+    async def _send(self, number: int, command: Command, read_by: int | None = None) -> None:
+        self.sent.append((number, command))
+
+    def tell(self, command: Command) -> None:
+        """Remember it."""
+        self.sent.append((0, command))
+
+    def commands(self, kind: type[Command]) -> list[Command]:
+        """The commands of a kind that were sent."""
+        return [command for _, command in self.sent if isinstance(command, kind)]
+
+    def answer(self, kind: type[Command], event: Event) -> None:
+        """Answer the last command of a kind."""
+        number = [number for number, command in self.sent if isinstance(command, kind)][-1]
+        self._hand_out(number, event)
+
+
+def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
+    """How an idle session stands."""
+    return SessionState(
+        session_id=session_id,
+        length=length,
+        resident=0,
+        turns=turns,
+        state="idle",
+        idle_ms=0,
+        ttl_ms=None,
+        max_tokens=None,
+        salt="",
+    )
+
+
+Scene = tuple[Desk, Silent, httpx.AsyncClient]
+
+
+@asynccontextmanager
+async def scene(monkeypatch: pytest.MonkeyPatch, *, patience_s: int = 0) -> AsyncIterator[Scene]:
+    """A server that waits for its engine no longer than it has to, with a session of one turn."""
+    monkeypatch.setattr(link_module, "_ANSWER_S", 0)
+    link = Silent()
+    desk = Desk(ServerConfig(health_answer_s=patience_s), link)
+    desk.open()
+    one = Transcript().add(desk.language, length=9, messages=None, output=None)
+    desk.conversations.open(Conversation("talk", one))
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(desk)), base_url="http://test") as http:
+            yield desk, link, http
+    finally:
+        await link.stop()
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a test's story."""
+    asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+
+
+def test_a_session_opened_after_its_opener_was_refused_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch) as (desk, link, http):
+            for path, body in (("/v1/sessions", {"id": "new"}), ("/v1/sessions/talk/fork", {"id": "new"})):
+                kind = OpenSession if path == "/v1/sessions" else ForkSession
+                assert (await http.post(path, json=body)).status_code == 503
+                link.answer(kind, state("new"))
+                assert link.commands(CloseSession)[-1] == CloseSession(session_id="new")
+                assert desk.conversations.known("new") is None
+            assert len(link.commands(CloseSession)) == 2
+            assert desk.conversations.find("talk").holder is None, "it can be forked again"
+
+    run(story)
+
+
+def test_a_refusal_that_comes_late_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch) as (desk, link, http):
+            assert (await http.post("/v1/sessions", json={"id": "talk"})).status_code == 503
+            link.answer(OpenSession, Refused(request_id="talk", status=409, message="is open already"))
+            assert link.commands(CloseSession) == [], "the name is another's"
+            assert desk.conversations.known("talk") is not None
+
+    run(story)
+
+
+def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch) as (desk, link, http):
+            assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503
+            assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503, "not free yet"
+            assert len(link.commands(RewindSession)) == 1
+            turn = asyncio.create_task(http.post("/v1/sessions/talk/generate", json={"text": "a", "max_tokens": 1}))
+            await _settle()
+            assert link.commands(Submit) == [], "what it adds depends on what the session holds"
+            link.answer(RewindSession, state("talk"))
+            assert desk.conversations.find("talk").transcript.length == 0
+            await _settle()
+            assert len(link.commands(Submit)) == 1
+            link.answer(Submit, Refused(request_id="r0", status=429, message="full"))
+            assert (await turn).status_code == 429
+
+    run(story)
+
+
+def test_a_close_is_taken_over_when_it_comes_and_undone_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch) as (desk, link, http):
+            assert (await http.delete("/v1/sessions/talk")).status_code == 503
+            assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 410
+            link.answer(CloseSession, Refused(request_id="talk", status=503, message="too late"))
+            assert desk.conversations.find("talk").num_closing == 0
+            assert (await http.delete("/v1/sessions/talk")).status_code == 503
+            link.answer(CloseSession, SessionClosed(session_id="talk"))
+            assert desk.conversations.known("talk") is None
+
+    run(story)
+
+
+def test_whoever_is_cancelled_while_it_waits_leaves_both_sides_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch, patience_s=60) as (desk, link, http):
+            asked = {
+                OpenSession: http.post("/v1/sessions", json={"id": "new"}),
+                RewindSession: http.post("/v1/sessions/talk/rewind", json={"turn": 0}),
+            }
+            for kind, request in asked.items():
+                task = asyncio.create_task(request)
+                await _settle()
+                assert len(link.commands(kind)) == 1
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                link.answer(kind, state("new" if kind is OpenSession else "talk"))
+            assert link.commands(CloseSession) == [CloseSession(session_id="new")]
+            assert desk.conversations.known("new") is None
+            assert desk.conversations.find("talk").transcript.length == 0
+
+    run(story)
+
+
+def test_nothing_is_kept_of_what_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with scene(monkeypatch) as (_, link, http):
+            await http.delete("/v1/sessions/talk")
+            link.answer(CloseSession, SessionClosed(session_id="talk"))
+            assert not (link._answers or link._watchers or link._inboxes)
+
+    run(story)
+
+
+async def _settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
