@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from roost.backend import BACKENDS, TORCH, Backend
+from roost.clients import ClientLimits
 from roost.errors import ConfigError
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
@@ -226,7 +227,14 @@ class ServerConfig:
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
     port: int = field(default=8000, metadata={"help": "port to listen at; 0: one that is free"})
     api_key: tuple[str, ...] = field(
-        default=(), metadata={"help": "a key that callers must show; may be given several times; also $ROOST_API_KEY"}
+        default=(),
+        metadata={
+            "help": "a key that callers must show; also $ROOST_API_KEY; several are those of as many clients, named "
+            "key-1, key-2, … by their order, the first an admin's (docs/KEYS.md)"
+        },
+    )
+    api_keys: str | None = field(
+        default=None, metadata={"help": "a TOML file with the keys, names and limits of clients (docs/KEYS.md)"}
     )
     drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
     stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
@@ -249,11 +257,16 @@ def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
     return given or ((own,) if own else ())
 
 
+def is_key(text: str) -> bool:
+    """Whether a text can be a key: a header must be able to say it."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
 def check_server(config: ServerConfig) -> None:
     """Raise ConfigError for the first option of a server that cannot work."""
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
-    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in config.api_key):
+    if not all(is_key(key) for key in config.api_key):
         raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
     _at_least("--drain-s", config.drain_s, 0)
     _at_least("--stall-s", config.stall_s, 1)
@@ -283,6 +296,7 @@ class EngineConfig:
     sched: SchedConfig = SchedConfig()
     session: SessionConfig = SessionConfig()
     spec: SpecConfig = SpecConfig()
+    clients: tuple[ClientLimits, ...] = ()  # who has limits of its own; a server's keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +307,7 @@ class Resolved:
     memory: MemoryConfig
     sched: SchedConfig
     session: SessionConfig
+    clients: dict[str, ClientLimits]  # by name; those without limits of their own need not be there
     spec: SpecShape
     widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int
@@ -427,6 +442,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         memory=memory,
         sched=sched,
         session=config.session,
+        clients={each.name: each for each in config.clients},
         spec=spec,
         widths=spec_widths(config.spec),
         vocab_size=traits.vocab_size,

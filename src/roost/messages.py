@@ -33,7 +33,7 @@ class Submit:
     queue: bool = False  # wait for a busy session instead of a 409
     turn: int | None = None  # the number it shall have: turns of its session that were committed before it
     salt: str = ""  # name space of the prefix cache; a session has its own
-    client: str = ""  # who asks, by the name of their key: whose limits and share count; '' where keys have no names
+    client: str = ""  # who asks, by the name of their key: whose sessions and cache, limits and share; '' without names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OpenSession:
     salt: str = ""
     ttl_ms: int | None = None  # closed when no turn has had it for so long; absent: --session-ttl-s
     max_tokens: int | None = None  # most tokens it may come to; absent: --max-session-tokens
-    client: str = ""  # who opens it: whose limits count
+    client: str = ""  # who opens it: whose it is, and whose limits count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class CloseSession:
     """Close a session; a running turn ends as aborted first."""
 
     session_id: str
+    client: str = ""  # whose session it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class RewindSession:
     session_id: str
     turn: int | None = None  # committed turns to keep
     length: int | None = None  # tokens to keep
+    client: str = ""  # whose session it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class ForkSession:
 
     session_id: str
     new_id: str
+    client: str = ""  # whose session it is, and whose the new one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +86,14 @@ class GetSession:
     """Ask how a session stands."""
 
     session_id: str
+    client: str = ""  # whose session it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSessions:
     """Ask how all sessions stand."""
+
+    client: str | None = None  # only those of this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +200,7 @@ class SessionState:
     ttl_ms: int | None
     max_tokens: int | None
     salt: str
+    client: str = ""  # whose it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,8 +352,8 @@ _SIMULATED = (
     Bug(
         "salt",
         "roost.sched.intake",
-        "            space=session.space if session else submit.salt,",
-        '            space=session.space if session else "",',
+        "            space=session.space if session else scoped(submit.client, submit.salt),",
+        '            space=session.space if session else scoped(submit.client, ""),',
         "27: requests of different salts share pages",
     ),
     Bug(

@@ -114,8 +114,8 @@ _OWN = (
     Bug(
         "mode_27_salt_is_fixed",
         "roost.sched.intake",
-        '    if session is not None and submit.salt not in ("", session.space):',
-        '    if session is not None and submit.salt not in ("", session.space, submit.salt):',
+        '    if session is not None and submit.salt not in ("", session.salt):',
+        '    if session is not None and submit.salt not in ("", session.salt, submit.salt):',
         "27: a turn with another salt than its session's is taken",
         test=_SESSIONS + "test_27_kv_of_one_salt_is_never_inherited_under_another[plain]",
     ),

@@ -115,8 +115,8 @@ class Server:
 class Stream:
     """An answer that is read event by event, or not read."""
 
-    def __init__(self, server: Server, path: str, body: dict[str, Any]) -> None:
-        self._client = httpx.Client(base_url=server.url, timeout=PATIENCE_S)
+    def __init__(self, server: Server, path: str, body: dict[str, Any], headers: httpx.Headers | None = None) -> None:
+        self._client = httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=headers)
         request = self._client.build_request("POST", path, json=body)
         self.response = self._client.send(request, stream=True)
         self._lines = self.response.iter_lines()

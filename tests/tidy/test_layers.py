@@ -9,7 +9,7 @@ from tests.tidy.source import Module, product
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
-    ("roost.sampling", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
+    ("roost.sampling", "roost.clients", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
     ("roost.session", "roost.models"),
@@ -23,6 +23,7 @@ CONTROL_PLANE = (
     "roost.session",
     "roost.sched",
     "roost.sampling",
+    "roost.clients",
     "roost.spec.shape",
     "roost.spec.widths",
     "roost.step",

@@ -4,6 +4,7 @@ Needs the server's packages (`pip install roost[server]`). The default model is 
 listens. Called by `main`.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
@@ -23,12 +24,18 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Serve until stopped."""
     try:
-        from roost.server.serve import serve  # noqa: PLC0415 (the other commands work without its packages)
+        from roost.server.keys import read_keys  # noqa: PLC0415 (the other commands work without its packages)
+        from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs the package {error.name}: pip install 'roost[server]'") from error
     config = group_of(args, ServerConfig)
     config = replace(config, api_key=api_keys(config.api_key))
     check_server(config)
+    keys = read_keys(config)
+    if keys.warning:
+        print(f"roost: warning: {keys.warning}", file=sys.stderr)
+    if keys.names:
+        print(f"keys: {keys.names}")
     with loading_bar("fetching") as progress:
         find_model(args.model, progress)
-    return serve(engine_of(args), config)
+    return serve(engine_of(args), config, keys)

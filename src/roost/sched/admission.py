@@ -1,11 +1,13 @@
 """Admission: who may leave the queue, and if nobody, why.
 
-By priority, then first come, first served. A request is let in when its whole prompt and the worst case of its
-rounds fit beside what those already running were promised; nothing is taken yet. Called by the loop.
+By priority, then first come, first served; requests of a client that has as many running as it may are passed over. A
+request is let in when its whole prompt and the worst case of its rounds fit beside what those already running were
+promised; nothing is taken yet. Called by the loop.
 """
 
 from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
+from roost.sched.limits import first_allowed
 from roost.sched.request import Mark, Request
 from roost.sched.state import Refusal, State
 
@@ -13,7 +15,9 @@ from roost.sched.state import Refusal, State
 def admit(state: State) -> str:
     """Let in as many as fit; returns why the next one has to wait, or '' if none waits."""
     while state.queued:
-        request = state.queued[0]
+        request = first_allowed(state)
+        if request is None:
+            return "each client in line has as many running as it may"
         reason = _no_place(state) or _refused_before(state, request)
         if reason:
             return reason

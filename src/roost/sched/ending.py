@@ -62,7 +62,7 @@ def close_if_free(state: State, session: Session) -> None:
     if session.closing and session.turn is None:
         state.totals.sessions_closed += 1
         state.sessions.close(session)
-        state.tell(state.closers.pop(session.id), SessionClosed(session_id=session.id))
+        state.tell(state.closers.pop(session.id), SessionClosed(session_id=session.name))
 
 
 def _end(

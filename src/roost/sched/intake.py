@@ -4,6 +4,7 @@ Checks everything that can be checked, then queues, marks or refuses; a refusal 
 answers. Never moves a page. Called by the loop while it drains the mailbox.
 """
 
+from roost.clients import scoped
 from roost.errors import CapacityError, RequestError
 from roost.kv.lease import TurnId
 from roost.messages import (
@@ -23,10 +24,18 @@ from roost.messages import (
 )
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop, refused
+from roost.sched.limits import check_priority, check_queued
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request
-from roost.sched.sessions import TOKENS_MAX, fork_session, open_session, rewind_session, session_state
+from roost.sched.sessions import (
+    TOKENS_MAX,
+    fork_session,
+    open_session,
+    rewind_session,
+    session_state,
+    session_states,
+)
 from roost.sched.settle import act_on_marks
 from roost.sched.state import State
 from roost.session.record import Record
@@ -55,16 +64,16 @@ def take(state: State, command: Command, reply: Reply, read_by: int | None = Non
             case CloseSession():
                 _close(state, command, reply)
             case RewindSession():
-                _end_aborted(state, command.session_id)
+                _end_aborted(state, command)
                 state.tell(reply, rewind_session(state, command))
             case ForkSession():
-                _end_aborted(state, command.session_id)
+                _end_aborted(state, command)
                 state.tell(reply, fork_session(state, command))
             case GetSession():
-                state.tell(reply, session_state(state, state.sessions.find(command.session_id, may_close=True)))
+                session = state.sessions.find(command.session_id, command.client, may_close=True)
+                state.tell(reply, session_state(state, session))
             case GetSessions():
-                every = tuple(session_state(state, session) for session in state.sessions.table.values())
-                state.tell(reply, SessionStates(sessions=every))
+                state.tell(reply, SessionStates(sessions=session_states(state, command.client)))
             case FlushCache():
                 state.tell(reply, flush(state))
             case GetStats():
@@ -88,20 +97,22 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         raise CapacityError(503, "the engine is stopping")
     if submit.request_id in state.requests:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
-    session = state.sessions.find(submit.session_id) if submit.session_id is not None else None
+    session = state.sessions.find(submit.session_id, submit.client) if submit.session_id is not None else None
     _check_values(submit, session, state.resolved.vocab_size)
+    check_priority(state, submit)
     if session is not None:
         check_number(session, submit.turn)
     if submit.stop and state.new_finder is None:
         raise RequestError(400, "stop", "this engine has no tokenizer: texts cannot be looked for, token ids can")
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
+    check_queued(state, submit.client)
     state.num_arrived += 1
     request = Request(
         submit=submit,
         turn=Turn(
             id=TurnId(state.num_arrived),
-            space=session.space if session else submit.salt,
+            space=session.space if session else scoped(submit.client, submit.salt),
             session=session,
             record=session.record if session else Record(),
             input_tokens=submit.tokens,
@@ -134,7 +145,7 @@ def _wait_for(state: State, session: Session, request: Request) -> None:
     is_next = all(state.turns[turn].mark is Mark.ABORT for turn in (session.turn, *session.waiting))
     if not request.submit.queue and not is_next:
         raise RequestError(
-            409, "session_id", f"session {session.id!r} has a turn that has not ended (queue: true waits)"
+            409, "session_id", f"session {session.name!r} has a turn that has not ended (queue: true waits)"
         )
     session.waiting.append(request.turn.id)
 
@@ -173,8 +184,8 @@ def _check_session_values(submit: Submit, session: Session | None, vocab_size: i
         raise RequestError(400, "tokens", f"ids must be in [0, {vocab_size - 1}]")
     if any(not 0 <= token < vocab_size for token in submit.stop_token_ids):
         raise RequestError(400, "stop_token_ids", f"ids must be in [0, {vocab_size - 1}]")
-    if session is not None and submit.salt not in ("", session.space):
-        raise RequestError(400, "salt", f"session {session.id!r} was opened with another salt, which is fixed")
+    if session is not None and submit.salt not in ("", session.salt):
+        raise RequestError(400, "salt", f"session {session.name!r} was opened with another salt, which is fixed")
     if session is None and submit.queue:
         raise RequestError(400, "queue", "only a turn of a session can wait for its session")
     if session is None and submit.turn is not None:
@@ -188,18 +199,18 @@ def _abort(state: State, abort: Abort) -> None:
     state.mark(request, Mark.ABORT)
 
 
-def _end_aborted(state: State, session_id: str) -> None:
+def _end_aborted(state: State, command: RewindSession | ForkSession) -> None:
     """A turn that was aborted is not in the way of what is asked of its session after it."""
-    state.sessions.find(session_id)  # what is closing stays as it is
+    state.sessions.find(command.session_id, command.client)  # what is closing stays as it is
     act_on_marks(state, Mark.ABORT)
 
 
 def _close(state: State, close: CloseSession, reply: Reply) -> None:
-    session = state.sessions.find(close.session_id)
+    session = state.sessions.find(close.session_id, close.client)
     session.closing = True
     state.closers[session.id] = reply
     for turn in session.waiting:
-        drop(state, state.turns[turn], RequestError(410, "session_id", f"session {session.id!r} is closing"))
+        drop(state, state.turns[turn], RequestError(410, "session_id", f"session {session.name!r} is closing"))
     session.waiting.clear()
     if session.turn is not None:
         state.mark(state.turns[session.turn], Mark.ABORT)

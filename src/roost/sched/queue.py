@@ -16,7 +16,7 @@ class AlreadyCommitted(RequestError):
     """A turn whose number another has: the client sent it twice."""
 
     def __init__(self, number: int, session: Session) -> None:
-        super().__init__(409, "turn", f"turn {number} of session {session.id!r} is committed already")
+        super().__init__(409, "turn", f"turn {number} of session {session.name!r} is committed already")
         self.usage: Usage = session.turns[number].usage
 
 
@@ -27,7 +27,7 @@ def check_number(session: Session, number: int | None) -> None:
     if number < len(session.turns):
         raise AlreadyCommitted(number, session)
     if number > len(session.turns) and session.turn is None:
-        raise RequestError(409, "turn", f"the next turn of session {session.id!r} is {len(session.turns)}")
+        raise RequestError(409, "turn", f"the next turn of session {session.name!r} is {len(session.turns)}")
 
 
 def set_limits(state: State, request: Request) -> None:

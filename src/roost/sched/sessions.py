@@ -6,8 +6,10 @@ Nothing polls: who is past its ttl goes before the next tick or command looks. C
 
 from bisect import bisect_right
 
+from roost.clients import scoped
 from roost.errors import CapacityError, RequestError
 from roost.messages import ForkSession, OpenSession, RewindSession, SessionState
+from roost.sched.limits import check_sessions, limits_of
 from roost.sched.state import State
 from roost.session.table import Session
 
@@ -20,17 +22,19 @@ MS = 1_000_000  # nanoseconds
 def open_session(state: State, command: OpenSession) -> SessionState:
     """A new, empty session."""
     limits = state.resolved.session
-    _check_new(state, "session_id", command.session_id)
+    _check_new(state, "session_id", command.session_id, command.client)
     if command.ttl_ms is not None:
         _check_range("ttl_ms", command.ttl_ms, 1, TTL_MS_MAX)
     if command.max_tokens is not None:
         most = limits.max_session_tokens
         _check_range("max_tokens", command.max_tokens, 1, most if most is not None else TOKENS_MAX)
-    ttl_s = limits.session_ttl_s
+    own_ttl_s = limits_of(state, command.client).session_ttl_s
+    ttl_s = own_ttl_s if own_ttl_s is not None else limits.session_ttl_s
     ttl_ms = command.ttl_ms if command.ttl_ms is not None or ttl_s is None else ttl_s * 1000
     session = Session(
-        id=command.session_id,
-        space=command.salt,
+        id=scoped(command.client, command.session_id),
+        space=scoped(command.client, command.salt),
+        client=command.client,
         ttl_ns=None if ttl_ms is None else ttl_ms * MS,
         max_tokens=command.max_tokens if command.max_tokens is not None else limits.max_session_tokens,
         last_used=state.now,
@@ -41,14 +45,14 @@ def open_session(state: State, command: OpenSession) -> SessionState:
 
 def fork_session(state: State, command: ForkSession) -> SessionState:
     """A session that goes on from where another is."""
-    session = _free(state, command.session_id)
-    _check_new(state, "new_id", command.new_id)
+    session = _free(state, command)
+    _check_new(state, "new_id", command.new_id, command.client)
     return _opened(state, state.sessions.fork(session, command.new_id, state.now))
 
 
 def rewind_session(state: State, command: RewindSession) -> SessionState:
     """Cut a session to a number of turns, or of tokens."""
-    session = _free(state, command.session_id)
+    session = _free(state, command)
     turn, length = command.turn, command.length
     if (turn is None) == (length is None):
         raise RequestError(400, "turn", "exactly one of turn and length must be given")
@@ -71,7 +75,7 @@ def session_state(state: State, session: Session) -> SessionState:
     phase = "idle" if request is None else "waiting" if request.row is None else "running"
     lease = session.lease if request is None or request.turn.lease is None else request.turn.lease
     return SessionState(
-        session_id=session.id,
+        session_id=session.name,
         length=len(session.record),
         resident=0 if lease is None else lease.settled_len,
         turns=len(session.turns),
@@ -79,8 +83,15 @@ def session_state(state: State, session: Session) -> SessionState:
         idle_ms=(state.now - session.last_used) // MS if request is None else 0,
         ttl_ms=None if session.ttl_ns is None else session.ttl_ns // MS,
         max_tokens=session.max_tokens,
-        salt=session.space,
+        salt=session.salt,
+        client=session.client,
     )
+
+
+def session_states(state: State, client: str | None) -> tuple[SessionState, ...]:
+    """How the sessions of a client stand, or all."""
+    every = state.sessions.table.values()
+    return tuple(session_state(state, session) for session in every if client in (None, session.client))
 
 
 def expire(state: State) -> None:
@@ -119,23 +130,24 @@ def _check_range(param: str, value: int, least: int, most: int) -> None:
         raise RequestError(400, param, f"must be in [{least}, {most}], got {value}")
 
 
-def _free(state: State, session_id: str) -> Session:
+def _free(state: State, command: RewindSession | ForkSession) -> Session:
     """An open session that no turn has, and none waits for."""
-    session = state.sessions.find(session_id)
+    session = state.sessions.find(command.session_id, command.client)
     if session.turn is not None:
-        raise RequestError(409, "session_id", f"session {session_id!r} has a turn that has not ended")
+        raise RequestError(409, "session_id", f"session {session.name!r} has a turn that has not ended")
     return session
 
 
-def _check_new(state: State, param: str, session_id: str) -> None:
-    """An id that a new session can have, and a place for it."""
-    if not 1 <= len(session_id) <= ID_LEN_MAX:
-        raise RequestError(400, param, f"must have 1 to {ID_LEN_MAX} characters, got {len(session_id)}")
-    if session_id in state.sessions.table:
-        raise RequestError(409, param, f"a session {session_id!r} is open already")
+def _check_new(state: State, param: str, name: str, client: str) -> None:
+    """An id that a client's new session can have, and a place for it."""
+    if not 1 <= len(name) <= ID_LEN_MAX:
+        raise RequestError(400, param, f"must have 1 to {ID_LEN_MAX} characters, got {len(name)}")
+    if scoped(client, name) in state.sessions.table:
+        raise RequestError(409, param, f"a session {name!r} is open already")
     most = state.resolved.session.max_sessions
     if len(state.sessions.table) >= most:
         raise CapacityError(429, f"{most} sessions are open: --max-sessions")
+    check_sessions(state, client)
 
 
 def _opened(state: State, session: Session) -> SessionState:

@@ -70,9 +70,8 @@ class State:
         insort(self.queued, request, key=_order)
 
     def start_running(self, request: Request) -> None:
-        """Move the head of the queue to the running requests."""
-        assert self.queued[0] is request, request.id
-        del self.queued[0]
+        """Move a request from the queue to the running ones."""
+        self.queued.remove(request)
         insort(self.running, request, key=_order)
 
     def send(self, request: Request, event: Event) -> None:

@@ -21,6 +21,7 @@ from roost.front.answer import RepeatedTurn, refusal
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
 from roost.server.body import aside
 from roost.server.generation import while_connected
+from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
 from roost.server.turns import Change, Conversations
@@ -33,9 +34,10 @@ LOGPROB_LEAST = -9999.0  # as OpenAI reports it
 class Desk:
     """The server's state."""
 
-    def __init__(self, config: ServerConfig, link: Link) -> None:
+    def __init__(self, config: ServerConfig, link: Link, keys: Keys = NO_KEYS) -> None:
         self.config = config
         self.link = link
+        self.keys = keys
         self.metrics = Metrics()
         self.conversations = Conversations()
         self.began = int(time.time())
@@ -94,7 +96,8 @@ class Desk:
         """Close the sessions whose time is up and of which the engine cannot know; those it has times by itself."""
         for conversation in self.conversations.overdue():
             self.conversations.forget(conversation)
-            self.link.tell(CloseSession(session_id=conversation.id))  # whenever it reads that: before what comes after
+            # whenever it reads that: before what comes after
+            self.link.tell(CloseSession(session_id=conversation.id, client=conversation.client))
 
     def held(self, request: Request, session_id: str) -> AbstractAsyncContextManager[Change]:
         """A session that no turn has and none gets meanwhile."""

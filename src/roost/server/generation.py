@@ -7,7 +7,7 @@ Measures times on the way. Called by the endpoints.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ class Prompt:
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
     offset: int = 0  # tokens of the session before these
+    client: str = ""  # whose it is
     watcher: Watcher | None = None  # is told of all events of the turn, whoever else is
 
 
@@ -113,7 +114,7 @@ def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]
         Output(
             name=prompt.request_id + submit.request_id.removeprefix(engine_id),
             prompt=prompt,
-            submit=submit,
+            submit=replace(submit, client=prompt.client),
             answer=Answer(language.tokenizer, prompt.options),
         )
         for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer, prompt.turn)

@@ -15,6 +15,7 @@ from roost.errors import CapacityError
 from roost.front.speculation import as_json
 from roost.messages import GetStats, Stats
 from roost.server.desk import Desk, json_response
+from roost.server.keys import caller, check_admin
 
 
 async def health(request: Request) -> Response:
@@ -38,21 +39,24 @@ async def server_info(request: Request) -> Response:
     """GET /server_info."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    stats, started = await _stats(desk), desk.link.started
+    started = desk.link.started
     assert started is not None
     info: dict[str, Any] = {
         "version": roost.__version__,
         "model": started.model_name,
         "settings": started.settings,
         "load_s": round(started.load_s, 3),
-        "stats": {**asdict(stats), "spec": as_json(stats.spec)},
     }
+    if caller(request).is_admin:  # the numbers are all clients' together
+        stats = await _stats(desk)
+        info["stats"] = {**asdict(stats), "spec": as_json(stats.spec)}
     return json_response(info)
 
 
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
     desk: Desk = request.app.state.desk
+    check_admin(request)
     desk.check_alive()
     return Response(desk.metrics.exposition(await _stats(desk)), media_type="text/plain; version=0.0.4")
 

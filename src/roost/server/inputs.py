@@ -72,6 +72,7 @@ class Taken:
             names={**names, "salt": "cache_salt"},
             turn=self.of,
             offset=self.turn.length_before,
+            client=self.turn.conversation.client,
             watcher=self.turn,
         )
 

@@ -54,7 +54,7 @@ class Link:
         self._inboxes: dict[int, Inbox] = {}
         self._answers: dict[int, asyncio.Future[Event]] = {}  # of commands, to come
         self._watchers: dict[int, Watcher] = {}  # of what has not ended, though who asked for it may have left
-        self._names: dict[str, str] = {}  # of those that have not ended: the client's name, and the engine's
+        self._names: dict[tuple[str, str], str] = {}  # of those that have not ended: whose, its name, and the engine's
         self._numbers = count(1)  # of conversations; 0 is for what nobody answers or asked for
         self._ids = count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,10 +84,10 @@ class Link:
         if self.started is None:
             raise CapacityError(503, "the engine did not start")
 
-    @property
-    def session_ttl_s(self) -> int | None:
-        """How long an unused session lives that does not say so itself; None: for ever."""
-        return self._config.session.session_ttl_s
+    def session_ttl_s(self, client: str) -> int | None:
+        """How long an unused session of a client lives that does not say so itself; None: for ever."""
+        own = [limits.session_ttl_s for limits in self._config.clients if limits.name == client]
+        return own[0] if own and own[0] is not None else self._config.session.session_ttl_s
 
     @property
     def exit_code(self) -> int | None:
@@ -126,12 +126,13 @@ class Link:
 
         The watcher sees every event as it comes, also those after the reader has left.
         """
-        if name in self._names:
+        own = (submit.client, name)
+        if own in self._names:
             raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
         self._check_running()
         number, inbox, ended = next(self._numbers), Inbox(), False
         self._inboxes[number] = inbox
-        self._names[name] = submit.request_id
+        self._names[own] = submit.request_id
         if watcher is not None:
             self._watchers[number] = watcher
             watcher.began()
@@ -143,13 +144,14 @@ class Link:
                 yield event
         finally:
             self._inboxes.pop(number, None)
-            del self._names[name]
+            del self._names[own]
             if not ended:
                 self.abort(submit.request_id)
 
-    def abort_where(self, is_meant: Callable[[str], bool]) -> None:
-        """End the requests to which clients gave such names."""
-        for request_id in [request_id for name, request_id in self._names.items() if is_meant(name)]:
+    def abort_where(self, is_meant: Callable[[str], bool], client: str | None = None) -> None:
+        """End the requests to which a client gave such names; None: any client."""
+        asked = [(name, found) for (whose, name), found in self._names.items() if client in (None, whose)]
+        for request_id in [request_id for name, request_id in asked if is_meant(name)]:
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:

@@ -21,6 +21,7 @@ from roost.messages import Finished, FlushCache, Flushed, Refused, Score, SpecSt
 from roost.server.body import convert, read, whole
 from roost.server.desk import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
+from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt
 from roost.server.schema import (
     AbortBody,
@@ -47,7 +48,7 @@ async def generate(request: Request) -> Response:
     options = _options(body, len(inputs))
     rids = _rids(body, len(inputs))
     prompts = [
-        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body, number))
+        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body, number), client=caller(request).name)
         for number, (rid, tokens, each) in enumerate(zip(rids, inputs, options, strict=True))
     ]
     return await _answer(request, _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options)))
@@ -58,10 +59,9 @@ async def _turn(request: Request, desk: Desk, body: GenerateBody, params: Sessio
     text, ids = one_input(body)
     (options,), (rid,), names = _options(body, 1), _rids(body, 1), _names(body, 0)
     names |= {"session_id": "session_params.id", "salt": "cache_salt"}
+    asked = Prompt(request_id=rid, options=options, names=names, client=caller(request).name)
     try:
-        async with session_prompt(
-            request, params, text, ids, Prompt(request_id=rid, options=options, names=names)
-        ) as prompt:
+        async with session_prompt(request, params, text, ids, asked) as prompt:
             return await _answer(request, _Answers(desk, body, [prompt], is_list=False))
     except RequestError as error:
         if error.status != 413:
@@ -83,13 +83,16 @@ async def abort_request(request: Request) -> Response:
     desk.check_alive()
     if body.abort_all == (body.rid is not None):
         raise RequestError(400, "rid", "must be given, or abort_all: true, and not both")
-    desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid)
+    client = caller(request)
+    whose = None if body.abort_all and client.is_admin else client.name
+    desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
     return json_response({"success": True})
 
 
 async def flush_cache(request: Request) -> Response:
     """POST /flush_cache."""
     desk: Desk = request.app.state.desk
+    check_admin(request)
     data = await whole(request)
     if data:
         convert(data, EmptyBody)

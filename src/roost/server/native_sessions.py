@@ -21,6 +21,7 @@ from roost.server.body import aside, read
 from roost.server.desk import Desk, json_response
 from roost.server.generation import Prompt
 from roost.server.inputs import taken
+from roost.server.keys import caller
 from roost.server.schema import CloseNativeBody, GenerateBody, OpenNativeBody, SessionParams
 from roost.server.sessions import closed, opened
 from roost.server.turns import Branch, Branches, Conversation
@@ -39,11 +40,12 @@ async def open_session(request: Request) -> Response:
         ttl_ms = TTL_MS_MAX  # the engine does not see it being used: its time is told here
     said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
     notes = {"capacity_of_str_len": said, "streaming": streams}
-    timeout_s = body.timeout if body.timeout is not None else desk.link.session_ttl_s
+    client = caller(request).name
+    timeout_s = body.timeout if body.timeout is not None else desk.link.session_ttl_s(client)
     branches = None if streams else Branches(timeout_s)
     try:
-        conversation = Conversation(name, notes=notes, branches=branches)
-        await opened(desk, OpenSession(session_id=name, ttl_ms=ttl_ms), conversation)
+        conversation = Conversation(name, notes=notes, branches=branches, client=client)
+        await opened(desk, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), conversation)
     except RequestError as error:
         raise RequestError(400 if error.status == 409 else error.status, error.param, error.reason) from error
     return json_response(name)
@@ -54,7 +56,7 @@ async def close_session(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, CloseNativeBody)
     desk.check_alive()
-    await closed(desk, body.session_id)
+    await closed(desk, body.session_id, caller(request).name)
     return Response(status_code=200)
 
 
@@ -89,7 +91,7 @@ async def session_prompt(
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
     desk.close_overdue()
-    branches = desk.conversations.find(params.id).branches
+    branches = desk.conversations.find(params.id, caller(request).name).branches
     if branches is None:
         async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
             if ids is not None and turn.turn.length_before:

@@ -22,6 +22,7 @@ from roost.server.body import read
 from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, taken
+from roost.server.keys import caller
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
@@ -67,7 +68,7 @@ async def chat(request: Request) -> Response:
     if body.session_id is None:
         check_no_session(body)
         tokens = await desk.conversation(messages, "messages")
-        prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names)
+        prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names, client=caller(request).name)
         return await _answer(request, body, _Chat(desk, [prompt]))
     async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await turn.input(messages=messages)
@@ -93,7 +94,13 @@ async def completions(request: Request) -> Response:
         return await _session_completion(request, body, name, options, names)
     check_no_session(body)
     prompts = [
-        Prompt(request_id=name if number == 0 else f"{name}-{number}", tokens=tokens, options=options, names=names)
+        Prompt(
+            request_id=name if number == 0 else f"{name}-{number}",
+            tokens=tokens,
+            options=options,
+            names=names,
+            client=caller(request).name,
+        )
         for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
     ]
     return await _answer(request, body, _Text(desk, prompts, echo=body.echo))

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import uvicorn
 
@@ -16,19 +17,20 @@ from roost.config import EngineConfig, ServerConfig
 from roost.errors import CapacityError
 from roost.server.app import make_app
 from roost.server.desk import Desk
+from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link
 
 HEADER_BYTES_MAX = 32 * 1024
 _LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
 
 
-def serve(engine: EngineConfig, config: ServerConfig) -> int:
+def serve(engine: EngineConfig, config: ServerConfig, keys: Keys = NO_KEYS) -> int:
     """Serve until told to stop; returns the exit code."""
-    return asyncio.run(_serve(engine, config))
+    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, keys))
 
 
-async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
-    desk = Desk(config, Link(engine))
+async def _serve(engine: EngineConfig, config: ServerConfig, keys: Keys) -> int:
+    desk = Desk(config, Link(engine), keys)
     server = _Server(
         uvicorn.Config(
             make_app(desk),

@@ -35,6 +35,7 @@ from roost.server.body import read
 from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
+from roost.server.keys import caller
 from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
 from roost.server.turns import Change, Closing, Conversation
 
@@ -51,9 +52,10 @@ async def open_session(request: Request) -> Response:
         salt=body.salt or "",
         ttl_ms=None if body.ttl_s is None else int(body.ttl_s * 1000),
         max_tokens=body.max_tokens,
+        client=caller(request).name,
     )
     try:
-        state = await opened(desk, command, Conversation(command.session_id))
+        state = await opened(desk, command, Conversation(command.session_id, client=command.client))
     except RequestError as error:
         raise renamed(error, {"session_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -64,7 +66,7 @@ async def sessions(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     desk.check_alive()
     desk.close_overdue()
-    answer = await desk.ask(GetSessions())
+    answer = await desk.ask(GetSessions(client=caller(request).name))
     if not isinstance(answer, SessionStates):
         raise CapacityError(503, "the engine is not running")
     return json_response({"object": "list", "data": [state_json(desk, state) for state in answer.sessions]})
@@ -75,14 +77,15 @@ async def session(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     desk.check_alive()
     desk.close_overdue()
-    return json_response(state_json(desk, await desk.ask_state(GetSession(session_id=request.path_params["id"]))))
+    command = GetSession(session_id=request.path_params["id"], client=caller(request).name)
+    return json_response(state_json(desk, await desk.ask_state(command)))
 
 
 async def close_session(request: Request) -> Response:
     """DELETE /v1/sessions/{id}."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    await closed(desk, request.path_params["id"])
+    await closed(desk, request.path_params["id"], caller(request).name)
     return json_response({"id": request.path_params["id"], "object": "session", "deleted": True})
 
 
@@ -94,7 +97,8 @@ async def rewind(request: Request) -> Response:
     if (body.turn is None) == (body.length is None):
         raise RequestError(400, "turn", "give exactly one of turn and length")
     async with desk.held(request, request.path_params["id"]) as change:
-        command = RewindSession(session_id=change.conversation.id, turn=body.turn, length=body.length)
+        client, session_id = change.conversation.key
+        command = RewindSession(session_id=session_id, turn=body.turn, length=body.length, client=client)
         change.follow = change.conversation.rewound
         state = await desk.ask_state(command, change)
     return json_response(state_json(desk, state))
@@ -107,9 +111,10 @@ async def fork(request: Request) -> Response:
     desk.check_ready()
     async with desk.held(request, request.path_params["id"]) as change:
         source = change.conversation
-        command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex)
+        command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex, client=source.client)
+        copy = Conversation(command.new_id, source.transcript, source.usages, client=source.client)
         try:
-            state = await opened(desk, command, Conversation(command.new_id, source.transcript, source.usages), change)
+            state = await opened(desk, command, copy, change)
         except RequestError as error:
             raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -166,7 +171,7 @@ async def opened(
         before = desk.conversations.snapshot()
         answer = await desk.ask(GetSessions())
         if isinstance(answer, SessionStates):
-            desk.conversations.forget_missing(before, {state.session_id for state in answer.sessions})
+            desk.conversations.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
     opening = _Opening(desk, conversation)
     if change is not None:
         change.follow = opening.saw
@@ -176,11 +181,11 @@ async def opened(
         opening.is_awaited = False
 
 
-async def closed(desk: Desk, session_id: str) -> None:
-    """Close a session; who waits for it is told that it is too late."""
-    conversation = desk.conversations.known(session_id)  # the engine knows best whether there is one
+async def closed(desk: Desk, session_id: str, client: str) -> None:
+    """Close a client's session; who waits for it is told that it is too late."""
+    conversation = desk.conversations.known(session_id, client)  # the engine knows best whether there is one
     closing = None if conversation is None else Closing(desk.conversations, conversation)
-    answer = await desk.ask(CloseSession(session_id=session_id), closing)
+    answer = await desk.ask(CloseSession(session_id=session_id, client=client), closing)
     if isinstance(answer, Refused):
         raise refusal(answer)
 
@@ -203,12 +208,13 @@ class _Opening:
         if self.is_awaited:
             self._desk.conversations.open(self._conversation)
         else:
-            self._desk.link.tell(CloseSession(session_id=self._conversation.id))
+            client, session_id = self._conversation.key
+            self._desk.link.tell(CloseSession(session_id=session_id, client=client))
 
 
 def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
     """How a session stands, as clients read it."""
-    conversation = desk.conversations.known(state.session_id)
+    conversation = desk.conversations.known(state.session_id, state.client)
     ttl_s, idle_s = None if state.ttl_ms is None else state.ttl_ms / 1000, state.idle_ms / 1000
     if conversation is not None and conversation.branches is not None:
         ttl_s, idle_s = conversation.branches.timeout_s, conversation.branches.idle_s
@@ -260,13 +266,13 @@ class _Answers:
     def __init__(self, turn: Taken, prompt: Prompt) -> None:
         self._desk = turn.desk
         self._prompt = prompt
-        self._session_id = turn.of.session_id
+        self._client, self._session_id = turn.turn.conversation.key
         self.generation = Generation(turn.desk.link, turn.desk.language, turn.desk.metrics, [prompt])
 
     async def state(self) -> dict[str, Any] | None:
         """How the session stands now; None if it is gone already, or nobody says: the turn's own answer comes first."""
         try:
-            answer = await self._desk.ask(GetSession(session_id=self._session_id))
+            answer = await self._desk.ask(GetSession(session_id=self._session_id, client=self._client))
         except CapacityError:
             return None
         return state_json(self._desk, answer) if isinstance(answer, SessionState) else None

@@ -21,6 +21,7 @@ from roost.front.answer import RepeatedTurn
 from roost.front.options import TurnOf
 from roost.messages import Event, Finished, Refused, SessionClosed, SessionState, Tokens, Usage
 from roost.server.generation import while_connected
+from roost.server.keys import caller
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Hidden, Language
 
@@ -104,8 +105,10 @@ class Conversation:
         usages: Sequence[Usage] = (),
         notes: dict[str, Any] | None = None,
         branches: Branches | None = None,
+        client: str = "",
     ) -> None:
         self.id = session_id
+        self.client = client
         self.transcript = transcript or Transcript()
         self.usages = list(usages)  # of its committed turns
         self.notes = notes or {}  # what its opener said that the engine has no place for
@@ -116,6 +119,11 @@ class Conversation:
         self.line = asyncio.Lock()  # first come, first served
         self.is_free = asyncio.Event()
         self.is_free.set()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Whose it is, and what they call it."""
+        return self.client, self.id
 
     def check_open(self) -> None:
         """Refuse what comes too late."""
@@ -258,8 +266,8 @@ class Conversations:
     """All sessions that were opened here."""
 
     def __init__(self) -> None:
-        self._table: dict[str, Conversation] = {}
-        self._timed: dict[str, Conversation] = {}  # of those, whose time is not the engine's to tell
+        self._table: dict[tuple[str, str], Conversation] = {}  # by key
+        self._timed: dict[tuple[str, str], Conversation] = {}  # of those, whose time is not the engine's to tell
         self._check_at = CHECK_AT_MIN
 
     @property
@@ -269,22 +277,22 @@ class Conversations:
 
     def open(self, conversation: Conversation) -> None:
         """The engine has opened a session."""
-        self._timed.pop(conversation.id, None)
-        self._table[conversation.id] = conversation
+        self._timed.pop(conversation.key, None)
+        self._table[conversation.key] = conversation
         if conversation.branches is not None:
-            self._timed[conversation.id] = conversation
+            self._timed[conversation.key] = conversation
 
-    def find(self, session_id: str) -> Conversation:
-        """The session of this name."""
-        found = self._table.get(session_id)
+    def find(self, session_id: str, client: str = "") -> Conversation:
+        """A client's session of this name."""
+        found = self._table.get((client, session_id))
         if found is None:
             raise RequestError(404, "session_id", f"there is no session {session_id[:100]!r}")
         found.check_open()
         return found
 
-    def known(self, session_id: str) -> Conversation | None:
-        """The session of this name, closing or not, if it was opened here."""
-        return self._table.get(session_id)
+    def known(self, session_id: str, client: str = "") -> Conversation | None:
+        """A client's session of this name, closing or not, if it was opened here."""
+        return self._table.get((client, session_id))
 
     def overdue(self) -> list[Conversation]:
         """Those whose time is up, which only the server can tell."""
@@ -292,18 +300,18 @@ class Conversations:
 
     def forget(self, conversation: Conversation) -> None:
         """The engine has closed it."""
-        if self._table.get(conversation.id) is conversation:
-            del self._table[conversation.id]
-            self._timed.pop(conversation.id, None)
+        if self._table.get(conversation.key) is conversation:
+            del self._table[conversation.key]
+            self._timed.pop(conversation.key, None)
 
     def snapshot(self) -> list[Conversation]:
         """Those that are open now, to be compared with what the engine has a moment later."""
         return list(self._table.values())
 
-    def forget_missing(self, before: list[Conversation], open_ids: set[str]) -> None:
+    def forget_missing(self, before: list[Conversation], open_keys: set[tuple[str, str]]) -> None:
         """Forget those that were there before the engine was asked, and that it does not have any more."""
         for conversation in before:
-            if conversation.id not in open_ids:
+            if conversation.key not in open_keys:
                 self.forget(conversation)
         self._check_at = max(CHECK_AT_MIN, 2 * len(self._table))  # so that opening many costs each the same
 
@@ -313,7 +321,7 @@ class Conversations:
     ) -> AsyncIterator[Turn]:
         """A turn of a session, which is its own until it ends; one that is never sent ends here."""
         session_id = of.session_id
-        conversation = self.find(session_id)
+        conversation = self.find(session_id, caller(request).name)
         conversation.check_streaming()
         if await conversation.is_busy():
             conversation.check_number(of.number)
@@ -345,7 +353,7 @@ class Conversations:
     @asynccontextmanager
     async def held(self, request: Request, session_id: str, *, within_s: float) -> AsyncIterator[Change]:
         """A session that no turn has and none gets until what is sent meanwhile was answered; 503 if it is not free."""
-        conversation = self.find(session_id)
+        conversation = self.find(session_id, caller(request).name)
         conversation.check_streaming()
         if await conversation.is_busy():
             raise _busy(session_id)

@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from roost.clients import scoped, unscoped
 from roost.errors import RequestError
 from roost.kv.lease import Lease, TurnId
 from roost.kv.pages import floor_to
@@ -39,8 +40,9 @@ class Committed:
 class Session:
     """A conversation between turns."""
 
-    id: str
-    space: str
+    id: str  # that no other client's has
+    space: str  # of the prefix tree, the client's own too
+    client: str = ""
     ttl_ns: int | None = None  # closed when no turn has had it for so long
     max_tokens: int | None = None  # most tokens its record may come to
     record: Record = field(default_factory=Record)
@@ -50,6 +52,16 @@ class Session:
     waiting: deque[TurnId] = field(default_factory=deque)  # turns that asked to wait for it
     closing: bool = False
     last_used: int = 0  # when a turn last ended, or when it was opened
+
+    @property
+    def name(self) -> str:
+        """What its client calls it."""
+        return unscoped(self.client, self.id)
+
+    @property
+    def salt(self) -> str:
+        """What its client said to keep its cache apart."""
+        return unscoped(self.client, self.space)
 
     @property
     def expires_at(self) -> int | None:
@@ -109,13 +121,13 @@ class Sessions:
         assert session.id not in self._table, session.id
         self._table[session.id] = session
 
-    def find(self, session_id: str, *, may_close: bool = False) -> Session:
-        """An open session; one that is closing only if that does not matter."""
-        session = self._table.get(session_id)
+    def find(self, name: str, client: str = "", *, may_close: bool = False) -> Session:
+        """A client's open session; one that is closing only if that does not matter."""
+        session = self._table.get(scoped(client, name))
         if session is None:
-            raise RequestError(404, "session_id", f"there is no session {session_id!r}")
+            raise RequestError(404, "session_id", f"there is no session {name!r}")
         if session.closing and not may_close:
-            raise RequestError(410, "session_id", f"session {session_id!r} is closing")
+            raise RequestError(410, "session_id", f"session {name!r} is closing")
         return session
 
     def close(self, session: Session) -> None:
@@ -158,14 +170,15 @@ class Sessions:
         self._store.release(lease, now)
         return later
 
-    def fork(self, session: Session, new_id: str, now: int) -> Session:
+    def fork(self, session: Session, new_name: str, now: int) -> Session:
         """A session with the tokens and turns of one that no turn has; whole pages are shared through the tree."""
         assert session.turn is None, session
         if session.lease is not None:
             self._publish(session)
         fork = Session(
-            id=new_id,
+            id=scoped(session.client, new_name),
             space=session.space,
+            client=session.client,
             ttl_ns=session.ttl_ns,
             max_tokens=session.max_tokens,
             record=session.record.copy(),

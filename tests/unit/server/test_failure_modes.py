@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from roost.config import ServerConfig
 from roost.errors import RequestError
 from roost.messages import Abort, Refused, SessionClosed
-from roost.server.app import check_key
 from roost.server.body import convert
+from roost.server.keys import NO_KEYS, read_keys
 from roost.server.schema import ChatBody, GenerateBody
 from roost.server.wire import pack, pack_command, unpack, unpack_command
 from tests.tidy.source import product
@@ -99,10 +100,10 @@ def test_failure_mode_40_every_key_is_compared_in_constant_time(monkeypatch: pyt
         return left == right
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    check_key(("a", "b", "c"), "Bearer a")
+    read_keys(ServerConfig(api_key=("a", "b", "c"))).client_of("Bearer a")
     assert compared == [(b"a", b"a"), (b"a", b"b"), (b"a", b"c")]
     for wrong in ("", "Bearer", "Bearer x", "a", "Basic a", "Bearer  a", "Bearer a "):
         with pytest.raises(RequestError) as caught:
-            check_key(("a", "b"), wrong)
+            read_keys(ServerConfig(api_key=("a", "b"))).client_of(wrong)
         assert caught.value.status == 401
-    check_key((), "")
+    NO_KEYS.client_of("")

@@ -64,8 +64,8 @@ def test_looking_for_sessions_that_are_gone_costs_each_opening_the_same() -> Non
         if conversations.are_many:
             num_looks += 1
             before = conversations.snapshot()
-            conversations.forget_missing(before, {each.id for each in before})
+            conversations.forget_missing(before, {each.key for each in before})
         conversations.open(Conversation(str(number)))
     assert 0 < num_looks < 10
-    conversations.forget_missing(conversations.snapshot(), {"0"})
+    conversations.forget_missing(conversations.snapshot(), {("", "0")})
     assert [each.id for each in conversations.snapshot()] == ["0"]

@@ -1,0 +1,64 @@
+"""Limits: what each client may take of the engine, and whether it has taken it.
+
+Counts are taken of the lines and tables themselves, so that none can be left over. Clients without a name, or without
+limits of their own, have the engine's alone. Called by intake, admission and session commands.
+"""
+
+from collections import Counter
+
+from roost.clients import ClientLimits
+from roost.errors import CapacityError, RequestError
+from roost.messages import Submit
+from roost.sched.request import Request
+from roost.sched.state import State
+
+_NONE = ClientLimits(name="")
+
+
+def limits_of(state: State, client: str) -> ClientLimits:
+    """What a client may take."""
+    return state.resolved.clients.get(client, _NONE)
+
+
+def check_priority(state: State, submit: Submit) -> None:
+    """Refuse (RequestError) a priority that is not this client's to ask for."""
+    limits, priority = limits_of(state, submit.client), submit.priority
+    low = priority if limits.priority_min is None else limits.priority_min
+    high = priority if limits.priority_max is None else limits.priority_max
+    if not low <= priority <= high:
+        least = "" if limits.priority_min is None else f"at least {low}"
+        most = "" if limits.priority_max is None else f"at most {high}"
+        allowed = " and ".join(bound for bound in (least, most) if bound)
+        raise RequestError(403, "priority", f"must be {allowed} for this key, got {priority}")
+
+
+def check_queued(state: State, client: str) -> None:
+    """Refuse (CapacityError) one more request of a client that has as many waiting as it may."""
+    most = limits_of(state, client).queued
+    if most is None:
+        return
+    num_waiting = sum(each.submit.client == client and each.row is None for each in state.requests.values())
+    if num_waiting >= most:
+        raise CapacityError(429, f"{num_waiting} requests of this key wait: it may have {most}")
+
+
+def check_sessions(state: State, client: str) -> None:
+    """Refuse (CapacityError) one more session of a client that has as many as it may."""
+    most = limits_of(state, client).sessions
+    if most is None:
+        return
+    num_open = sum(session.client == client for session in state.sessions.table.values())
+    if num_open >= most:
+        raise CapacityError(429, f"{num_open} sessions of this key are open: it may have {most}")
+
+
+def first_allowed(state: State) -> Request | None:
+    """The first in line whose client may have one more running."""
+    if not state.resolved.clients:
+        return state.queued[0]
+    num_running = Counter(each.submit.client for each in state.running)
+    for request in state.queued:
+        most = limits_of(state, request.submit.client).running
+        if most is None or num_running[request.submit.client] < most:
+            return request
+    return None
