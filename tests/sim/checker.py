@@ -4,11 +4,13 @@ Keeps its own idea of every request and session, from the commands it sent and t
 the oracle. Never looks at the engine to find out what should have happened, except for which step ended a turn.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from roost.clients import ClientLimits, scoped, unscoped
 from roost.config import Resolved
 from roost.messages import (
     Event,
@@ -16,7 +18,6 @@ from roost.messages import (
     PromptScores,
     Refused,
     Score,
-    SessionClosed,
     SpecStats,
     Stats,
     Submit,
@@ -35,7 +36,8 @@ class Broken(AssertionError):
 class Conversation:
     """A client's view of a session."""
 
-    id: str
+    id: str  # that no other client's has
+    client: str = ""
     salt: str = ""
     ttl_ms: int | None = None
     max_tokens: int | None = None
@@ -49,6 +51,11 @@ class Conversation:
     expired: bool = False
     num_open_turns: int = 0
     last_used: int = 0  # of the clock
+
+    @property
+    def name(self) -> str:
+        """What its client calls it."""
+        return unscoped(self.client, self.id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +121,7 @@ class Checker:
 
     def sent(self, submit: Submit, taken_at: int) -> Ask:
         """A request goes out under a fresh name; the engine reads it when the clock says `taken_at`."""
-        conversation = self.conversations.get(submit.session_id) if submit.session_id else None
+        conversation = self.conversation_of(submit)
         ask = Ask(
             submit=submit,
             conversation=conversation,
@@ -130,6 +137,10 @@ class Checker:
         if conversation is not None:
             conversation.num_open_turns += 1
         return ask
+
+    def conversation_of(self, submit: Submit) -> Conversation | None:
+        """The session that a turn names: its own client's."""
+        return self.conversations.get(scoped(submit.client, submit.session_id)) if submit.session_id else None
 
     def event(self, ask: Ask, event: Event, collecting: int) -> None:
         """Something came back; `collecting` is the step whose result is being taken over."""
@@ -208,18 +219,20 @@ class Checker:
         done = len(conversation.turns) if conversation else 0
         taken = submit.turn is not None and submit.turn < done
         early = submit.turn is not None and submit.turn > done and event.param == "turn"
+        queued = self._limits(submit.client).queued
         explained = {
+            403: self._is_too_urgent(submit),
             400: ask.is_foreign if event.param == "salt" else not submit.tokens and history == 0,
             404: submit.session_id is not None and (conversation is None or conversation.closing),
             409: taken or early or (ask.met_busy and not submit.queue),
             410: conversation is not None and conversation.closing,
             413: most < (submit.max_new_tokens or 0) or most < 1,
-            429: ask.num_open >= self._resolved.sched.max_queued,
+            429: ask.num_open >= min(self._resolved.sched.max_queued, math.inf if queued is None else queued),
         }
         if not explained.get(event.status, False):
             raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
         bad = "salt" if event.param == "salt" else "tokens"
-        param = {400: bad, 413: "tokens", 429: ""}.get(event.status, "session_id")
+        param = {400: bad, 403: "priority", 413: "tokens", 429: ""}.get(event.status, "session_id")
         if event.status == 409 and (taken or early):
             param = "turn"
         if event.param != param:
@@ -227,6 +240,16 @@ class Checker:
         usage = conversation.turns[submit.turn or 0][1] if event.status == 409 and conversation and taken else None
         if event.usage != usage:
             raise Broken(f"retry: {submit.request_id} got {event}, the turn with its number cost {usage}")
+
+    def _limits(self, client: str) -> ClientLimits:
+        return self._resolved.clients.get(client, ClientLimits(name=client))
+
+    def _is_too_urgent(self, submit: Submit) -> bool:
+        """Whether a request asks for a priority that its client may not have, or for one below."""
+        limits = self._limits(submit.client)
+        least = -math.inf if limits.priority_min is None else limits.priority_min
+        most = math.inf if limits.priority_max is None else limits.priority_max
+        return not least <= submit.priority <= most
 
     def _most_new(self, prompt_len: int, conversation: Conversation | None) -> int:
         """Most new tokens that context, session and pools allow."""
@@ -284,6 +307,8 @@ class Checker:
             raise Broken(f"cause: {ask.submit.request_id} was aborted, but nobody asked for it")
         if ask.is_foreign:
             raise Broken(f"salt: {ask.submit.request_id} was taken: its session has '{ask.conversation}'")
+        if self._is_too_urgent(ask.submit):
+            raise Broken(f"limit: {ask.submit} was taken, its priority is not {self._limits(ask.submit.client)}")
         if ask.aborted and event.reason != "abort":
             raise Broken(f"abort: {ask.submit.request_id} ended with {event.reason} after its abort was read")
         late = ask.deadline is not None and self.now >= ask.deadline
@@ -373,6 +398,7 @@ class Checker:
         conversation.shared_max = len(conversation.tokens)
         return Conversation(
             id=new_id,
+            client=conversation.client,
             salt=conversation.salt,
             ttl_ms=conversation.ttl_ms,
             max_tokens=conversation.max_tokens,
@@ -389,7 +415,8 @@ class Checker:
         What was sent before it has been refused by now.
         """
         for ask in self.fresh:
-            if ask.submit.session_id == conversation.id and not ask.ended and ask.conversation is not conversation:
+            is_meant = self.conversation_of(ask.submit) is conversation
+            if is_meant and not ask.ended and ask.conversation is not conversation:
                 ask.conversation, ask.met_busy = conversation, conversation.num_open_turns > 0
                 conversation.num_open_turns += 1
 
@@ -411,9 +438,9 @@ class Checker:
             histogram=tuple(a + b for a, b in zip(total.histogram, spec.histogram, strict=True)),
         )
 
-    def closed(self, event: SessionClosed) -> None:
+    def closed(self, conversation: Conversation) -> None:
         """A session is gone; no turn of it may be left."""
-        conversation = self.conversations.pop(event.session_id)
+        del self.conversations[conversation.id]
         if conversation.num_open_turns:
             raise Broken(f"close: {conversation.id} closed with {conversation.num_open_turns} turns open")
 

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
+from roost.clients import ClientLimits
 from roost.config import (
     EngineConfig,
     MemoryConfig,
@@ -85,6 +86,7 @@ def draw(seed: int) -> Options:
         sched=sched,
         session=_draw_limits(seed, habits, context),
         spec=_draw_auto(seed, spec) or spec_config(spec, _draw_max_batch(seed, spec)),
+        clients=_draw_clients(seed),
     )
     resolved = _draw_pool(rng, config, traits)
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
@@ -165,6 +167,24 @@ def _draw_limits(seed: int, habits: Habits, context: int) -> SessionConfig:
         max_sessions=rng.choice([1024, 1024, 1, 3, 5]),
         max_session_tokens=rng.choice([None, None, rng.randint(8, context)]),
         max_resident_tokens=rng.choice([None, None, 0, rng.randint(1, 2 * context)]),
+    )
+
+
+def _draw_clients(seed: int) -> tuple[ClientLimits, ...]:
+    """In some worlds several clients with limits of their own."""
+    rng = random.Random(f"who {seed}")
+    if rng.random() < 0.7:
+        return ()
+    return tuple(
+        ClientLimits(
+            name=name,
+            running=rng.choice([None, 1, 1, 2]),
+            queued=rng.choice([None, 1, 2, 4]),
+            sessions=rng.choice([None, 1, 2]),
+            priority_min=rng.choice([None, 0]),
+            priority_max=rng.choice([None, None, 1]),
+        )
+        for name in "abc"[: rng.randint(2, 3)]
     )
 
 

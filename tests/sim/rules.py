@@ -5,12 +5,14 @@ is in the queue, a step's rows are in order, the first is never retracted. A fol
 first token or has ended, and then finds the leader's pages. Looks into the engine; never changes it.
 """
 
+from roost.clients import scoped
 from roost.config import Resolved
 from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased
 from roost.kv.node import Key
 from roost.kv.pages import SINK, PageId, floor_to
+from roost.messages import Refused
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.step import RowSetup, StepPlan, StepResult
@@ -43,7 +45,11 @@ class Rules:
     def admitted(self, request_id: str, settled_len: int) -> None:
         """A request leaves the queue: nobody who waits there comes before it, and its leader has what it shares."""
         ask, request = self._checker.asks[request_id], self._state.requests[request_id]
-        before = [each.id for each in self._state.queued if self._order(each) < ask.order]
+        before = [
+            each.id
+            for each in self._state.queued
+            if self._order(each) < ask.order and not self._is_full(each.submit.client, request)
+        ]
         if before:
             raise Broken(f"order: {request_id} starts before {before}")
         leader = self._checker.asks.get(ask.submit.shares_with or "")
@@ -53,6 +59,36 @@ class Rules:
         self._checker.admitted(ask, settled_len)
         self._begins.add(request_id)
         self._shared_at_start[request_id] = request.lease.shared_len
+
+    def _is_full(self, client: str, newest: Request) -> bool:
+        """Whether a client had as many running as it may before the newest started."""
+        most = self._resolved.clients[client].running if client in self._resolved.clients else None
+        running = [each for each in self._state.running if each.submit.client == client and each is not newest]
+        return most is not None and len(running) >= most
+
+    def refused(self, ask: Ask, event: Refused) -> None:
+        """A request too many of its client: as many as it may have wait; checked while that is so."""
+        if event.status == 429 and "this key" in event.message:
+            limits = self._resolved.clients[ask.submit.client]
+            waiting = [each for each in self._state.requests.values() if each.submit.client == limits.name]
+            if sum(each not in self._state.running for each in waiting) < (limits.queued or 0):
+                raise Broken(f"limit: {ask.submit.request_id} got {event}, {len(waiting)} have not ended: {limits}")
+
+    def _check_clients(self) -> None:
+        """No client has more than it may; what was retracted waits again, whatever the limit."""
+        state = self._state
+        for client, limits in self._resolved.clients.items():
+            own = [each for each in state.requests.values() if each.submit.client == client]
+            counts = {
+                "running": sum(each in state.running for each in own),
+                "queued": sum(each.row is None and not each.turn.started for each in own),
+                "sessions": sum(session.client == client for session in state.sessions.table.values()),
+            }
+            most = {"running": limits.running, "queued": limits.queued, "sessions": limits.sessions}
+            for what, count in counts.items():
+                bound = most[what]
+                if bound is not None and count > bound:
+                    raise Broken(f"limit: {client} has {count} {what}, it may have {bound}")
 
     def _check_follower(self, ask: Ask, leader: Ask, settled_len: int) -> None:
         name, leader_name = ask.submit.request_id, leader.submit.request_id
@@ -68,6 +104,7 @@ class Rules:
             leader.conversation is None
             and ask.submit.tokens == leader.submit.tokens
             and ask.submit.salt == leader.submit.salt
+            and ask.submit.client == leader.submit.client
         )
         if running and unlimited and same and not leader.disturbed:
             least = floor_to(len(ask.submit.tokens) - 1, self._resolved.page_size)
@@ -99,6 +136,7 @@ class Rules:
                 raise Broken(f"order: {[each.id for each in line]} is not in order")
         for request in state.requests.values():
             self._check_place(request)
+        self._check_clients()
         most = self._resolved.session.max_resident_tokens
         kept = sum(lease.settled_len for lease in state.store.leases.values() if isinstance(lease.holder, str))
         if most is not None and kept > most:
@@ -233,17 +271,19 @@ class Rules:
         ask = self._checker.asks[request_id]
         submit = ask.submit
         request = self._state.requests[request_id]
-        space = self._state.sessions.table[submit.session_id].space if submit.session_id else submit.salt
+        session_id = scoped(submit.client, submit.session_id) if submit.session_id else ""
+        salt = self._checker.conversations[session_id].salt if session_id else submit.salt
+        space = scoped(submit.client, salt)
         if request.lease.node.space != space:
             raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
-        for name in (request_id, submit.session_id):
-            length, evictions = self._published.pop(name or "", (0, -1))
+        for name in (request_id, session_id):
+            length, evictions = self._published.pop(name, (0, -1))
             if evictions == self.num_evictions:
                 page_size = self._resolved.page_size
                 least = min(length, request.turn.prefill_len - 1) - 1
                 if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
                     least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
-                    if self._has_moved_on(name or "", floor_to(max(0, least), page_size)):
+                    if self._has_moved_on(name, floor_to(max(0, least), page_size)):
                         least = 0
                 if settled_len < least // page_size * page_size:
                     raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")

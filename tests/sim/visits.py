@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from roost.clients import scoped
 from roost.clock import VirtualClock
 from roost.messages import (
     CloseSession,
@@ -76,7 +77,8 @@ class Visits:
         self._salting = random.Random(f"salting {seed}")  # apart, like every habit that came later
         self._late = random.Random(f"late {seed}")
         self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
-        self._gone = "nobody"  # the last session that went away
+        self._owning = random.Random(f"owning {seed}")
+        self._gone = Conversation(id="nobody")  # the last session that went away
         self._due: set[str] = set()  # whose time is up in this tick
         self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
         self.counts: dict[str, int] = {}
@@ -113,25 +115,28 @@ class Visits:
         rng, limits = self._rng, self._engine.state.resolved.session
         most = limits.max_session_tokens
         own = rng.randint(8, most or self._engine.state.resolved.context)
+        clients = list(self._engine.state.resolved.clients)
+        client = self._owning.choice(clients) if clients else ""
         conversation = Conversation(
-            id=name,
+            id=scoped(client, name),
+            client=client,
             salt=salt,
             ttl_ms=rng.choice([1, 5, 20, 60]) if rng.random() < self._habits.ttl else None,
             max_tokens=own if rng.random() < self._habits.max_tokens else None,
         )
         command = OpenSession(
-            session_id=name, salt=salt, ttl_ms=conversation.ttl_ms, max_tokens=conversation.max_tokens
+            session_id=name, salt=salt, ttl_ms=conversation.ttl_ms, max_tokens=conversation.max_tokens, client=client
         )
         conversation.max_tokens = most if conversation.max_tokens is None else conversation.max_tokens
-        self._checker.conversations[name] = conversation
+        self._checker.conversations[conversation.id] = conversation
 
         def check(event: Event) -> None:
-            self._expect(command, event, self._full())
-            del self._checker.conversations[name]
+            self._expect(command, event, self._full(client))
+            del self._checker.conversations[conversation.id]
             if isinstance(event, Refused):
                 conversation.closing = True
                 return
-            self._checker.conversations[name] = conversation  # in the order they were opened
+            self._checker.conversations[conversation.id] = conversation  # in the order they were opened
             conversation.opened, conversation.last_used = True, self._checker.now
             self.count("opened")
             self._check_state(conversation, event)
@@ -141,7 +146,7 @@ class Visits:
     def close(self, conversation: Conversation) -> None:
         """Close a session, unless it goes by itself in the same tick."""
         conversation.closing = True
-        command = CloseSession(session_id=conversation.id)
+        command = CloseSession(session_id=conversation.name, client=conversation.client)
 
         def check(event: Event) -> None:
             if conversation.expired:
@@ -149,8 +154,8 @@ class Visits:
                 return
             assert isinstance(event, SessionClosed), event
             self.count("closed")
-            self._gone = conversation.id
-            self._checker.closed(event)
+            self._gone = conversation
+            self._checker.closed(conversation)
 
         self.post(command, check)
 
@@ -158,7 +163,7 @@ class Visits:
 
     def number(self, submit: Submit) -> Submit:
         """A turn with a number: mostly the next, sometimes one that was, or is not yet due."""
-        conversation = self._checker.conversations.get(submit.session_id or "")
+        conversation = self._checker.conversation_of(submit)
         if conversation is None or self._rng.random() >= self._habits.numbered:
             return submit
         right = len(conversation.turns)
@@ -166,7 +171,7 @@ class Visits:
 
     def salt(self, submit: Submit) -> Submit:
         """A turn that names its session's salt, or one that is not."""
-        conversation, rng = self._checker.conversations.get(submit.session_id or ""), self._salting
+        conversation, rng = self._checker.conversation_of(submit), self._salting
         if conversation is None or rng.random() >= self._habits.salted:
             return submit
         return replace(submit, salt=rng.choice([conversation.salt, "salt", "other"]))
@@ -188,18 +193,15 @@ class Visits:
             same = rng.random() < 0.1 or len(talks) > num_sessions + 2
             source = rng.choice(idle if idle and rng.random() < 0.8 else talks)
             other = rng.choice(talks) if same else None  # a name that comes free in this tick would be two sessions'
-            self._fork(source, fresh("s") if other is None or other.ttl_ms is not None else other.id)
+            self._fork(source, fresh("s") if other is None or other.ttl_ms is not None else other.name)
         if rng.random() < habits.look:
             self._look(rng.choice(talks) if talks else None)
         if self._late.random() < LATE:
-            name = self._late.choice([each.id for each in talks] or ["nobody"])
-            commands: list[Command] = [OpenSession(session_id="late"), ForkSession(session_id=name, new_id="late")]
-            commands += [RewindSession(session_id=name, turn=0), CloseSession(session_id=name), FlushCache()]
-            self._post_late(self._late.choice([*commands, Submit(request_id="late", tokens=(0,), session_id=name)]))
+            self._post_late(self._late.choice(_commands(self._late.choice(talks or [self._gone]))))
 
     def _rewind(self, conversation: Conversation) -> None:
         rng, length, num_turns = self._rng, len(conversation.tokens), len(conversation.turns)
-        command = RewindSession(session_id=conversation.id)
+        command = RewindSession(session_id=conversation.name, client=conversation.client)
         if rng.random() < 0.5:
             command = replace(command, turn=rng.choice([*range(num_turns + 1), max(0, num_turns - 1), num_turns + 1]))
         if command.turn is None or rng.random() < 0.05:
@@ -229,12 +231,14 @@ class Visits:
 
         self.post(command, check)
 
-    def _fork(self, conversation: Conversation, new_id: str) -> None:
-        command, busy = ForkSession(session_id=conversation.id, new_id=new_id), self._busy(conversation)
+    def _fork(self, conversation: Conversation, name: str) -> None:
+        command = ForkSession(session_id=conversation.name, new_id=name, client=conversation.client)
+        busy, new_id = self._busy(conversation), scoped(conversation.client, name)
 
         def check(event: Event) -> None:
             taken = new_id in [each.id for each in self._checker.conversations.values() if each.opened]
-            self._expect(command, event, busy() or ((409, "new_id") if taken else None) or self._full())
+            full = self._full(conversation.client)
+            self._expect(command, event, busy() or ((409, "new_id") if taken else None) or full)
             if isinstance(event, Refused):
                 return
             fork = self._checker.forked(conversation, new_id)
@@ -250,13 +254,15 @@ class Visits:
     def _look(self, conversation: Conversation | None) -> None:
         """Ask for one session, one that is gone, or all of them."""
         if self._rng.random() < 0.2:
-            self.post(GetSessions(), self._check_states)
+            client = self._owning.choice([None, *self._engine.state.resolved.clients])
+            self.post(GetSessions(client=client), lambda event: self._check_states(event, client))
             return
         gone = conversation is None or self._rng.random() < 0.1
-        command = GetSession(session_id=self._gone if conversation is None or gone else conversation.id)
+        asked = self._gone if conversation is None or gone else conversation
+        command = GetSession(session_id=asked.name, client=asked.client)
 
         def check(event: Event) -> None:
-            known = self._checker.conversations.get(command.session_id)
+            known = self._checker.conversations.get(asked.id)
             self._expect(command, event, (404, "session_id") if known is None else None)
             if known is not None:
                 self._check_state(known, event)
@@ -279,19 +285,23 @@ class Visits:
 
         return refusal
 
-    def _full(self) -> Refusal | None:
-        num_open = sum(each.opened for each in self._checker.conversations.values())
-        return (429, "") if num_open >= self._engine.state.resolved.session.max_sessions else None
+    def _full(self, client: str) -> Refusal | None:
+        resolved, talks = self._engine.state.resolved, self._checker.conversations.values()
+        own = resolved.clients[client].sessions if client in resolved.clients else None
+        is_full = sum(each.opened for each in talks) >= resolved.session.max_sessions
+        is_full |= own is not None and sum(each.opened and each.client == client for each in talks) >= own
+        return (429, "") if is_full else None
 
     def _expect(self, command: Command, event: Event, refusal: Refusal | None) -> None:
         told = (event.status, event.param) if isinstance(event, Refused) else None
         if told != refusal:
             raise Broken(f"visit: {command} was answered with {event}, expected {refusal}")
 
-    def _check_states(self, event: Event) -> None:
+    def _check_states(self, event: Event, client: str | None) -> None:
         assert isinstance(event, SessionStates), event
-        known = [each for each in self._checker.conversations.values() if each.opened]
-        if [each.session_id for each in event.sessions] != [each.id for each in known]:
+        talks = [each for each in self._checker.conversations.values() if each.opened]
+        known = [each for each in talks if client in (None, each.client)]
+        if [each.session_id for each in event.sessions] != [each.name for each in known]:
             raise Broken(f"state: {event}, but these are open: {[each.id for each in known]}")
         for conversation, state in zip(known, event.sessions, strict=True):
             self._check_state(conversation, state)
@@ -301,8 +311,9 @@ class Visits:
         assert isinstance(event, SessionState), event
         self.count("looked at")
         asks = [ask for ask in self._checker.asks.values() if ask.conversation is conversation and not ask.ended]
-        fixed = (event.session_id, event.ttl_ms, event.max_tokens, event.salt, event.turns)
-        known = (conversation.id, conversation.ttl_ms, conversation.max_tokens, conversation.salt)
+        fixed = (event.session_id, event.client, event.ttl_ms, event.max_tokens, event.salt, event.turns)
+        names = (conversation.name, conversation.client)
+        known = (*names, conversation.ttl_ms, conversation.max_tokens, conversation.salt)
         idle = event.state == "idle"
         good = fixed == (*known, len(conversation.turns)) and (idle or bool(asks))
         good = good and (event.state != "closing" or conversation.closing)
@@ -329,7 +340,7 @@ class Visits:
                 self._due.add(conversation.id)
                 conversation.closing = conversation.expired = True
                 del self._checker.conversations[conversation.id]
-                self._gone = conversation.id
+                self._gone = conversation
                 self.count("expired")
 
     def expired(self, session_id: str) -> None:
@@ -344,3 +355,16 @@ class Visits:
         table = set(self._engine.state.sessions.table)
         if table != set(self._checker.conversations):
             raise Broken(f"ttl: {table ^ set(self._checker.conversations)} are open on one side only")
+
+
+def _commands(conversation: Conversation) -> list[Command]:
+    """What would change something, were it read in time."""
+    name, client = conversation.name, conversation.client
+    return [
+        OpenSession(session_id="late", client=client),
+        ForkSession(session_id=name, new_id="late", client=client),
+        RewindSession(session_id=name, turn=0, client=client),
+        CloseSession(session_id=name, client=client),
+        FlushCache(),
+        Submit(request_id="late", tokens=(0,), session_id=name, client=client),
+    ]

@@ -68,6 +68,7 @@ class World:
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
         self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
+        self._asking = random.Random(f"asking {options.seed}")
         self._rows: dict[int, dict[str, int]] = {}
         self._drafts: dict[int, list[int]] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
@@ -230,9 +231,10 @@ class World:
             tokens=tuple(tokens),
             max_new_tokens=max_new,
             stop_token_ids=stop_ids,
-            session_id=conversation.id if conversation else None,
+            session_id=conversation.name if conversation else None,
             queue=queue,
             salt=salt,
+            client=self._asker(conversation),
         )
         ask = self._send(self.visits.salt(self.visits.number(submit)))
         num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
@@ -240,6 +242,12 @@ class World:
         if has_place and self._wishing.random() < self.options.wishes.group:
             self._follow(ask.submit)
         return ask
+
+    def _asker(self, conversation: Conversation | None) -> str:
+        """Who asks: for a turn its session's client, hardly ever another, who has no such session."""
+        if conversation is not None and self._asking.random() > 0.03:
+            return conversation.client
+        return self._asking.choice([*self.options.resolved.clients, *([] if self.options.resolved.clients else [""])])
 
     def _follow(self, leader: Submit) -> None:
         """More requests with one's prompt, or another's: they share its pages, if there are any to share."""
@@ -254,6 +262,7 @@ class World:
                 stop_token_ids=leader.stop_token_ids,
                 shares_with=rng.choice(["nobody", *open_names]) if strange else leader.request_id,
                 salt=rng.choice([leader.salt, leader.salt, ""]),
+                client=leader.client,
             )
             self._send(submit)
 
@@ -276,6 +285,8 @@ class World:
         try:
             if isinstance(event, Finished) and event.reason in ("stop", "length") and ask.conversation is not None:
                 self._check_last_round(ask, event)
+            if isinstance(event, Refused):
+                self.rules.refused(ask, event)
             self.checker.event(ask, event, self._collecting)
         except AssertionError as broken:  # the engine shields itself from clients that raise
             self._broken = self._broken or broken

@@ -10,11 +10,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from roost.config import EngineConfig, ServerConfig
+from roost.config import ServerConfig
 from roost.messages import (
     CloseSession,
-    Command,
-    Event,
     ForkSession,
     OpenSession,
     Refused,
@@ -26,40 +24,9 @@ from roost.messages import (
 from roost.server import link as link_module
 from roost.server.app import make_app
 from roost.server.desk import Desk
-from roost.server.link import Link
 from roost.server.turns import Conversation
-from roost.server.wire import Started
 from roost.text.continuation import Transcript
-from roost.text.language import Language
-from tests.unit.text.small import byte_level
-
-
-class Silent(Link):
-    """A link whose engine says only what the test says."""
-
-    def __init__(self) -> None:
-        super().__init__(EngineConfig())
-        language = Language(tokenizer=byte_level(), template=None).to_json()
-        self.started = Started(
-            model_name="silent", language=language, vocab_size=300, context=64, settings={}, load_s=0
-        )
-        self.sent: list[tuple[int, Command]] = []
-
-    async def _send(self, number: int, command: Command, read_by: int | None = None) -> None:
-        self.sent.append((number, command))
-
-    def tell(self, command: Command) -> None:
-        """Remember it."""
-        self.sent.append((0, command))
-
-    def commands(self, kind: type[Command]) -> list[Command]:
-        """The commands of a kind that were sent."""
-        return [command for _, command in self.sent if isinstance(command, kind)]
-
-    def answer(self, kind: type[Command], event: Event) -> None:
-        """Answer the last command of a kind."""
-        number = [number for number, command in self.sent if isinstance(command, kind)][-1]
-        self._hand_out(number, event)
+from tests.unit.server.silent import Silent
 
 
 def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
