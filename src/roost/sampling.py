@@ -1,12 +1,13 @@
 """Sampling: what a request asks of the choice of each token, and which values are allowed.
 
-Owns the options and their check; the same record travels from the request to the device. Never sees scores.
+Owns the options and their ranges; the same record travels from the request to the device. Never sees scores.
 Built by whoever takes requests in; read by sched and, through the seam, by exec.
 """
 
 from dataclasses import dataclass
 
 from roost.errors import RequestError
+from roost.values import shown
 
 TOP_K_MAX = 2**31 - 1
 LOGIT_BIAS_ENTRIES_MAX = 1024
@@ -44,9 +45,9 @@ class Sampling:
         return self.greedy and not self.penalises and not self.logit_bias
 
     def check(self, vocab_size: int) -> None:
-        """Raise RequestError for the first value that is not allowed; it names the parameter and what is."""
+        """Raise RequestError for the first value out of its range; it names the parameter and what is allowed."""
         _check_real("temperature", self.temperature, 0, 100)
-        if self.top_k != -1 or isinstance(self.top_k, bool) or not isinstance(self.top_k, int):
+        if self.top_k != -1:
             _check_whole("top_k", self.top_k, 1, TOP_K_MAX, what="-1 (all) or a whole number")
         _check_real("top_p", self.top_p, 0, 1, open_below=True)
         _check_real("min_p", self.min_p, 0, 1)
@@ -66,24 +67,17 @@ class Sampling:
             raise _refusal("logit_bias", "at most one entry for each token id")
 
 
-def _check_real(param: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
-    """Refuse what is not a number in [low, high], or in (low, high]; NaN is in no interval."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (open_below and value == low):  # type: ignore[operator]
+def _check_real(param: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+    """Refuse what is not in [low, high], or in (low, high]; NaN is in no interval."""
+    if not low <= value <= high or (open_below and value == low):
         bracket = "(" if open_below else "["
-        raise _refusal(param, f"must be a finite number in {bracket}{low:g}, {high:g}], not {_shown(value)}")
+        raise _refusal(param, f"must be a finite number in {bracket}{low:g}, {high:g}], not {shown(value)}")
 
 
-def _check_whole(param: str, value: object, low: int, high: int, *, what: str = "a whole number") -> None:
-    """Refuse what is not a whole number in [low, high]."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _refusal(param, f"must be {what} in [{low}, {high}], not {_shown(value)}")
-
-
-def _shown(value: object) -> str:
-    """A value for a message: never long, and without the digits of an endless number."""
-    is_endless = isinstance(value, int) and value.bit_length() > 64
-    return "a number of more than 64 bits" if is_endless else repr(value)[:40]
+def _check_whole(param: str, value: int, low: int, high: int, *, what: str = "a whole number") -> None:
+    """Refuse what is not in [low, high]."""
+    if not low <= value <= high:
+        raise _refusal(param, f"must be {what} in [{low}, {high}], not {shown(value)}")
 
 
 def _refusal(param: str, message: str) -> RequestError:

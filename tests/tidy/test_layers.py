@@ -8,14 +8,14 @@ from tests.tidy.source import Module, product
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.backend"),
+    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.backend", "roost.values"),
     ("roost.sampling", "roost.clients", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.exec", "roost.spec", "roost.weights", "roost.front"),
     ("roost.startup", "roost.terminal"),
-    ("roost.llm", "roost.dialogue", "roost.line", "roost.server", "roost.train"),
+    ("roost.llm", "roost.feed", "roost.dialogue", "roost.line", "roost.server", "roost.train"),
     ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (
@@ -24,6 +24,7 @@ CONTROL_PLANE = (
     "roost.sched",
     "roost.sampling",
     "roost.clients",
+    "roost.values",
     "roost.spec.shape",
     "roost.spec.widths",
     "roost.step",

@@ -7,6 +7,7 @@ import pytest
 
 from roost.errors import RequestError
 from roost.sampling import Sampling
+from roost.values import fitted
 
 VOCAB_SIZE = 100
 NO_NUMBERS = (math.nan, math.inf, -math.inf, True, False, "1", None)
@@ -44,7 +45,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
 def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        Sampling(**{name: value}).check(VOCAB_SIZE)
+        fitted(Sampling(**{name: value})).check(VOCAB_SIZE)
     assert (caught.value.status, caught.value.param) == (400, name)
     assert any(word in str(caught.value) for word in ("must be", "at most"))
     assert len(str(caught.value)) < 200
@@ -52,7 +53,7 @@ def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in ALLOWED for value in ALLOWED[name]])
 def test_a_good_value_passes(name: str, value: Any) -> None:
-    Sampling(**{name: value}).check(VOCAB_SIZE)
+    fitted(Sampling(**{name: value})).check(VOCAB_SIZE)
 
 
 def test_a_thousand_and_twenty_four_biases_pass() -> None:
@@ -62,7 +63,7 @@ def test_a_thousand_and_twenty_four_biases_pass() -> None:
 @pytest.mark.parametrize("name", ["temperature", "top_k", "seed"])
 def test_an_endless_number_is_refused_without_writing_it_out(name: str) -> None:
     with pytest.raises(RequestError, match="more than 64 bits"):
-        Sampling(**{name: 10**5000}).check(VOCAB_SIZE)  # type: ignore[arg-type]
+        fitted(Sampling(**{name: 10**5000})).check(VOCAB_SIZE)  # type: ignore[arg-type]
 
 
 def test_every_option_is_checked() -> None:

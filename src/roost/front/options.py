@@ -1,7 +1,7 @@
 """Options of a generation as people give them, and the requests that the engine gets for them.
 
-One record for every interface: what a caller may ask for is listed here and nowhere else. Values are checked by the
-engine, which refuses by the same names. Called by the server's endpoints and the library.
+One record for every interface: what a caller may ask for is listed here and nowhere else. Types are checked here,
+ranges by the engine, which refuses by the same names. Called by the server's endpoints and the library.
 """
 
 import secrets
@@ -11,6 +11,7 @@ from roost.errors import RequestError
 from roost.messages import Submit
 from roost.sampling import SEED_END, Sampling
 from roost.text.tokenizer import Tokenizer
+from roost.values import fitted, real, shown
 
 N_MAX = 64
 TIMEOUT_S_MIN = 0.001
@@ -72,6 +73,7 @@ def submits(
     request_id: str, tokens: tuple[int, ...], options: Options, tokenizer: Tokenizer, turn: TurnOf | None = None
 ) -> list[Submit]:
     """The engine's requests for one prompt: one per output, those after the first sharing its prompt."""
+    options = plain_options(options)
     if turn is not None and options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {options.n}")
     if not 1 <= options.n <= N_MAX:
@@ -104,8 +106,16 @@ def submits(
     return asked
 
 
+def plain_options(options: Options) -> Options:
+    """The options in plain values; raises RequestError for the first that is not of its type."""
+    if not isinstance(options, Options):
+        raise RequestError(400, "options", f"must be Options, got {shown(options)}")
+    return fitted(options)
+
+
 def milliseconds(param: str, seconds: float) -> int:
     """A time that a caller gave, in milliseconds."""
+    seconds = real(param, seconds)
     if not TIMEOUT_S_MIN <= seconds <= 1e9:
         raise RequestError(400, param, f"must be in [{TIMEOUT_S_MIN}, 1e9] seconds, got {seconds}")
     return int(seconds * 1000)

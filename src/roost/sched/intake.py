@@ -1,10 +1,15 @@
 """Intake: what happens to a command the moment it is read.
 
 Checks everything that can be checked, then queues, marks or refuses; a refusal touches nobody else and always
-answers. Never moves a page. Called by the loop while it drains the mailbox.
+answers. A request is registered last, when nothing can fail any more. Never moves a page. Called by the loop while it
+drains the mailbox.
 """
 
+import traceback
+from pathlib import Path
+
 from roost.clients import scoped
+from roost.config import Resolved
 from roost.errors import CapacityError, RequestError
 from roost.kv.lease import TurnId
 from roost.messages import (
@@ -17,6 +22,7 @@ from roost.messages import (
     GetSessions,
     GetStats,
     OpenSession,
+    Refused,
     Reply,
     RewindSession,
     SessionStates,
@@ -24,6 +30,7 @@ from roost.messages import (
 )
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop, refused
+from roost.sched.fit import resolve_max_new
 from roost.sched.limits import check_priority, check_queued
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
@@ -38,8 +45,10 @@ from roost.sched.sessions import (
 )
 from roost.sched.settle import act_on_marks
 from roost.sched.state import State
+from roost.sched.whole import check_whole
 from roost.session.record import Record
 from roost.session.table import Session, Turn
+from roost.values import fitted, shown
 
 LOGPROBS_MAX = 100  # alternatives with each log-probability
 PRIORITY_MAX = 2**31 - 1
@@ -50,46 +59,69 @@ STOP_IDS_MAX = 1024
 
 
 def take(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
-    """Carry out or refuse one command; whoever sent it has given it up once the clock is past `read_by`."""
+    """Carry out or refuse one command; whoever sent it has given it up once the clock is past `read_by`.
+
+    One that breaks for a reason nobody thought of ends alone.
+    """
     try:
         if read_by is not None and state.now > read_by:
             raise CapacityError(503, "the engine was busy for too long: this was not carried out")
-        match command:
-            case Submit():
-                _submit(state, command, reply)
-            case Abort():
-                _abort(state, command)
-            case OpenSession():
-                state.tell(reply, open_session(state, command))
-            case CloseSession():
-                _close(state, command, reply)
-            case RewindSession():
-                _end_aborted(state, command)
-                state.tell(reply, rewind_session(state, command))
-            case ForkSession():
-                _end_aborted(state, command)
-                state.tell(reply, fork_session(state, command))
-            case GetSession():
-                session = state.sessions.find(command.session_id, command.client, may_close=True)
-                state.tell(reply, session_state(state, session))
-            case GetSessions():
-                state.tell(reply, SessionStates(sessions=session_states(state, command.client)))
-            case FlushCache():
-                state.tell(reply, flush(state))
-            case GetStats():
-                state.tell(reply, stats(state))
+        if not isinstance(command, Command):
+            raise RequestError(400, "command", f"must be one that the engine knows, got {shown(command)}")
+        _carry_out(state, fitted(command), reply)
     except (RequestError, CapacityError) as error:
         state.tell(reply, refused(_name(command), error))
+    except Exception as error:  # noqa: BLE001 (whatever it was, the others go on if nothing was left half done)
+        *_, place = traceback.extract_tb(error.__traceback__)
+        what = f"{type(command).__name__}: {error!r} at {Path(place.filename).name}:{place.lineno}"
+        state.trace.note("broken_command", what)
+        check_whole(state)
+        state.tell(reply, Refused(request_id=_name(command), status=500, message=f"the engine failed on {what}"))
+
+
+def _carry_out(state: State, command: Command, reply: Reply) -> None:
+    match command:
+        case Submit():
+            _submit(state, command, reply)
+        case Abort():
+            _abort(state, command)
+        case OpenSession():
+            state.tell(reply, open_session(state, command))
+        case CloseSession():
+            _close(state, command, reply)
+        case RewindSession():
+            _end_aborted(state, command)
+            state.tell(reply, rewind_session(state, command))
+        case ForkSession():
+            _end_aborted(state, command)
+            state.tell(reply, fork_session(state, command))
+        case GetSession():
+            session = state.sessions.find(command.session_id, command.client, may_close=True)
+            state.tell(reply, session_state(state, session))
+        case GetSessions():
+            state.tell(reply, SessionStates(sessions=session_states(state, command.client)))
+        case FlushCache():
+            state.tell(reply, flush(state))
+        case GetStats():
+            state.tell(reply, stats(state))
 
 
 def _name(command: Command) -> str:
     match command:
         case Submit() | Abort():
-            return command.request_id
+            name: object = command.request_id
         case OpenSession() | CloseSession() | RewindSession() | ForkSession() | GetSession():
-            return command.session_id
+            name = command.session_id
         case _:
-            return ""
+            name = ""
+    return name if isinstance(name, str) else ""  # what is no name is why it is refused
+
+
+def check_alone(resolved: Resolved, submit: Submit) -> None:
+    """Raise RequestError for a request without a session that can never be served, whatever else goes on."""
+    submit = fitted(submit)
+    _check_values(submit, None, resolved.vocab_size)
+    resolve_max_new(resolved, submit, len(submit.tokens))
 
 
 def _submit(state: State, submit: Submit, reply: Reply) -> None:

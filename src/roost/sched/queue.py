@@ -43,7 +43,7 @@ def enter_queue(state: State, request: Request) -> None:
     if turn.session is not None:
         check_number(turn.session, request.submit.turn)
     set_limits(state, request)
-    if turn.session is not None:
-        assert turn.session.turn is None, turn.session
-        turn.session.turn = turn.id
+    assert turn.session is None or turn.session.turn is None, turn.session
     state.enqueue(request)
+    if turn.session is not None:
+        turn.session.turn = turn.id
