@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import Answer, Piece, checked
-from roost.front.options import Options, TurnOf, submits
+from roost.front.options import Options, TurnOf, plain_options, submits
 from roost.line import Inbox, Line
 from roost.messages import (
     CloseSession,
@@ -28,6 +28,7 @@ from roost.messages import (
 )
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Hidden, Language
+from roost.values import shown, token_ids
 
 Prompt = str | Sequence[int]  # text, or token ids
 Messages = Sequence[dict[str, Any]]  # role and content
@@ -92,9 +93,7 @@ class Session:
         turn: int | None = None,
     ) -> Generator[Piece, None, None]:
         """Pieces of the model's answer to new messages; leaving the loop undoes the turn."""
-        if not messages:
-            raise RequestError(400, "messages", "must hold at least 1 message")
-        return self._pieces(messages, options, turn, generates=True)
+        return self._pieces(as_messages(messages), options, turn, generates=True)
 
     def rewind(self, *, turn: int | None = None, length: int | None = None) -> SessionState:
         """Cut the session back to so many turns, or tokens."""
@@ -134,6 +133,7 @@ class Session:
         self, given: Prompt | Messages | None, options: Options, number: int | None, *, generates: bool
     ) -> Generator[Piece, None, None]:
         self._settle()
+        options = plain_options(options)
         tokens, messages = self._input(given, generates=generates)
         name, tokenizer = self._line.new_id("turn"), self._language.tokenizer
         (submit,) = submits(name, tokens, options, tokenizer, TurnOf(session_id=self.id, number=number))
@@ -159,6 +159,11 @@ class Session:
     ) -> tuple[tuple[int, ...], Sequence[Hidden] | None]:
         """New tokens, and the messages they come from if they do."""
         transcript = self._transcript
+        if given is not None and not isinstance(given, str) and not _are_messages(given):
+            ids = _ids(given)
+            if ids:
+                return ids, None
+            given = None
         if not given and transcript.is_chat and transcript.length:
             # nothing new: the model answers what was appended, or goes on
             return continuation(self._language, transcript, (), answers=generates), ()
@@ -168,13 +173,8 @@ class Session:
             return self._language.prompt_tokens(given), None
         if isinstance(given, str):
             return tuple(self._language.tokenizer.encode(given, special=False)), None
-        if _are_messages(given):
-            hidden = self._language.hidden(given)
-            return continuation(self._language, transcript, hidden, answers=generates), hidden
-        ids = tuple(each for each in given if isinstance(each, int))
-        if len(ids) != len(given):
-            raise RequestError(400, "tokens", "must be a text, token ids or messages")
-        return ids, None
+        hidden = self._language.hidden(as_messages(given))
+        return continuation(self._language, transcript, hidden, answers=generates), hidden
 
     def _take(self, turn: _Turn, event: Event) -> None:
         """Note what an event says about the session."""
@@ -204,5 +204,26 @@ class Session:
             self._take(turn, turn.inbox.events.get())
 
 
-def _are_messages(given: Sequence[int] | Messages) -> TypeGuard[Messages]:
-    return len(given) > 0 and isinstance(given[0], dict)
+def as_messages(given: object) -> list[dict[str, Any]]:
+    """A conversation that a caller gave; raises RequestError for what is none. What a message holds, templates say."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise RequestError(400, "messages", f"must be a list of messages, got {shown(given)}")
+    if not given:
+        raise RequestError(400, "messages", "must hold at least 1 message")
+    for number, message in enumerate(given):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                400, f"messages[{number}]", f"must be a dict with role and content, got {shown(message)}"
+            )
+    return list(given)
+
+
+def _ids(given: object) -> tuple[int, ...]:
+    try:
+        return token_ids("tokens", given)
+    except RequestError as error:
+        raise RequestError(400, "tokens", f"must be a text, token ids or messages: {error.reason}") from error
+
+
+def _are_messages(given: object) -> TypeGuard[Messages]:
+    return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], dict)

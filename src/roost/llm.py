@@ -4,20 +4,37 @@ Owns the model and its engine. Any thread may call; requests run side by side. C
 by programs, and by the command line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import TracebackType
 from uuid import uuid4
 
 from roost.config import EngineConfig
-from roost.dialogue import Messages, Prompt, Session
-from roost.errors import RequestError
+from roost.dialogue import Messages, Prompt, Session, as_messages
+from roost.errors import CapacityError, RequestError, RoostError
+from roost.feed import Feed
 from roost.front.answer import Answer, Piece, checked
-from roost.front.options import Options, milliseconds, submits
+from roost.front.options import Options, milliseconds, plain_options, submits
 from roost.line import Line
-from roost.messages import FlushCache, GetStats, OpenSession, Score, SpecStats, Stats, Submit, Usage
+from roost.messages import (
+    Finished,
+    FlushCache,
+    GetStats,
+    OpenSession,
+    Refused,
+    Score,
+    SpecStats,
+    Stats,
+    Submit,
+    Usage,
+)
 from roost.progress import Progress, silent
+from roost.sched.intake import check_alone
 from roost.startup import start
+from roost.terminal import counting_bar
+from roost.values import shown, token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +73,16 @@ class Output:
         return self.choices[0].spec
 
 
+class BatchError(RoostError):
+    """Some prompts of several failed on the way; here is what the others came to."""
+
+    def __init__(self, outputs: "list[Output | None]", errors: dict[int, RequestError | CapacityError]) -> None:
+        number, first = min(errors.items())
+        super().__init__(f"{len(errors)} of {len(outputs)} prompts failed, the first of them prompt {number}: {first}")
+        self.outputs = outputs  # in the order of the prompts; None where one failed
+        self.errors = errors  # by the prompt's place
+
+
 class LLM:
     """A model in this process."""
 
@@ -83,13 +110,26 @@ class LLM:
         """What follows a prompt."""
         return self.generate_all([prompt], options)[0]
 
-    def generate_all(self, prompts: Sequence[Prompt], options: Options = Options()) -> list[Output]:  # noqa: B008
-        """What follows each of some prompts, which run side by side."""
-        return self._complete([self._tokens(each) for each in prompts], options)
+    def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        options: Options = Options(),  # noqa: B008
+        *,
+        show_progress: bool = False,
+    ) -> list[Output]:
+        """What follows each of some prompts, in their order; they run side by side, as many as the engine takes.
+
+        What can never be served is refused (RequestError) before anything starts. If prompts fail on the way, by a
+        time-out or a broken step, the others are seen to their end first, and are in the BatchError.
+        """
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+            raise RequestError(400, "prompts", f"must be a list of texts or token ids, got {shown(prompts)}")
+        with counting_bar("prompts", len(prompts), is_shown=show_progress) as told:
+            return self._complete(prompts, options, told)
 
     def chat(self, messages: Messages, options: Options = Options()) -> Output:  # noqa: B008
         """The model's answer in a conversation."""
-        return self._complete([self.language.chat_tokens(list(messages))], options)[0]
+        return self._complete([self.language.chat_tokens(as_messages(messages))], options)[0]
 
     def stream(self, prompt: Prompt, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
         """Pieces of what follows a prompt, as they come; leaving the loop ends the request."""
@@ -97,7 +137,7 @@ class LLM:
 
     def stream_chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
         """Pieces of the model's answer, as they come; leaving the loop ends the request."""
-        return self._stream(self.language.chat_tokens(list(messages)), options)
+        return self._stream(self.language.chat_tokens(as_messages(messages)), options)
 
     def session(
         self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, salt: str = ""
@@ -124,21 +164,55 @@ class LLM:
         self._running.executor.close()
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
+        return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else token_ids("prompt", prompt)
 
-    def _complete(self, prompts: list[tuple[int, ...]], options: Options) -> list[Output]:
-        groups = [self._submits(tokens, options) for tokens in prompts]
-        asked = [submit for group in groups for submit in group]
-        answers = {submit.request_id: Answer(self.language.tokenizer, options) for submit in asked}
-        with self._line.asked(asked) as events:
-            num_left = len(asked)
-            while num_left:
-                event = checked(events.get())
-                piece = answers[event.request_id].feed(event)
-                num_left -= piece is not None and piece.finished is not None
-        return [_output([answers[submit.request_id] for submit in group]) for group in groups]
+    def _complete(
+        self, prompts: Sequence[Prompt], options: Options, told: Callable[[int], None] = lambda num_done: None
+    ) -> list[Output]:
+        options = plain_options(options)
+        groups = self._prepared(prompts, options)
+        asked = {submit.request_id: number for number, group in enumerate(groups) for submit in group}
+        answers = {request_id: Answer(self.language.tokenizer, options) for request_id in asked}
+        num_left = Counter(asked.values())  # outputs of each prompt that have not ended
+        errors: dict[int, RequestError | CapacityError] = {}
+        feed = Feed(self._line, list(chain(*groups)), self._running.resolved.sched.max_queued)
+        try:
+            for event in feed.events():
+                number = asked[event.request_id]
+                try:
+                    answers[event.request_id].feed(checked(event))
+                except (RequestError, CapacityError) as error:
+                    errors.setdefault(number, error)
+                if isinstance(event, Finished | Refused):
+                    num_left[number] -= 1
+                    told(sum(not each for each in num_left.values()))
+        except CapacityError as error:  # the engine has ended, and what has not ended will not
+            for number in num_left:
+                if num_left[number]:
+                    errors.setdefault(number, error)
+        outputs = [
+            None if number in errors else _output([answers[submit.request_id] for submit in group])
+            for number, group in enumerate(groups)
+        ]
+        done = [output for output in outputs if output is not None]
+        if errors:
+            raise BatchError(outputs, errors) if done else errors[min(errors)]
+        return done
+
+    def _prepared(self, prompts: Sequence[Prompt], options: Options) -> list[list[Submit]]:
+        """The requests for each prompt; what can never be served is refused here, before anything runs."""
+        groups = []
+        for number, prompt in enumerate(prompts):
+            try:
+                groups.append(self._submits(self._tokens(prompt), options))
+                check_alone(self._running.resolved, groups[-1][0])
+            except RequestError as error:
+                which = f" (prompt {number} of {len(prompts)})" if len(prompts) > 1 else ""
+                raise RequestError(error.status, error.param, error.reason + which) from error
+        return groups
 
     def _stream(self, tokens: tuple[int, ...], options: Options) -> Iterator[Piece]:
+        options = plain_options(options)
         if options.n != 1:
             raise RequestError(400, "n", "a stream has one output; generate gives several")
         answer = Answer(self.language.tokenizer, options)

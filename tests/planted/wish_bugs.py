@@ -2,6 +2,8 @@
 
 from tests.planted.bug import Bug
 
+_BROKEN = "tests/unit/sched/test_broken_commands.py::"
+
 WISH_BUGS = (
     Bug(
         "queue_in_order",
@@ -226,5 +228,45 @@ WISH_BUGS = (
         "    better = any(",
         "19: the head of the queue waits for a running request although an idle session has the room",
         "tests/unit/sched/test_order.py::test_the_head_of_the_queue_starts_when_a_session_that_became_idle_makes_room",
+    ),
+    Bug(
+        "types_at_the_door",
+        "roost.sched.intake",
+        "        _carry_out(state, fitted(command), reply)",
+        "        _carry_out(state, command, reply)",
+        "a value of the wrong type gets past the door, and breaks whoever uses it first",
+        _BROKEN + "test_a_value_of_any_type_is_served_or_refused_by_name_and_a_neighbours_output_is_what_it_was",
+    ),
+    Bug(
+        "registered_last",
+        "roost.sched.queue",
+        "    assert turn.session is None or turn.session.turn is None, turn.session",
+        "    setattr(turn.session, 'turn', turn.id) if turn.session is not None else None",
+        "a turn that broke on its way into the queue keeps its session for ever",
+        _BROKEN + "test_a_command_that_breaks_in_the_middle_ends_alone_and_leaves_nothing_behind",
+    ),
+    Bug(
+        "half_done_is_seen",
+        "roost.sched.intake",
+        "        check_whole(state)",
+        "        assert state.trace",
+        "a command that broke half-way leaves a session with KV of tokens that it has forgotten, and the loop goes on",
+        _BROKEN + "test_a_command_that_leaves_something_half_done_ends_the_engine",
+    ),
+    Bug(
+        "full_queue_is_waited_for",
+        "roost.feed",
+        "        self._is_full = isinstance(event, Refused) and event.status == _FULL",
+        "        self._is_full = False",
+        "one of several prompts fails because others fill the queue",
+        "tests/unit/test_feed.py::test_others_that_fill_the_queue_are_waited_for",
+    ),
+    Bug(
+        "room_is_left_in_the_queue",
+        "roost.feed",
+        "        self._share = max(1, max_queued // 2)  # of the queue",
+        "        self._share = max(1, max_queued)  # of the queue",
+        "a long list of prompts shuts everybody else out of the queue",
+        "tests/unit/test_feed.py::test_a_long_list_leaves_room_in_the_queue_for_others",
     ),
 )

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
+from roost.dialogue import Session
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.speculation import since, total
 from roost.messages import GetStats, Stats
@@ -188,6 +190,107 @@ def test_what_cannot_be_served_is_refused_with_the_parameter(
     assert (refused.value.status, refused.value.param) == (status, param)
     assert str(refused.value).count(f"{param}: ") == 1
     assert llm.generate("a", GREEDY).text == AFTER_A, "the next request is served"
+
+
+BIG = 10**5000
+WRONG = [
+    ("max_new_tokens", ("8", 2.5, True, BIG)),
+    ("min_new_tokens", ("8", None, 1.0)),
+    ("priority", ("high", None, 0.5)),
+    ("logit_bias", ({5: 1.0}, ((5,),), ((5, "1"),), (("5", 1.0),), 3, ((BIG, 1.0),))),
+    ("temperature", ("hot", None, [1.0], BIG)),
+    ("seed", ("7", 7.0, BIG)),
+    ("stop", ("text", 3, (b"x",), (None,))),
+    ("stop_token_ids", (5, "5", (1.5,), (True,))),
+    ("ignore_eos", (1, "yes", None)),
+    ("skip_special_tokens", (0, "no")),
+    ("no_stop_trim", (0, "no")),
+    ("n", ("2", 2.0, None, True)),
+    ("logprobs", ("2", 1.5, True)),
+    ("prompt_logprobs_from", ("0", 0.0)),
+    ("timeout_s", ("5", (5,))),
+    ("salt", (5, None, b"x")),
+    ("top_k", ("5", 5.0, None)),
+    ("top_p", ("1", None)),
+    ("min_p", ("0", None)),
+    ("repetition_penalty", ("1", None)),
+    ("presence_penalty", ("1", None)),
+    ("frequency_penalty", ("1", None)),
+]
+
+
+def test_a_value_of_the_wrong_type_is_refused_by_name_and_others_go_on(llm: LLM) -> None:
+    assert {name for name, _ in WRONG} == set(Options.__dataclass_fields__)
+    running = llm.stream("a", replace(ENDLESS, max_new_tokens=300))
+    next(running)
+    session = llm.session()
+    for name, values in WRONG:
+        for value in values:
+            options = Options(**{name: value})
+            calls = (
+                lambda options=options: llm.generate("a", options),
+                lambda options=options: next(llm.stream("a", options)),
+                lambda options=options: next(session.generate("a", options)),
+            )
+            for call in calls:
+                with pytest.raises(RequestError, match=r"must be .* got") as refused:
+                    call()
+                assert (refused.value.status, refused.value.param) == (400, name)
+    session.close()
+    assert sum(len(piece.tokens) for piece in running) == 299, "whoever ran before runs on"
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        (lambda llm, session: llm.generate(["a", "b"], GREEDY), "prompt"),
+        (lambda llm, session: llm.generate([1.5, 2], GREEDY), "prompt"),
+        (lambda llm, session: llm.generate([5, True], GREEDY), "prompt"),
+        (lambda llm, session: llm.generate(None, GREEDY), "prompt"),
+        (lambda llm, session: llm.generate(b"ab", GREEDY), "prompt"),
+        (lambda llm, session: llm.generate(np.array([[5, 6]]), GREEDY), "prompt"),
+        (lambda llm, session: llm.stream({5, 6}, GREEDY), "prompt"),
+        (lambda llm, session: llm.generate("a", {"temperature": 0}), "options"),
+        (lambda llm, session: llm.generate("a", None), "options"),
+        (lambda llm, session: llm.chat("hello", GREEDY), "messages"),
+        (lambda llm, session: llm.chat([], GREEDY), "messages"),
+        (lambda llm, session: llm.chat(["hello"], GREEDY), "messages[0]"),
+        (lambda llm, session: llm.stream_chat([{"role": 5}], GREEDY), "messages[0]"),
+        (lambda llm, session: llm.session(id=5), "session_id"),
+        (lambda llm, session: llm.session(ttl_s="5"), "ttl_s"),
+        (lambda llm, session: llm.session(ttl_s=True), "ttl_s"),
+        (lambda llm, session: llm.session(max_tokens="5"), "max_tokens"),
+        (lambda llm, session: llm.session(salt=5), "salt"),
+        (lambda llm, session: session.rewind(length="2"), "length"),
+        (lambda llm, session: session.rewind(turn=0.0), "turn"),
+        (lambda llm, session: session.fork(id=["x"]), "new_id"),
+        (lambda llm, session: session.append([5, True]), "tokens"),
+        (lambda llm, session: session.append(5), "tokens"),
+        (lambda llm, session: session.append([{"role": "user"}, 5]), "messages[1]"),
+        (lambda llm, session: session.append("x", turn="0"), "turn"),
+        (lambda llm, session: next(session.chat("hello")), "messages"),
+    ],
+)
+def test_whatever_is_given_is_refused_by_name_or_served(
+    llm: LLM, call: Callable[[LLM, Session], object], param: str
+) -> None:
+    with llm.session() as session:
+        with pytest.raises(RequestError) as refused:
+            call(llm, session)
+        assert (refused.value.status, refused.value.param) == (400, param)
+        assert session.state().length == 0
+    assert llm.generate("a", GREEDY).text == AFTER_A, "the next request is served"
+
+
+def test_numbers_of_numpy_are_as_good_as_plain_ones(llm: LLM) -> None:
+    ids = np.array([token("x"), token("a")])
+    options = Options(
+        temperature=np.float32(0), max_new_tokens=np.int64(6), seed=np.uint8(3), ignore_eos=np.bool_(True)
+    )  # type: ignore[arg-type]
+    assert llm.generate(ids, options).text == llm.generate(list(ids), options).text == AFTER_A  # type: ignore[arg-type]
+    with llm.session() as session:
+        assert session.append(ids).prompt_tokens == 2  # type: ignore[arg-type]
+        assert session.rewind(length=np.int16(1)).length == 1  # type: ignore[arg-type]
 
 
 def test_one_bad_prompt_of_several_ends_the_others(llm: LLM) -> None:
