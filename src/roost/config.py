@@ -25,6 +25,13 @@ def cache_folder() -> Path:
 
 
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
+WEIGHTS = ("auto", "int8", "fp32", "bf16")
+DEVICES = ("auto", "cpu", "cuda")
+BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
+STRICT_MEMORY = (0, 1, 2)
+SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
+DRAFT_LAYER_IDS = ("sglang", "vllm")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +39,13 @@ class ModelConfig:
     """Which model, in which form, on which device."""
 
     model: str = field(default="default", metadata={"help": "a GGUF file, a Hugging Face folder, or 'default'"})
-    weights: str = field(default="auto", metadata={"help": "auto, int8, fp32 or bf16"})
-    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    weights: str = field(
+        default="auto", metadata={"help": "their form; auto: int8 on a CPU, bf16 on cuda", "choices": WEIGHTS}
+    )
+    device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     backend: str = field(
-        default="auto", metadata={"help": "attention by torch or triton; auto: triton on cuda, torch on a CPU"}
+        default="auto",
+        metadata={"help": "attention by it; auto: triton on cuda, torch on a CPU", "choices": BACKEND_NAMES},
     )
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
 
@@ -55,7 +65,9 @@ class MemoryConfig:
     memory_fraction: float | None = field(
         default=None, metadata={"help": "share of a GPU's memory to use for weights, KV and the rest; 0.9 if absent"}
     )
-    strict_memory: int = field(default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page"})
+    strict_memory: int = field(
+        default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page", "choices": STRICT_MEMORY}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +121,10 @@ class SpecConfig:
     spec: str | None = field(
         default=None,
         metadata={
-            "help": "none, ngram, eagle, eagle3 or auto (also --spec alone): the head, ngram without one; "
-            "if absent the head, none without one. A head is that of --draft, or one that comes with the model",
+            "help": "auto (also --spec alone): the head, ngram without one; if absent the head, none without one. "
+            "A head is that of --draft, or one that comes with the model",
             "bare": "auto",
+            "choices": SPECS,
         },
     )
     draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
@@ -137,12 +150,12 @@ class SpecConfig:
         default=None, metadata={"help": "no drafts in a step that decodes more requests than this; no limit if absent"}
     )
     draft_layer_ids: str | None = field(
-        default=None, metadata={"help": "sglang or vllm: how the layer ids of an eagle3 head are counted"}
+        default=None,
+        metadata={
+            "help": "how the layer ids of an eagle3 head are counted; asked for where it has some",
+            "choices": DRAFT_LAYER_IDS,
+        },
     )
-
-
-SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
-DRAFT_LAYER_IDS = ("sglang", "vllm")
 
 
 def spec_shape(config: SpecConfig) -> SpecShape:
@@ -245,10 +258,9 @@ class ServerConfig:
     health_step_s: int = field(
         default=60, metadata={"help": "seconds without a completed step, while there is work, that are not healthy"}
     )
-    log_level: str = field(default="warning", metadata={"help": "critical, error, warning, info or debug"})
-
-
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+    log_level: str = field(
+        default="warning", metadata={"help": "the least urgent that is logged", "choices": LOG_LEVELS}
+    )
 
 
 def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -419,7 +431,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     """Check a configuration for a model and a backend, once, and derive what follows from it."""
     memory, sched = config.memory, config.sched
     _at_least("--page-size", memory.page_size, 1)
-    if memory.strict_memory not in (0, 1, 2):
+    if memory.strict_memory not in STRICT_MEMORY:
         raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
     context = _context(sched, traits)
     _at_least("--max-running", sched.max_running, 1)

@@ -14,9 +14,21 @@ from pathlib import Path
 
 import torch
 
-from roost.backend import BACKENDS, TORCH, TRITON, Backend
+from roost.backend import TORCH, TRITON, Backend
 from roost.clock import SystemClock
-from roost.config import AUTO, EngineConfig, ModelConfig, ModelTraits, Resolved, drafter_of, resolve, spec_shape
+from roost.config import (
+    AUTO,
+    BACKEND_NAMES,
+    DEVICES,
+    WEIGHTS,
+    EngineConfig,
+    ModelConfig,
+    ModelTraits,
+    Resolved,
+    drafter_of,
+    resolve,
+    spec_shape,
+)
 from roost.errors import ConfigError
 from roost.exec.device.open import memory_of
 from roost.exec.executor import TorchExecutor
@@ -34,10 +46,6 @@ from roost.text.stream import StopFinder
 from roost.weights.draft import check_head, check_hooks, check_kind, head_kind, load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_head, find_model
-
-WEIGHTS = ("auto", "int8", "fp32", "bf16")
-DEVICES = ("auto", "cpu", "cuda")
-BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

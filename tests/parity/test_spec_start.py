@@ -93,7 +93,7 @@ def refuse(asked: str, said: str, model: Path, heads: dict[str, Path], capsys: p
     flags = [word.format(**heads) for word in asked.split()]
     assert main(["generate", "h", "--model", str(model), *flags]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("roost: ") and said.format(**heads) in line, line
+    assert line.startswith("roost generate: error: ") and said.format(**heads) in line, line
 
 
 def never(*args: object, **named: object) -> None:

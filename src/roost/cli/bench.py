@@ -1,49 +1,62 @@
 """Measure a running server, or an engine in this process: throughput, times, cache hits, accepted drafts.
 
 Prompts come from a file (one JSON object with `prompt` a line, or plain lines) or are those that come with the project.
-Prints a table, and JSON if asked for. Numbers of one run, side by side; no run is better than the machine was quiet.
-Called by `main`.
+Each run has prompts of its own: none finds in the prefix cache what an earlier one has left there. Prints a table, and
+JSON if asked for. Numbers of one run, side by side; no run is better than the machine was quiet. Called by `main`.
 """
 
 import json
+import secrets
 import statistics
 import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
 
-from roost.cli.flags import add_engine, engine_of
+from roost.cli.api import Api, NotJson
+from roost.cli.flags import add_engine, check_no_engine, engine_of
 from roost.cli.prompts import PROMPTS, read_turns
-from roost.config import api_keys
-from roost.errors import ConfigError
+from roost.errors import ConfigError, RequestError
 from roost.front import speculation
 from roost.front.options import Options
 from roost.llm import LLM
 from roost.messages import SpecStats
-from roost.terminal import loading_bar
+from roost.terminal import counting_bar, loading_bar
+
+EXAMPLES = """\
+  roost bench                                              the default model in this process
+  roost bench --url http://127.0.0.1:8000 --concurrency 8  a server that runs already
+  roost bench --prompts questions.jsonl --requests 100 --json out.json"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("--url", default=None, help="a running server; an engine in this process if absent")
-    parser.add_argument("--prompts", type=Path, default=None, help="a file; the project's own prompts if absent")
-    parser.add_argument("--requests", type=int, default=32, help="requests of each run (default: 32)")
-    parser.add_argument("--concurrency", default="1,4,8", help="requests at once, one run each (default: 1,4,8)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="tokens of each answer (default: 64)")
-    parser.add_argument("--prompt-tokens", type=int, default=None, help="repeat each prompt to about this many words")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    parser.add_argument("--json", type=Path, default=None, help="write the results there too")
+    parser.add_argument(
+        "--url",
+        default=None,
+        help="a running server, with the key in $ROOST_API_KEY; an engine in this process if absent",
+    )
+    parser.add_argument(
+        "--prompts", type=Path, default=None, metavar="FILE", help="a file; the project's own prompts if absent"
+    )
+    parser.add_argument("--requests", type=int, metavar="N", default=32, help="requests of each run (default: 32)")
+    parser.add_argument(
+        "--concurrency", default="1,4,8", metavar="N,N,…", help="requests at once, one run each (default: 1,4,8)"
+    )
+    parser.add_argument("--new-tokens", type=int, metavar="N", default=64, help="tokens of each answer (default: 64)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="N", default=None, help="repeat each prompt to about this many words"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there too")
     add_engine(parser)
 
 
@@ -84,8 +97,8 @@ class Run:
 class Target(Protocol):
     """What is measured."""
 
-    def ask(self, prompt: str, number: int) -> Times:
-        """One request, to its end."""
+    def ask(self, prompt: str, mark: str) -> Times:
+        """One request, to its end; it finds nothing cached that was asked for under another mark."""
         ...
 
     def spec(self) -> SpecStats:
@@ -100,10 +113,11 @@ class InProcess:
         self._llm = llm
         self._options = options
 
-    def ask(self, prompt: str, number: int) -> Times:
+    def ask(self, prompt: str, mark: str) -> Times:
         """One request, to its end."""
         times = Times(began=time.perf_counter())
-        for piece in self._llm.stream_chat([{"role": "user", "content": prompt}], self._options):
+        options = replace(self._options, salt=mark)
+        for piece in self._llm.stream_chat([{"role": "user", "content": prompt}], options):
             if piece.tokens:
                 times.stamps.append((time.perf_counter(), len(piece.tokens)))
             if piece.finished is not None:
@@ -121,11 +135,7 @@ class Server:
     """A server that speaks OpenAI's API."""
 
     def __init__(self, url: str, new_tokens: int, temperature: float) -> None:
-        place = urlsplit(url)
-        if place.scheme not in ("http", "https") or place.hostname is None:
-            raise ConfigError(f"--url must be like http://host:port, got {url}")
-        self._secure = place.scheme == "https"
-        self._host, self._port = place.hostname, place.port
+        self._api = Api(url)
         self._body = {
             "model": "default",
             "max_tokens": new_tokens,
@@ -134,51 +144,32 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        keys = api_keys(())
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {keys[0]}"} if keys else {})
+        self._has_salts = self._sums() is not None  # one of ours; others need other texts
 
-    def ask(self, prompt: str, number: int) -> Times:
+    def ask(self, prompt: str, mark: str) -> Times:
         """One request, to its end."""
         times = Times(began=time.perf_counter())
-        body = {**self._body, "messages": [{"role": "user", "content": prompt}]}
-        for chunk in self._post("/v1/chat/completions", body):
+        fresh = {"cache_salt": mark} if self._has_salts else {}
+        text = prompt if self._has_salts else f"[{mark}] {prompt}"
+        body = {**self._body, **fresh, "messages": [{"role": "user", "content": text}]}
+        for chunk in self._api.stream("/v1/chat/completions", body):
             if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                 times.stamps.append((time.perf_counter(), 1))
             if chunk.get("usage"):
-                times.output_tokens = chunk["usage"]["completion_tokens"]
-                times.prompt_tokens = chunk["usage"]["prompt_tokens"]
-                times.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+                usage = chunk["usage"]
+                times.output_tokens, times.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+                times.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return times
 
     def spec(self) -> SpecStats:
         """Speculation's sums since the start, other clients' too; a server that does not say them has none."""
-        with self._asked("GET", "/server_info") as response:
-            text = response.read()
-        try:
-            return speculation.from_json(json.loads(text)["stats"]["spec"])
-        except (ValueError, KeyError, TypeError):
-            return SpecStats()  # not one of ours
+        return self._sums() or SpecStats()
 
-    def _post(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a stream."""
-        with self._asked("POST", path, json.dumps(body)) as response:
-            if response.status != 200:
-                raise ConfigError(f"--url: the server said {response.status}: {response.read(300).decode()}")
-            for line in response:
-                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-                    yield json.loads(line[len(b"data: ") :])
-
-    @contextmanager
-    def _asked(self, method: str, path: str, body: str | None = None) -> Iterator[HTTPResponse]:
-        """The server's answer, to be read inside."""
-        connection = (HTTPSConnection if self._secure else HTTPConnection)(self._host, self._port, timeout=600)
+    def _sums(self) -> SpecStats | None:
         try:
-            connection.request(method, path, body, self._headers)
-            yield connection.getresponse()
-        except OSError as error:
-            raise ConfigError(f"--url: cannot reach {self._host}:{self._port}: {error}") from error
-        finally:
-            connection.close()
+            return speculation.from_json(self._api.get("/server_info")["stats"]["spec"])
+        except (RequestError, NotJson, KeyError, TypeError):
+            return None  # not one of ours
 
 
 def run(args: Namespace) -> int:
@@ -188,6 +179,7 @@ def run(args: Namespace) -> int:
     if args.requests < 1 or args.new_tokens < 1:
         raise ConfigError("--requests and --new-tokens must be at least 1")
     if args.url is not None:
+        check_no_engine(args)
         server = Server(args.url, args.new_tokens, args.temperature)
         return _report([measure(server, prompts, args, n) for n in levels], args)
     options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
@@ -199,6 +191,14 @@ def run(args: Namespace) -> int:
 
 def measure(target: Target, prompts: list[str], args: Namespace, concurrency: int) -> Run:
     """One run: `concurrency` clients that take the next prompt as soon as they are done."""
+    with counting_bar(f"{concurrency} at once", args.requests) as told:
+        return _measured(target, prompts, args, concurrency, told)
+
+
+def _measured(
+    target: Target, prompts: list[str], args: Namespace, concurrency: int, told: Callable[[int], None]
+) -> Run:
+    mark = secrets.token_hex(4)
     work: SimpleQueue[int] = SimpleQueue()
     for number in range(args.requests):
         work.put(number)
@@ -209,7 +209,8 @@ def measure(target: Target, prompts: list[str], args: Namespace, concurrency: in
         try:
             while True:
                 number = work.get_nowait()
-                done.append(target.ask(prompts[number % len(prompts)], number))
+                done.append(target.ask(prompts[number % len(prompts)], mark))
+                told(len(done))
         except Empty:
             pass
         except Exception as error:  # noqa: BLE001 (raised again below, on the main thread)

@@ -1,44 +1,96 @@
-"""Talk with a model in the terminal.
+"""Talk with a model in the terminal: one in this process, or a running server's.
 
 The conversation is a session: each turn sends only what is new, and says how much it inherited, when the first token
 came and how fast the others followed, and how many tokens a round of speculation gave if there was one. An answer that
-is interrupted is forgotten. Runs the model here. Called by `main`.
+is interrupted is forgotten. Called by `main`.
 """
 
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from roost.cli import sample
-from roost.cli.flags import add_engine, engine_of
-from roost.dialogue import Session
-from roost.errors import CapacityError, RequestError
+from roost.cli.flags import add_engine, check_no_engine, engine_of
+from roost.cli.lines import prepare, read_message
+from roost.cli.remote import Remote
+from roost.dialogue import Messages
+from roost.errors import CapacityError, RequestError, RoostError
+from roost.front.answer import Piece
 from roost.front.options import Options
 from roost.llm import LLM
+from roost.messages import SessionState, Stats
 from roost.terminal import loading_bar
-
-with suppress(ImportError):  # then input() edits lines, and takes longer ones than a terminal's own buffer
-    import readline  # noqa: F401
 
 ENGINE_GONE = 503
 DIGITS_MAX = 9
-HELP = """/rewind [n]  forget the last n turns (1)
-/fork        go on in a copy of this conversation
-/back        leave the copy, back to where it was made
-/stats       how the conversation and the engine stand
-/help        this
-/exit        end, as Ctrl-D does
+HELP = """/system [text]  begin anew with this system message; alone: say what it is; - is none
+/clear          forget the conversation, copies too, and begin anew
+/rewind [n]     forget the last n turns (1)
+/fork           go on in a copy of this conversation
+/back           leave the copy, back to where it was made
+/stats          how the conversation and the engine stand
+/help           this
+/exit           end, as Ctrl-D does
+A paste of several lines is one message; so is what stands between \"\"\" and \"\"\".
 Ctrl-C stops an answer; its turn is forgotten."""
+EXAMPLES = """\
+  roost chat --system "Answer in one sentence."
+  roost chat --model ./Llama-3.2-1B --temperature 0
+  roost chat --url http://127.0.0.1:8000             with a server that runs already"""
+
+
+class Conversation(Protocol):
+    """A session, wherever its engine is."""
+
+    def chat(self, messages: Messages, options: Options) -> Generator[Piece, None, None]:
+        """Pieces of the answer to new messages; leaving the loop undoes the turn."""
+        ...
+
+    def rewind(self, *, turn: int) -> SessionState:
+        """Cut it back to so many turns."""
+        ...
+
+    def fork(self) -> "Conversation":
+        """Another that goes on from here."""
+        ...
+
+    def state(self) -> SessionState:
+        """How it stands; a turn that was left has been undone."""
+        ...
+
+    def close(self) -> None:
+        """Forget it."""
+        ...
+
+
+class Partner(Protocol):
+    """Who answers."""
+
+    name: str
+
+    def session(self) -> Conversation:
+        """A new conversation."""
+        ...
+
+    def stats(self) -> Stats | None:
+        """How things stand in the engine, as far as it says."""
+        ...
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("--system", default=None, help="a system message; the template's own if absent")
+    parser.add_argument(
+        "--url",
+        default=None,
+        help="a running server, with the key in $ROOST_API_KEY; a model in this process if absent",
+    )
     sample.add_flags(parser, temperature=0.7, max_new_tokens=512)
     add_engine(parser)
 
@@ -48,46 +100,50 @@ def run(args: Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is no text is shown so, and ends nothing
-    with loading_bar() as progress:
-        llm = LLM(config=engine_of(args), progress=progress)
-    with llm:
-        console.print(f"{llm.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
-        talk = _Talk(llm, console, args.system, sample.options_of(args))
-        while (text := _read_line()) is not None and text != "/exit":
-            try:
-                talk.take(text)
-            except RequestError as error:
-                console.print(str(error), style="red", markup=False)
-            except CapacityError as error:
-                if error.status == ENGINE_GONE:
-                    raise
-                console.print(str(error), style="red", markup=False)
+    prepare()
+    with _partner(args) as partner:
+        console.print(f"{partner.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
+        talk = _Talk(partner, console, args.system, sample.options_of(args))
+        try:
+            while (text := read_message()) is not None and text != "/exit":
+                _take(talk, text, console)
+        finally:
+            talk.close()
     return 0
 
 
-def _read_line() -> str | None:
-    """What was typed; None at the end. A Ctrl-C that comes too late for an answer forgets only what was typed."""
-    at_terminal = sys.stdin.isatty()
+@contextmanager
+def _partner(args: Namespace) -> Iterator[Partner]:
+    """A running server, or a model that is loaded here."""
+    if args.url is not None:
+        check_no_engine(args)
+        yield Remote(args.url)
+        return
+    with loading_bar() as progress:
+        llm = LLM(config=engine_of(args), progress=progress)
+    with llm:
+        yield llm
+
+
+def _take(talk: "_Talk", text: str, console: Console) -> None:
+    """One message; what cannot be done is said, and the chat goes on."""
     try:
-        return input("> " if at_terminal else "").strip()
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        if not at_terminal:
+        talk.take(text)
+    except (RequestError, CapacityError) as error:
+        if isinstance(error, CapacityError) and error.status == ENGINE_GONE:
             raise
-        print()
-        return ""
+        console.print(str(error), style="red", markup=False)
 
 
 class _Talk:
     """A conversation, and those that it was forked from."""
 
-    def __init__(self, llm: LLM, console: Console, system: str | None, options: Options) -> None:
-        self._llm = llm
+    def __init__(self, partner: Partner, console: Console, system: str | None, options: Options) -> None:
+        self._partner = partner
         self._console = console
         self._system = system
         self._options = options
-        self._sessions: list[Session] = [llm.session()]  # the last one is talked to
+        self._sessions: list[Conversation] = [partner.session()]  # the last one is talked to
 
     def take(self, text: str) -> None:
         """A line: a command, something to answer, or nothing."""
@@ -95,6 +151,11 @@ class _Talk:
             return
         command, *words = text.split()
         match command:
+            case "/system":
+                self._set_system(text.removeprefix(command).strip())
+            case "/clear":
+                self._clear()
+                self._say("the conversation is forgotten")
             case "/rewind":
                 self._rewind(words)
             case "/fork":
@@ -111,8 +172,26 @@ class _Talk:
             case _:
                 self._turn(text)
 
+    def close(self) -> None:
+        """Leave nothing behind in an engine that lives on; where it is gone, so are they."""
+        with suppress(RoostError):
+            while self._sessions:
+                self._sessions.pop().close()
+
     def _say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._clear()
+            self._system = None if text == "-" else text
+        said = "none, or the template's own" if self._system is None else self._system
+        self._say(f"the system message{' of a new conversation' if text else ''}: {said}")
+
+    def _clear(self) -> None:
+        while len(self._sessions) > 1:
+            self._sessions.pop().close()
+        self._sessions[0].rewind(turn=0)
 
     def _rewind(self, words: list[str]) -> None:
         back = words[0] if words else "1"
@@ -129,8 +208,11 @@ class _Talk:
         self._say(f"back, after {self._sessions[-1].state().turns} turns")
 
     def _stats(self) -> None:
-        state, stats = self._sessions[-1].state(), self._llm.stats()
+        state, stats = self._sessions[-1].state(), self._partner.stats()
         self._say(f"{state.turns} turns, {state.length} tokens, {state.resident} of them resident")
+        if stats is None:
+            self._say("the server does not say how its engine stands")
+            return
         self._say(f"{stats.sessions} sessions, {stats.session_tokens} tokens resident in them")
         for pool in stats.pools:
             book = "full" if pool.window is None else "window"
@@ -148,12 +230,11 @@ class _Talk:
             messages.insert(0, {"role": "system", "content": self._system})
         began = time.monotonic()
         first: float | None = None
-        num_tokens, finished = 0, None
+        finished = None
         pieces = session.chat(messages, self._options)
         try:
             for piece in pieces:
                 first = first or time.monotonic()
-                num_tokens += len(piece.tokens)
                 finished = piece.finished
                 print(piece.text, end="", flush=True)
         except KeyboardInterrupt:
@@ -164,10 +245,10 @@ class _Talk:
             return
         print()
         assert first is not None and finished is not None
-        note = f"{num_tokens} tokens"
-        if num_tokens > 1:
-            note += f", {(num_tokens - 1) / max(time.monotonic() - first, 1e-9):.1f}/s"
         usage, spec = finished.usage, finished.spec
+        note = f"{usage.completion_tokens} tokens"
+        if usage.completion_tokens > 1:
+            note += f", {(usage.completion_tokens - 1) / max(time.monotonic() - first, 1e-9):.1f}/s"
         note += f"; first after {first - began:.2f} s; inherited {usage.cached_tokens} of {usage.prompt_tokens}"
         if spec.drafts_offered:
             note += f"; accept length {spec.accept_length:.2f}"

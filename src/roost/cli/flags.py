@@ -1,6 +1,6 @@
 """Flags: the command line's options, made from the fields of the configuration and back.
 
-A flag exists because a field does; its help and default are the field's. Called by the commands.
+A flag exists because a field does; its help, choices and default are the field's. Called by the commands.
 """
 
 import types
@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
 from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
+from roost.errors import ConfigError
 
 Group = TypeVar("Group")
 
@@ -20,23 +21,28 @@ _ENGINE_GROUPS: dict[str, type] = {
     "session": SessionConfig,
     "spec": SpecConfig,
 }
+_METAVARS = {int: "N", float: "X"}
 
 
 def add_group(parser: ArgumentParser, group: type) -> None:
     """Add a flag for every field of a group of options."""
-    section = parser.add_argument_group(group.__doc__)
+    section = parser.add_argument_group((group.__doc__ or "").rstrip("."))
     for field in fields(group):
         flag, text, kind = "--" + field.name.replace("_", "-"), field.metadata["help"], _kind(group, field)
-        default = _default(field)
+        default, choices = _default(field), field.metadata.get("choices")
         if kind is bool:
-            section.add_argument(flag, action=BooleanOptionalAction, default=default, help=text)
+            switch = section.add_argument(flag, action=BooleanOptionalAction, default=default)
+            switch.help = text if default is None else f"{text} (default: {'on' if default else 'off'})"
         elif isinstance(default, tuple):
             section.add_argument(flag, action="append", default=None, help=text, metavar=field.name.upper())
         else:
             shown = text if default is None else f"{text} (default: {default})"
             bare = field.metadata.get("bare")  # what the flag means without a value
             nargs = None if bare is None else "?"
-            section.add_argument(flag, type=kind, default=default, help=shown, nargs=nargs, const=bare)
+            metavar = None if choices else _METAVARS.get(kind)
+            section.add_argument(
+                flag, type=kind, default=default, help=shown, nargs=nargs, const=bare, choices=choices, metavar=metavar
+            )
 
 
 def add_engine(parser: ArgumentParser) -> None:
@@ -54,6 +60,15 @@ def group_of(args: Namespace, group: type[Group]) -> Group:
 def engine_of(args: Namespace) -> EngineConfig:
     """The engine's configuration from parsed flags."""
     return EngineConfig(**{name: group_of(args, group) for name, group in _ENGINE_GROUPS.items()})
+
+
+def check_no_engine(args: Namespace) -> None:
+    """Refuse flags of the engine beside --url: the engine that answers has been told already."""
+    for group in _ENGINE_GROUPS.values():
+        for field in fields(group):
+            if vars(args)[field.name] != _default(field):
+                flag = "--" + field.name.replace("_", "-")
+                raise ConfigError(f"{flag} is for an engine in this process, and --url names a running server")
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,11 @@ from roost.cli.flags import add_engine, engine_of
 from roost.llm import LLM
 from roost.terminal import loading_bar
 
+EXAMPLES = """\
+  roost generate "The sea was" --max-new-tokens 40
+  roost generate --chat "What is a heat pump?" --temperature 0.7 --seed 1
+  roost generate < prompt.txt"""
+
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""

@@ -4,7 +4,7 @@
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -26,31 +26,41 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    parser = ArgumentParser(prog="roost", description="An LLM serving engine for conversations.")
+    parser = ArgumentParser(
+        prog="roost",
+        description="An LLM serving engine for conversations.",
+        epilog="roost COMMAND --help lists what a command can be told, with examples.",
+    )
     parser.add_argument("--version", action="version", version=f"roost {roost.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=text, formatter_class=RawDescriptionHelpFormatter)
         if name == chosen:  # a server has no use for the parts that run a model, and needs no time to load them
-            _module(name).add_flags(command)
-    args = parser.parse_args(words)
+            module = _module(name)
+            module.add_flags(command)
+            command.epilog = f"examples:\n{module.EXAMPLES}"
+            command.usage = f"roost {name} [options]" + (" [prompt]" if name == "generate" else "")
+    args, unknown = parser.parse_known_args(words)
+    if unknown:  # the parser of all commands would speak for itself
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     run: Command = _module(args.command).run
     try:
         return run(args)
-    except ConfigError as error:
-        print(f"roost: {error}", file=sys.stderr)
-        return 2
     except RequestError as error:
         name = f"--{error.param.replace('_', '-')}" if error.param in args else error.param
-        print(f"roost: {name}: {error.reason}", file=sys.stderr)
-        return 2
+        return _failed(args.command, f"{name}: {error.reason}", 2)
     except RoostError as error:
-        print(f"roost: {error}", file=sys.stderr)
-        return 1
+        return _failed(args.command, str(error), 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _failed(command: str, message: str, code: int) -> int:
+    """One line, as the parser would write it."""
+    print(f"roost {command}: error: {message}", file=sys.stderr)
+    return code
 
 
 def _module(name: str) -> ModuleType:

@@ -8,6 +8,8 @@ from argparse import ArgumentParser, Namespace
 from roost.terminal import loading_bar
 from roost.weights.pull import default_model
 
+EXAMPLES = "  roost pull"
+
 
 def add_flags(parser: ArgumentParser) -> None:
     """The command has none."""

@@ -10,15 +10,24 @@ from roost.front.options import Options
 
 def add_flags(parser: ArgumentParser, *, temperature: float, max_new_tokens: int) -> None:
     """Add them."""
-    section = parser.add_argument_group("How tokens are chosen.")
-    section.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help=f"(default: {max_new_tokens})")
-    section.add_argument("--temperature", type=float, default=temperature, help=f"0 is greedy (default: {temperature})")
-    section.add_argument("--top-k", type=int, default=-1, help="-1 is all")
-    section.add_argument("--top-p", type=float, default=1.0)
-    section.add_argument("--min-p", type=float, default=0.0)
-    section.add_argument("--repetition-penalty", type=float, default=1.0)
-    section.add_argument("--seed", type=int, default=None, help="a new one if absent")
-    section.add_argument("--stop", action="append", default=[], help="a text that ends the output; repeatable")
+    section = parser.add_argument_group("How tokens are chosen")
+    numbers: tuple[tuple[str, type, float, str], ...] = (
+        ("--max-new-tokens", int, max_new_tokens, "tokens of the answer, at most"),
+        ("--temperature", float, temperature, "0 is greedy"),
+        ("--top-k", int, -1, "only the best so many tokens; -1 is all"),
+        ("--top-p", float, 1.0, "only the best tokens that together have this probability"),
+        ("--min-p", float, 0.0, "only tokens at least this probable, as a share of the best one's"),
+        ("--repetition-penalty", float, 1.0, "of tokens that were said before; 1 is none"),
+    )
+    for flag, kind, default, text in numbers:
+        metavar = "N" if kind is int else "X"
+        section.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default})")
+    section.add_argument(
+        "--seed", type=int, default=None, metavar="N", help="the same gives the same text; a new one if absent"
+    )
+    section.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="a text that ends the output; repeatable"
+    )
 
 
 def options_of(args: Namespace) -> Options:

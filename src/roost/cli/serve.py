@@ -14,6 +14,12 @@ from roost.errors import ConfigError
 from roost.terminal import loading_bar
 from roost.weights.pull import find_model
 
+EXAMPLES = """\
+  roost serve                                        the default model at http://127.0.0.1:8000
+  roost serve --model ./Llama-3.2-1B --port 9000     a Hugging Face folder
+  roost serve --context 4096 --max-running 16        less memory
+  roost serve --spec none                            without speculation"""
+
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""

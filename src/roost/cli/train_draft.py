@@ -19,10 +19,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from roost.cli.flags import add_group, group_of
 from roost.cli.prompts import read_turns
+from roost.config import DEVICES
 from roost.errors import ConfigError
 from roost.train.job import VOCABULARY, Job, check
 from roost.train.loop import Recipe, Standing
 from roost.train.run import make_answers, train_head
+
+EXAMPLES = """\
+  roost train-draft --prompts questions.jsonl --out my-head
+  roost serve --draft my-head/head"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class TrainConfig:
     """What is learned, from what, and for how long."""
 
     model: str = field(default="default", metadata={"help": "the target: a GGUF file, a folder, or default"})
-    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda"})
+    device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     threads: int | None = field(default=None, metadata={"help": "of a CPU; PyTorch's choice if absent"})
     prompts: str | None = field(
         default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}

@@ -27,10 +27,10 @@ TAKE_TERMINAL = (
 class Terminal:
     """A chat that runs, and all that it has printed."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, term: str = "dumb", program: tuple[str, ...] = ("-m", "roost")) -> None:
         self._keys, inside = pty.openpty()
-        command = [sys.executable, "-c", TAKE_TERMINAL, "-m", "roost", "chat", *flags]
-        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200"}
+        command = [sys.executable, "-c", TAKE_TERMINAL, *program, "chat", *flags]
+        environment = {**os.environ, "TERM": term, "COLUMNS": "200"}
         self.process = subprocess.Popen(
             command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
         )
@@ -85,6 +85,44 @@ class Terminal:
             return False
         self._screen += data.decode(errors="replace")
         return bool(data)
+
+
+# as on a Python whose line editor knows no marks around a paste
+NO_READLINE = (
+    "-c",
+    "import sys; sys.modules['readline'] = None; from roost.cli.main import main; sys.exit(main(sys.argv[1:]))",
+)
+PASTE = "first line\r\rthird line\r"
+
+
+@pytest.mark.parametrize(
+    ("term", "program", "keys"),
+    [
+        ("xterm", ("-m", "roost"), f"\x1b[200~{PASTE}\x1b[201~\r"),
+        ("xterm", ("-m", "roost"), f"\x1b[200~{PASTE}and a rest\x1b[201~, typed on\r"),
+        ("dumb", NO_READLINE, PASTE),
+    ],
+    ids=["marked", "marked-and-typed-on", "unmarked"],
+)
+def test_a_paste_of_several_lines_is_one_message(
+    tmp_path: Path, term: str, program: tuple[str, ...], keys: str
+) -> None:
+    folder = save_chain(tmp_path, "\n", "h", "e", "12", "!", "<|im_end|>")
+    terminal = Terminal("--model", str(folder), *FLAGS[:-4], term=term, program=program)
+    try:
+        terminal.until("Ctrl-D ends.")
+        terminal.until("> ")
+        terminal.type(keys)
+        terminal.until("he12!")
+        terminal.until("5 tokens")
+        terminal.until("> ")
+        terminal.type("/stats\r")
+        terminal.until("1 turns, ")
+        terminal.until("> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
 
 
 @pytest.fixture

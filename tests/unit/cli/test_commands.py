@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 import roost
 from roost import LLM, Options
-from roost.cli import bench, pull
+from roost.cli import bench, chat, pull
 from roost.cli.main import main
 from roost.errors import ConfigError
 from roost.front.speculation import as_json
@@ -66,7 +68,7 @@ def test_generate_refuses_an_empty_prompt(
 ) -> None:
     typed(monkeypatch, "")
     assert main(["generate", "--model", str(folder), *ENGINE]) == 2
-    assert capsys.readouterr().err == "roost: tokens: must hold at least 1 token\n"
+    assert capsys.readouterr().err == "roost generate: error: tokens: must hold at least 1 token\n"
 
 
 # --- chat ------------------------------------------------------------------------------------------------------
@@ -100,6 +102,53 @@ def test_chat_rewinds_forks_and_says_how_things_stand(
     assert "there is no /no" in said
     inherited = re.findall(r"inherited (\d+) of (\d+)", said)
     assert inherited[1][1] == inherited[2][1], "the copy and where it was made go on from the same place"
+
+
+def test_chat_forgets_the_conversation_and_begins_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["hello", "/fork", "more", "/clear", "/stats", "/back", "hello", "/clear", "/clear", "/stats", "hello"]
+    typed(monkeypatch, "\n".join(lines))
+    assert main(["chat", "--model", str(folder), "--temperature", "0", "--max-sessions", "2", *ENGINE]) == 0
+    printed = capsys.readouterr()
+    said = " ".join(printed.err.split())
+    assert printed.out == "he12!\n" * 4
+    assert said.count("the conversation is forgotten") == 3 and said.count("0 turns, 0 tokens") == 2
+    assert "/back: this is no copy" in said, "copies are forgotten too"
+    lengths = [whole for _, whole in re.findall(r"inherited (\d+) of (\d+)", said)]
+    assert lengths[0] == lengths[2] == lengths[3]
+
+
+def test_chat_takes_a_system_message_and_begins_anew_with_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["/system", "hello", "/system  Be brief.", "/system", "hello", "/system -", "hello"]
+    typed(monkeypatch, "\n".join(lines))
+    assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the system message: none, or the template's own") == 1
+    assert "the system message of a new conversation: Be brief." in said
+    assert said.count("the system message: Be brief.") == 1
+    lengths = [int(whole) for _, whole in re.findall(r"inherited (\d+) of (\d+)", said)]
+    assert lengths[1] > lengths[0] == lengths[2], "every conversation is new, and the second has a system message"
+
+
+def test_chat_takes_several_lines_between_marks_as_one_message(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ['"""a', "", "/stats", 'b"""', '"""one line"""', "/stats", '"""', "not ended"]
+    typed(monkeypatch, "\n".join(lines))
+    heard: list[str] = []
+    take = chat._Talk.take
+
+    def hear(talk: chat._Talk, text: str) -> None:
+        heard.append(text)
+        take(talk, text)
+
+    monkeypatch.setattr(chat._Talk, "take", hear)
+    assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
+    assert heard == ["a\n\n/stats\nb", "one line", "/stats", "not ended"]
+    assert capsys.readouterr().out == "he12!\n" * 3
 
 
 def test_chat_ends_with_its_input(
@@ -157,7 +206,28 @@ def test_bench_measures_every_concurrency_and_writes_json(
         assert run["output_tokens_s"] * run["wall_s"] == pytest.approx(6 * 5)
         assert 0 < run["first_token_s_p50"] <= run["first_token_s_p99"] <= run["wall_s"]
         assert 0 <= run["between_ms_p50"] <= run["between_ms_p99"]
-    assert runs[0]["cached_share"] < runs[1]["cached_share"] <= 1, "the second run finds the first one's prompts"
+
+
+def test_a_level_finds_nothing_that_another_has_left_in_the_prefix_cache(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("\n".join(letter * 40 for letter in "abcd"))
+    flags = ["--requests", "4", "--new-tokens", "5", "--concurrency", "1,1,1", "--json", str(tmp_path / "out.json")]
+    assert main(["bench", "--model", str(folder), "--prompts", str(tmp_path / "prompts"), *flags, *ENGINE]) == 0
+    shares = {run["cached_share"] for run in json.loads((tmp_path / "out.json").read_text())}
+    assert len(shares) == 1 and 0 < shares.pop() < 0.5, "the template's beginning alone"
+
+
+def test_bench_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, list[int]] = {}
+
+    @contextmanager
+    def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert total == 6
+        yield told.setdefault(label, []).append
+
+    monkeypatch.setattr(bench, "counting_bar", bar)
+    assert main(["bench", "--model", str(folder), "--requests", "6", "--concurrency", "1,3", *ENGINE]) == 0
+    assert list(told) == ["1 at once", "3 at once"]
+    assert told["1 at once"] == [1, 2, 3, 4, 5, 6] and sorted(told["3 at once"]) == told["1 at once"]
 
 
 def test_bench_reads_prompts_of_every_form(tmp_path: Path) -> None:
@@ -280,7 +350,7 @@ def test_bench_reads_a_servers_sums_and_does_without_them(status: int, said: str
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
+        thread = threading.Thread(target=lambda: [server.handle_request() for _ in range(2)])
         thread.start()
         assert bench.Server(f"http://127.0.0.1:{server.server_port}", 1, 0.0).spec() == read
         thread.join()

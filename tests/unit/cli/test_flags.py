@@ -1,7 +1,10 @@
 """Flags come from the configuration: every field has one, and a bad value ends the command with the flag's name."""
 
+import re
+import shlex
 from argparse import ArgumentParser
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,21 @@ import pytest
 from roost.cli import bench, chat, generate, serve
 from roost.cli.flags import engine_of, group_of
 from roost.cli.main import main
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, ServerConfig, SpecConfig
+from roost.config import (
+    BACKEND_NAMES,
+    DEVICES,
+    DRAFT_LAYER_IDS,
+    LOG_LEVELS,
+    SPECS,
+    STRICT_MEMORY,
+    WEIGHTS,
+    EngineConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedConfig,
+    ServerConfig,
+    SpecConfig,
+)
 from tests.unit.chain import save_chain
 
 ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig, SpecConfig)
@@ -106,21 +123,17 @@ def test_a_value_of_the_wrong_kind_is_refused_with_its_flag(flags: str, capsys: 
     [
         "--page-size 0",
         "--pool-tokens 1",
-        "--strict-memory 7",
         "--context 1",
         "--context 100000",
         "--max-running 0",
         "--max-queued 0",
         "--chunk 0",
         "--threads 0",
-        "--spec medusa",
         "--spec eagle",
         "--spec-steps 3",
         "--spec-steps many --spec ngram",
         "--spec-steps auto --spec-tokens 5 --spec ngram",
         "--draft head",
-        "--weights int4",
-        "--device tpu",
         "--temperature -1",
         "--top-p 0",
         "--top-k 0",
@@ -137,7 +150,79 @@ def test_a_value_that_cannot_work_is_refused_with_its_flag(
     folder = save_chain(tmp_path, "a", "b")
     assert main(["generate", "a", "--model", str(folder), *flags.split()]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("roost: ") and flags.split(maxsplit=1)[0].rstrip("=") in said and said.count("\n") == 1
+    assert said.startswith("roost generate: error: ") and said.count("\n") == 1
+    assert flags.split(maxsplit=1)[0].rstrip("=") in said
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench", "pull", "train-draft"])
+def test_a_usage_error_names_its_command_and_what_is_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--bogus", "3"])
+    assert ended.value.code == 2
+    usage, said = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: roost {command} [options]")
+    assert said.startswith(f"roost {command}: error: unrecognized arguments: --bogus")
+
+
+CHOSEN = {
+    "weights": WEIGHTS,
+    "device": DEVICES,
+    "backend": BACKEND_NAMES,
+    "strict_memory": STRICT_MEMORY,
+    "spec": SPECS,
+    "draft_layer_ids": DRAFT_LAYER_IDS,
+    "log_level": LOG_LEVELS,
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_flag_with_a_fixed_set_of_values_offers_them_and_refuses_others(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = "--" + name.replace("_", "-")
+    for value in CHOSEN[name]:
+        assert vars(parser(serve).parse_args([flag, str(value)]))[name] == value
+    with pytest.raises(SystemExit):
+        main(["serve", flag, "7"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"roost serve: error: argument {flag}: invalid choice: ")
+    assert all(str(value) in said for value in CHOSEN[name])
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench", "pull", "train-draft"])
+def test_help_has_choices_defaults_and_examples_that_can_be_parsed(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    options, _, examples = capsys.readouterr().out.partition("examples:\n")
+    lines = [line.strip() for line in examples.splitlines()]
+    assert lines and all(line.startswith("roost ") for line in lines)
+    made = parser(import_module(f"roost.cli.{command.replace('-', '_')}"))
+    for line in lines:
+        words = shlex.split(re.split(r"  +|<", line)[0])[1:]
+        if words[0] == command:
+            made.parse_args(words[1:])
+    for action in made._actions:
+        if action.dest != "help":
+            assert action.help, action.dest
+            says_default = action.default in (None, []) or action.dest == "chat" or "(default: " in action.help
+            assert says_default, action.dest
+    if command in ("serve", "chat", "generate", "bench"):
+        assert "--weights {auto,int8,fp32,bf16}" in options and "(default: 64)" in options
+        assert "prefill chunks and decode rounds in one step (default: on)" in options
+
+
+@pytest.mark.parametrize("command", ["chat", "bench"])
+def test_flags_of_an_engine_are_refused_beside_a_running_servers(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in (["--model", "x"], ["--no-overlap"], ["--max-running", "3"]):
+        assert main([command, "--url", "http://127.0.0.1:9", *flags]) == 2
+        flag = flags[0].replace("--no-", "--")
+        assert capsys.readouterr().err.startswith(f"roost {command}: error: {flag} is for an engine in this process")
 
 
 def test_a_model_that_is_not_there_is_refused_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
