@@ -17,7 +17,7 @@ from rich.console import Console
 
 from roost.cli import sample
 from roost.cli.flags import add_engine, check_no_engine, engine_of
-from roost.cli.lines import prepare, read_message
+from roost.cli.lines import Lines, is_command
 from roost.cli.remote import Remote
 from roost.dialogue import Messages
 from roost.errors import CapacityError, RequestError, RoostError
@@ -100,12 +100,12 @@ def run(args: Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is no text is shown so, and ends nothing
-    prepare()
+    lines = Lines()
     with _partner(args) as partner:
         console.print(f"{partner.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
         talk = _Talk(partner, console, args.system, sample.options_of(args))
         try:
-            while (text := read_message()) is not None and text != "/exit":
+            while (text := lines.next()) is not None and text != "/exit":
                 _take(talk, text, console)
         finally:
             talk.close()
@@ -167,7 +167,7 @@ class _Talk:
                 self._stats()
             case "/help":
                 self._say(HELP)
-            case _ if command.startswith("/") and command[1:].isalpha():
+            case _ if is_command(text):
                 self._say(f"there is no {command}; /help says what there is")
             case _:
                 self._turn(text)

@@ -21,10 +21,13 @@ from roost.messages import Finished, PoolStats, SessionState, SpecStats, Stats, 
 
 _LEFT_S = 0.02  # between two looks at a turn that was left
 _LEFT_S_MAX = 10.0
-_NAMES = {  # of options, as OpenAI's bodies have them
+_NAMES = {  # of options, where OpenAI's bodies have others
     "max_new_tokens": "max_tokens",
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")},
+    "min_new_tokens": "min_tokens",
+    "timeout_s": "timeout",
+    "salt": "cache_salt",
 }
+_UNSAID = ("no_stop_trim", "n", "logprobs", "prompt_logprobs_from")  # of no use to a conversation
 
 
 class Remote:
@@ -167,9 +170,15 @@ class WholeSession:
 
 def _body(options: Options) -> dict[str, Any]:
     """Options as OpenAI's bodies have them, those alone that say something: not every server knows all."""
-    usual = Options()
-    given = {name: (getattr(options, name), getattr(usual, name)) for name in _NAMES}
-    return {_NAMES[name]: value for name, (value, default) in given.items() if value != default}
+    usual, body = Options(), {}
+    for field in fields(Options):
+        name, value = field.name, getattr(options, field.name)
+        if value == getattr(usual, name):
+            continue
+        if name in _UNSAID:
+            raise RequestError(400, name, "cannot be asked of a running server in a chat")
+        body[_NAMES.get(name, name)] = dict(value) if name == "logit_bias" else value
+    return body
 
 
 def _finished(event: dict[str, Any]) -> Finished | None:

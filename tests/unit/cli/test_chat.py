@@ -100,9 +100,10 @@ PASTE = "first line\r\rthird line\r"
     [
         ("xterm", ("-m", "roost"), f"\x1b[200~{PASTE}\x1b[201~\r"),
         ("xterm", ("-m", "roost"), f"\x1b[200~{PASTE}and a rest\x1b[201~, typed on\r"),
+        ("dumb", ("-m", "roost"), PASTE),
         ("dumb", NO_READLINE, PASTE),
     ],
-    ids=["marked", "marked-and-typed-on", "unmarked"],
+    ids=["marked", "marked-and-typed-on", "unmarked", "without-readline"],
 )
 def test_a_paste_of_several_lines_is_one_message(
     tmp_path: Path, term: str, program: tuple[str, ...], keys: str
@@ -116,8 +117,8 @@ def test_a_paste_of_several_lines_is_one_message(
         terminal.until("he12!")
         terminal.until("5 tokens")
         terminal.until("> ")
-        terminal.type("/stats\r")
-        terminal.until("1 turns, ")
+        terminal.type("typed ahead\r/stats\r")  # a command is no part of a message
+        terminal.until("2 turns, ")
         terminal.until("> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
