@@ -249,6 +249,13 @@ class ServerConfig:
     api_keys: str | None = field(
         default=None, metadata={"help": "a TOML file with the keys, names and limits of clients (docs/KEYS.md)"}
     )
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "what clients call the model, if not by its own name; may be given several times, or with commas "
+            "between: the first is shown, all are accepted"
+        },
+    )
     drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
     stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
     health_answer_s: int = field(
@@ -263,6 +270,9 @@ class ServerConfig:
     )
 
 
+NAME_LEN_MAX = 256
+
+
 def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
     """The keys of a server: those given, or the one in $ROOST_API_KEY."""
     own = os.environ.get("ROOST_API_KEY")
@@ -274,12 +284,19 @@ def is_key(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
+def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a model as they were given, one or several at a time, each once."""
+    return tuple(dict.fromkeys(name.strip() for names in given for name in names.split(",")))
+
+
 def check_server(config: ServerConfig) -> None:
     """Raise ConfigError for the first option of a server that cannot work."""
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
     if not all(is_key(key) for key in config.api_key):
         raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
+    if not all(0 < len(name) <= NAME_LEN_MAX and name.isprintable() for name in config.served_model_name):
+        raise ConfigError(f"--served-model-name must have 1 to {NAME_LEN_MAX} characters, all of them printable")
     _at_least("--drain-s", config.drain_s, 0)
     _at_least("--stall-s", config.stall_s, 1)
     _at_least("--health-answer-s", config.health_answer_s, 1)

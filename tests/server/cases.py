@@ -15,12 +15,14 @@ from roost.server.schema import (
     ChatBody,
     CloseNativeBody,
     CompletionBody,
-    EmptyBody,
+    DetokenizeBody,
+    FlushBody,
     ForkBody,
     GenerateBody,
     OpenBody,
     OpenNativeBody,
     RewindBody,
+    TokenizeBody,
     TurnBody,
 )
 
@@ -44,7 +46,7 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/generate": (GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 1}}),
     "/abort_request": (AbortBody, {"rid": "nobody"}),
-    "/flush_cache": (EmptyBody, {}),
+    "/flush_cache": (FlushBody, {}),
     "/open_session": (OpenNativeBody, {"capacity_of_str_len": 1}),
     "/close_session": (CloseNativeBody, {"session_id": "nobody"}),
     "/v1/sessions": (OpenBody, {}),
@@ -52,8 +54,10 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     f"/v1/sessions/{SESSION}/generate": (TurnBody, {"text": "a", "max_tokens": 1}),
     f"/v1/sessions/{SESSION}/rewind": (RewindBody, {"turn": 0}),
     f"/v1/sessions/{SESSION}/fork": (ForkBody, {}),
+    "/tokenize": (TokenizeBody, {"prompt": "a"}),
+    "/detokenize": (DetokenizeBody, {"tokens": [1]}),
 }
-WEIGHTS = (6, 5, 6, 2, 1, 1, 1, 2, 2, 4, 1, 1)
+WEIGHTS = (6, 5, 6, 2, 1, 1, 1, 2, 2, 4, 1, 1, 2, 1)
 VALUES = {"int": 7, "float": 0.5, "str": "x", "bool": True, "list": [[]], "dict": {"z": 1}}
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 HUGE = ("9" * 30, "-" + "9" * 30, "9" * 5000, "1e300", "-1e300", "1e999", str(2**63))
@@ -211,6 +215,8 @@ def missing(draw: random.Random, endpoint: str) -> Case | None:
         "/close_session": (("session_id",),),
         f"/v1/sessions/{SESSION}/append": (("text",),),
         f"/v1/sessions/{SESSION}/rewind": (("turn",),),
+        "/tokenize": (("prompt",),),
+        "/detokenize": (("tokens",),),
     }
     if endpoint not in required:
         return None

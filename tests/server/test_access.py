@@ -15,13 +15,17 @@ from tests.server.process import Server
 KEYS = ("owl-1", "owl-2")
 POSTS = (
     *("/v1/chat/completions", "/v1/completions", "/generate", "/abort_request", "/flush_cache"),
+    *("/tokenize", "/detokenize"),
     *(
         "/open_session",
         "/close_session",
         *(f"/v1/sessions/s/{verb}" for verb in ("append", "generate", "rewind", "fork")),
     ),
 )
-GETS = ("/v1/models", "/v1/models/default", "/server_info", "/metrics")
+GETS = (
+    *("/v1/models", "/v1/models/default", "/server_info", "/get_server_info", "/model_info", "/get_model_info"),
+    *("/health_generate", "/version", "/metrics", "/openapi.json"),
+)
 
 
 @pytest.fixture(scope="module")

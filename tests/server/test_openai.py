@@ -1,12 +1,16 @@
 """OpenAI's official client against a real server with the real default model."""
 
+import inspect
 import math
 import threading
 from typing import Any
 
 import openai
 import pytest
+from openai.resources.chat.completions import Completions
+from openai.resources.completions import Completions as TextCompletions
 
+from roost.server.schema import ChatBody, CompletionBody
 from tests.server.process import Server
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -175,14 +179,15 @@ def test_echo_and_log_probabilities_of_a_text_completion_cover_the_prompt(client
 
 
 def test_models_are_listed_by_the_name_they_answer_to(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
+    (listed,) = client.models.list()
+    assert (listed.id, listed.to_dict()["max_model_len"], listed.to_dict()["root"]) == (MODEL, 2048, MODEL)
     assert client.models.retrieve(MODEL).id == client.models.retrieve("default").id == MODEL
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-5'") as caught:
         client.chat.completions.create(model="gpt-5", messages=FRANCE)
-    assert caught.value.param == "model"
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-5")
 
@@ -197,6 +202,14 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("top_logprobs", 3),
     ("logit_bias", {"x": 1}),
     ("stream_options", {"include_usage": True}),
+    ("reasoning_effort", "low"),
+    ("store", True),
+    ("service_tier", "priority"),
+    ("verbosity", "high"),
+    ("prompt_cache_retention", "24h"),
+    ("prompt_cache_options", {"ttl": "30m"}),
+    ("moderation", {"model": "omni"}),
+    ("metadata", {str(key): "x" for key in range(17)}),
 )
 
 
@@ -205,20 +218,58 @@ def test_what_cannot_be_done_is_refused_by_name(client: openai.OpenAI, name: str
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=FRANCE, **{name: value})
     assert caught.value.param == name
+    assert caught.value.code is None, "a word of OpenAI's, or nothing: never the status"
+
+
+def test_every_parameter_of_the_official_client_is_known_here() -> None:
+    own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    for kind, method in ((ChatBody, Completions.create), (CompletionBody, TextCompletions.create)):
+        asked = set(inspect.signature(method).parameters) - own
+        assert asked <= set(kind.__struct_fields__)
 
 
 def test_what_would_happen_anyway_may_be_said(client: openai.OpenAI) -> None:
-    harmless: Any = {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False}
-    assert client.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=1, **harmless).choices
+    harmless: Any = {
+        **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False},
+        **{"prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "metadata": {"run": "7"}},
+        **{"service_tier": "auto", "parallel_tool_calls": False, "verbosity": "medium", "modalities": ["text"]},
+        **{"prompt_cache_retention": "in_memory", "prompt_cache_options": {"mode": "implicit"}},
+        **{"max_tokens": 1, "max_completion_tokens": 1, "top_logprobs": 0, "logprobs": False},
+    }
+    answer = client.chat.completions.create(model=MODEL, messages=FRANCE, **harmless)
+    assert answer.service_tier == "default", "who asks for one is told which it was"
+    options: Any = {"include_usage": True, "include_obfuscation": False}
+    harmless |= {"stream": True, "stream_options": options}
+    assert list(client.chat.completions.create(model=MODEL, messages=FRANCE, **harmless))[-1].usage
+
+
+def test_a_top_p_of_0_takes_the_best_token_and_a_top_k_of_0_all(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": STORY, "max_tokens": 8, "seed": 3}
+
+    def text(**more: Any) -> str | None:
+        return client.chat.completions.create(**asked, **more).choices[0].message.content
+
+    assert text(top_p=0, temperature=1.5) == text(temperature=0)
+    assert text(top_p=0, temperature=1.5, extra_body={"top_k": 5}) == text(temperature=0)
+    assert text(temperature=1.5, extra_body={"top_k": 0}) == text(temperature=1.5, extra_body={"top_k": -1})
+    assert text(temperature=1.5) != text(temperature=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        text(top_p=0, extra_body={"top_k": -2})
+    assert caught.value.param == "top_k"
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_name(client: openai.OpenAI, server: Server) -> None:
     long: Any = [{"role": "user", "content": "word " * 3000}]
     with pytest.raises(openai.APIStatusError, match="--context 2048") as caught:
         client.chat.completions.create(model=MODEL, messages=long)
-    assert (caught.value.status_code, caught.value.body["param"]) == (413, "messages")  # type: ignore[index]
-    with pytest.raises(openai.APIStatusError, match="--context 2048"):
+    assert (caught.value.status_code, caught.value.param) == (400, "messages")
+    assert (caught.value.code, caught.value.type) == ("context_length_exceeded", "invalid_request_error")
+    assert "maximum context length is 2048 tokens" in caught.value.message
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as caught:
         client.completions.create(model=MODEL, prompt="one", max_tokens=2048)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert "--context 2048" in caught.value.message
+    assert server.post("/generate", {"text": "word " * 3000}).status_code == 413, "elsewhere it is as it was"
 
 
 def test_a_timeout_of_the_request_is_told(client: openai.OpenAI) -> None:

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from roost.cli.flags import add_engine, add_group, engine_of, group_of
-from roost.config import ServerConfig, api_keys, check_server
+from roost.config import ServerConfig, api_keys, check_server, served_names
 from roost.errors import ConfigError
 from roost.terminal import loading_bar
 from roost.weights.pull import find_model
@@ -35,7 +35,8 @@ def run(args: Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs the package {error.name}: pip install 'roost[server]'") from error
     config = group_of(args, ServerConfig)
-    config = replace(config, api_key=api_keys(config.api_key))
+    names = served_names(config.served_model_name)
+    config = replace(config, api_key=api_keys(config.api_key), served_model_name=names)
     check_server(config)
     keys = read_keys(config)
     if keys.warning:

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from roost.errors import CapacityError, RequestError
-from roost.server import health, native, native_sessions, openai, sessions
-from roost.server.desk import Desk, error_body, error_of, json_response
+from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
+from roost.server.desk import Desk, error_at, error_body, error_of, json_response
 from roost.server.generation import ClientGone
 
 _OPEN = ("/health", "/ready")  # for those who watch the server, and say nothing about its users
@@ -40,8 +40,8 @@ def make_app(desk: Desk) -> Starlette:
         return Route(path, guarded, methods=[method])
 
     routes = [
-        route("/v1/models", openai.models, "GET"),
-        route("/v1/models/{model:path}", openai.model, "GET"),
+        route("/v1/models", models.models, "GET"),
+        route("/v1/models/{model:path}", models.model, "GET"),
         route("/v1/chat/completions", openai.chat, "POST"),
         route("/v1/completions", openai.completions, "POST"),
         route("/generate", native.generate, "POST"),
@@ -60,7 +60,15 @@ def make_app(desk: Desk) -> Starlette:
         route("/health", health.health, "GET"),
         route("/ready", health.ready, "GET"),
         route("/server_info", health.server_info, "GET"),
+        route("/get_server_info", health.server_info, "GET"),
+        route("/model_info", models.model_info, "GET"),
+        route("/get_model_info", models.model_info, "GET"),
+        route("/health_generate", health.health_generate, "GET"),
+        route("/version", health.version, "GET"),
         route("/metrics", health.metrics, "GET"),
+        route("/tokenize", tokens.tokenize, "POST"),
+        route("/detokenize", tokens.detokenize, "POST"),
+        route("/openapi.json", openapi.openapi, "GET"),
     ]
     handlers: dict[Any, Any] = {
         RequestError: _refuse,
@@ -85,7 +93,8 @@ def check_origin(request: Request) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError | CapacityError)
-    response = json_response(error_of(error), error.status)
+    status, body = error_at(request, error.status, error_of(error))
+    response = json_response(body, status)
     if error.status in (429, 503):
         response.headers["retry-after"] = "1"
     if error.status == 401:
@@ -95,7 +104,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = json_response(error_body(error.status_code, error.detail, None), error.status_code)
+    status, body = error_at(request, error.status_code, error_body(error.status_code, error.detail, None))
+    response = json_response(body, status)
     response.headers.update(error.headers or {})
     return response
 
@@ -107,4 +117,5 @@ async def _nobody(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return json_response(error_body(500, "internal error; the server's log has more", None), 500)
+    status, body = error_at(request, 500, error_body(500, "internal error; the server's log has more", None))
+    return json_response(body, status)

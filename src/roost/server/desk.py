@@ -24,6 +24,7 @@ from roost.server.generation import while_connected
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
+from roost.server.refusals import shaped
 from roost.server.turns import Change, Conversations
 from roost.text.language import Language
 
@@ -70,9 +71,9 @@ class Desk:
 
     @property
     def model_name(self) -> str:
-        """The name the model is served by."""
+        """The name the model is served by, the first if it has several."""
         assert self.link.started is not None
-        return self.link.started.model_name
+        return next(iter(self.config.served_model_name), self.link.started.model_name)
 
     async def ask(self, command: Command, watcher: Watcher | None = None) -> Event:
         """The engine's answer to a command that has one; 503 if it was not carried out in time, or nobody can say."""
@@ -170,6 +171,13 @@ def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
     return {**body, "usage": usage_json(**asdict(error.usage))} if isinstance(error, RepeatedTurn) else body
 
 
+def error_at(request: Request, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in the form of the API that the request speaks."""
+    desk: Desk = request.app.state.desk
+    context = 0 if desk.link.started is None else desk.link.started.context
+    return shaped(request.scope["path"], status, body, context)
+
+
 def usage_json(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
     """What something cost, as OpenAI says it."""
     return {
@@ -184,16 +192,16 @@ async def events(request: Request, chunks: AsyncGenerator[Any, None]) -> Respons
     """Server-sent events; the first is awaited, so that a refusal is an answer of its own and not part of a stream."""
     desk: Desk = request.app.state.desk
     first = await while_connected(request, anext(chunks))
-    return _EventStream(first, chunks, desk.config.stall_s)
+    return _EventStream(_lines(first, chunks, request), chunks, desk.config.stall_s)
 
 
 class _EventStream(StreamingResponse):
     """A stream that ends with its reader: what is behind it is closed, however it ends."""
 
-    def __init__(self, first: Any, chunks: AsyncGenerator[Any, None], stall_s: int) -> None:
+    def __init__(self, lines: AsyncGenerator[bytes, None], chunks: AsyncGenerator[Any, None], stall_s: int) -> None:
         self._chunks = chunks
         self._stall_s = stall_s
-        self._lines = _lines(first, chunks)
+        self._lines = lines
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
@@ -212,13 +220,13 @@ class _EventStream(StreamingResponse):
             await self._chunks.aclose()
 
 
-async def _lines(first: Any, chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+async def _lines(first: Any, chunks: AsyncGenerator[Any, None], request: Request) -> AsyncGenerator[bytes, None]:
     try:
         yield _event(first)
         async for chunk in chunks:
             yield _event(chunk)
     except (RequestError, CapacityError) as error:
-        yield _event(error_of(error))
+        yield _event(error_at(request, error.status, error_of(error))[1])
     yield b"data: [DONE]\n\n"
 
 

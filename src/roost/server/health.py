@@ -4,18 +4,37 @@ Healthy means that the engine answers, and that while there is work a step was c
 but whose engine hangs says 503. Called by the app's routes.
 """
 
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 import roost
-from roost.errors import CapacityError
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import checked
+from roost.front.options import Options, submits
 from roost.front.speculation import as_json
 from roost.messages import GetStats, Stats
+from roost.sched.intake import PRIORITY_MAX
 from roost.server.desk import Desk, json_response
+from roost.server.generation import while_connected
 from roost.server.keys import caller, check_admin
+from roost.server.models import started
+
+_SGLANGS_NAMES = {
+    "max_running_requests": "max_running",
+    "max_queued_requests": "max_queued",
+    "chunked_prefill_size": "chunk",
+    "page_size": "page_size",
+    "device": "device",
+    "attention_backend": "backend",
+    "speculative_num_steps": "spec_steps",
+    "speculative_eagle_topk": "spec_topk",
+    "speculative_num_draft_tokens": "spec_tokens",
+}
 
 
 async def health(request: Request) -> Response:
@@ -28,6 +47,35 @@ async def health(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+async def health_generate(request: Request) -> Response:
+    """GET /health_generate: healthy if a token was generated, before anything that waits."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    try:
+        await while_connected(request, _generate_one(desk))
+    except RequestError as error:
+        raise CapacityError(503, f"no token was generated: {error.reason}") from error
+    except CapacityError as error:
+        if error.status != 429:
+            raise
+        return await health(request)  # there is no room to ask: others' tokens must do
+    return json_response({"status": "ok"})
+
+
+async def _generate_one(desk: Desk) -> None:
+    """Generate a token; it is nobody's, so that its times are not measured."""
+    options = Options(max_new_tokens=1, temperature=0, priority=PRIORITY_MAX, timeout_s=desk.config.health_step_s)
+    (submit,) = submits(desk.link.new_id(), (0,), options, desk.language.tokenizer)
+    async with aclosing(desk.link.converse(submit, f"health-{uuid4().hex}")) as events:
+        async for event in events:
+            checked(event)
+
+
+async def version(request: Request) -> Response:
+    """GET /version."""
+    return json_response({"version": roost.__version__})
+
+
 async def ready(request: Request) -> Response:
     """GET /ready."""
     desk: Desk = request.app.state.desk
@@ -36,21 +84,37 @@ async def ready(request: Request) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """GET /server_info."""
+    """GET /server_info and /get_server_info."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    started = desk.link.started
-    assert started is not None
+    own = started(desk)
     info: dict[str, Any] = {
         "version": roost.__version__,
-        "model": started.model_name,
-        "settings": started.settings,
-        "load_s": round(started.load_s, 3),
+        "model": own.model_name,
+        "settings": own.settings,
+        "load_s": round(own.load_s, 3),
+        **_as_sglang(desk),
     }
     if caller(request).is_admin:  # the numbers are all clients' together
         stats = await _stats(desk)
+        average = {"avg_spec_accept_length": stats.spec.accept_length} if stats.spec.drafts_offered else {}
         info["stats"] = {**asdict(stats), "spec": as_json(stats.spec)}
+        info["internal_states"] = [{"num_running_reqs": stats.running, "num_queue_reqs": stats.queued, **average}]
     return json_response(info)
+
+
+def _as_sglang(desk: Desk) -> dict[str, Any]:
+    """What SGLang's clients look for, by the names it has there."""
+    own = started(desk)
+    return {
+        "status": "ready",
+        "model_path": own.model_name,
+        "served_model_name": desk.model_name,
+        "context_length": own.context,
+        "max_req_input_len": own.context - 1,
+        **{theirs: own.settings[ours] for theirs, ours in _SGLANGS_NAMES.items() if ours in own.settings},
+        "speculative_algorithm": None if own.settings.get("spec") == "none" else own.settings.get("spec"),
+    }
 
 
 async def metrics(request: Request) -> Response:

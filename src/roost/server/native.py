@@ -24,16 +24,16 @@ from roost.server.generation import Generation, Output, Prompt, renamed, while_c
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt
 from roost.server.schema import (
+    RID_LEN_MAX,
     AbortBody,
-    EmptyBody,
+    FlushBody,
     GenerateBody,
     SamplingParams,
     SessionParams,
     native_options,
     refuse_unsupported,
+    salt,
 )
-
-RID_LEN_MAX = 256
 
 
 async def generate(request: Request) -> Response:
@@ -41,6 +41,8 @@ async def generate(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, GenerateBody)
     refuse_unsupported(body)
+    if body.stream and body.stream_output:
+        raise RequestError(400, "stream_output", "must be false in a stream: each event repeats the whole text so far")
     desk.check_ready()
     if body.session_params is not None:
         return await _turn(request, desk, body, body.session_params)
@@ -80,9 +82,10 @@ async def abort_request(request: Request) -> Response:
     """POST /abort_request."""
     desk: Desk = request.app.state.desk
     body = await read(request, AbortBody)
+    refuse_unsupported(body)
     desk.check_alive()
-    if body.abort_all == (body.rid is not None):
-        raise RequestError(400, "rid", "must be given, or abort_all: true, and not both")
+    if not body.abort_all and not body.rid:
+        raise RequestError(400, "rid", "must be given, or abort_all: true")
     client = caller(request)
     whose = None if body.abort_all and client.is_admin else client.name
     desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
@@ -95,7 +98,7 @@ async def flush_cache(request: Request) -> Response:
     check_admin(request)
     data = await whole(request)
     if data:
-        convert(data, EmptyBody)
+        convert(data, FlushBody)
     desk.check_ready()
     answer = await desk.ask(FlushCache())
     if isinstance(answer, Refused):
@@ -127,9 +130,9 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
         raise RequestError(400, "logprob_start_len", f"must be at least -1, got {body.logprob_start_len}")
     start = None if body.logprob_start_len == -1 else body.logprob_start_len
     asked_for = {
-        "top_logprobs_num": body.top_logprobs_num != 0,
+        "top_logprobs_num": bool(body.top_logprobs_num),
         "logprob_start_len": start is not None,
-        "return_text_in_logprobs": body.return_text_in_logprobs,
+        "return_text_in_logprobs": bool(body.return_text_in_logprobs),
     }
     for name, is_asked_for in asked_for.items():
         if is_asked_for and not body.return_logprob:
@@ -141,9 +144,9 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
             usual = native_options(params)
         except RequestError as error:
             raise renamed(error, _names(body, number)) from error
-        asked = replace(usual, priority=body.priority or 0, salt=body.cache_salt or "")
+        asked = replace(usual, priority=body.priority or 0, salt=salt(body))
         if body.return_logprob:
-            asked = replace(asked, logprobs=body.top_logprobs_num, prompt_logprobs_from=start)
+            asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)
         options.append(asked)
     return options
 
@@ -184,7 +187,7 @@ class _Answers:
         self._desk = desk
         self._body = body
         self._is_list = is_list
-        self.streams = body.stream
+        self.streams = bool(body.stream)
         self._began = time.monotonic()
         self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
 

@@ -1,6 +1,7 @@
-"""OpenAI's endpoints: chat and text completions and the list of models, as its official client expects them.
+"""OpenAI's endpoints: chat and text completions, as its official client expects them.
 
-Answers are built here and nowhere else. `model` is the served name or `default`. Called by the app's routes.
+Answers are built here and nowhere else. `finish_reason` is `stop` or `length`: an output that ended otherwise is an
+error, in a stream its last event. Called by the app's routes.
 """
 
 import time
@@ -23,64 +24,52 @@ from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, taken
 from roost.server.keys import caller
+from roost.server.models import check_model
+from roost.server.refusals import aborted
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
 _TOP_LOGPROBS_MAX = 20
 
 
-async def models(request: Request) -> Response:
-    """GET /v1/models."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
-    model = {"id": desk.model_name, "object": "model", "created": desk.began, "owned_by": "roost"}
-    return json_response({"object": "list", "data": [model]})
-
-
-async def model(request: Request) -> Response:
-    """GET /v1/models/{model}."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
-    _check_model(desk, request.path_params["model"])
-    return json_response({"id": desk.model_name, "object": "model", "created": desk.began, "owned_by": "roost"})
-
-
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions."""
     desk: Desk = request.app.state.desk
     body = await read(request, ChatBody)
-    refuse_unsupported(body)
-    _check_model(desk, body.model)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
+    _check(desk, body)
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise RequestError(400, "max_tokens", "is the older name of max_completion_tokens: give one of them")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.add_special_tokens:
+        raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")
+    if body.top_logprobs and not body.logprobs:
         raise RequestError(400, "top_logprobs", "needs logprobs: true")
     if not 0 <= (body.top_logprobs or 0) <= _TOP_LOGPROBS_MAX:
         raise RequestError(400, "top_logprobs", f"must be in [0, {_TOP_LOGPROBS_MAX}], got {body.top_logprobs}")
     options = openai_options(body)
-    names = dict(_NAMES)
+    names = {**_NAMES, "request_id": "rid" if body.rid is not None else "request_id"}
     if body.max_completion_tokens is not None:
         options = replace(options, max_new_tokens=body.max_completion_tokens)
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    name, messages = f"chatcmpl-{uuid4().hex}", plain_messages(body.messages)
+    name, messages = _name("chatcmpl", body), plain_messages(body.messages)
     if body.session_id is None:
         check_no_session(body)
         tokens = await desk.conversation(messages, "messages")
         prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names, client=caller(request).name)
-        return await _answer(request, body, _Chat(desk, [prompt]))
+        return await _answer(request, body, _Chat(desk, [prompt], body.service_tier))
     async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await turn.input(messages=messages)
-        return await _answer(request, body, _Chat(desk, [turn.prompt(name, tokens, options, names)]))
+        return await _answer(request, body, _Chat(desk, [turn.prompt(name, tokens, options, names)], body.service_tier))
 
 
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     desk: Desk = request.app.state.desk
     body = await read(request, CompletionBody)
-    refuse_unsupported(body)
-    _check_model(desk, body.model)
+    _check(desk, body)
+    if not body.add_special_tokens:
+        raise RequestError(400, "add_special_tokens", "must be true: send token ids for a prompt as it is")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(400, "best_of", "must be n: choosing among more outputs is not supported")
     options = openai_options(body)
@@ -89,7 +78,8 @@ async def completions(request: Request) -> Response:
     options = replace(options, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
         options = replace(options, prompt_logprobs_from=0)
-    name, names = f"cmpl-{uuid4().hex}", {**_NAMES, "tokens": "prompt"}
+    given = "rid" if body.rid is not None else "request_id"
+    name, names = _name("cmpl", body), {**_NAMES, "tokens": "prompt", "request_id": given}
     if body.session_id is not None:
         return await _session_completion(request, body, name, options, names)
     check_no_session(body)
@@ -103,7 +93,7 @@ async def completions(request: Request) -> Response:
         )
         for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
     ]
-    return await _answer(request, body, _Text(desk, prompts, echo=body.echo))
+    return await _answer(request, body, _Text(desk, prompts, echo=bool(body.echo)))
 
 
 async def _session_completion(
@@ -121,15 +111,24 @@ async def _session_completion(
         return await _answer(request, body, _Text(turn.desk, [turn.prompt(name, tokens, options, names)], echo=False))
 
 
-def _check_model(desk: Desk, name: str) -> None:
-    desk.check_ready()
-    if name not in (desk.model_name, "default"):
-        raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {desk.model_name!r}")
+def _check(desk: Desk, body: OpenAiBody) -> None:
+    """Refuse what is asked of another model, or of another server."""
+    check_model(desk, body.model)
+    refuse_unsupported(body)
+    if body.stream_options is not None:
+        refuse_unsupported(body.stream_options, "stream_options.")
+        if not body.stream:
+            raise RequestError(400, "stream_options", "needs stream: true")
+
+
+def _name(kind: str, body: ChatBody | CompletionBody) -> str:
+    """What a request is called, as the client says or by a name of its own."""
+    if body.rid is not None and body.request_id is not None:
+        raise RequestError(400, "request_id", "is the same as rid: give one of them")
+    return body.rid or f"{kind}-{body.request_id or uuid4().hex}"
 
 
 async def _answer(request: Request, body: OpenAiBody, kind: "_Chat | _Text") -> Response:
-    if body.stream_options is not None and not body.stream:
-        raise RequestError(400, "stream_options", "needs stream: true")
     if not body.stream:
         outputs = await while_connected(request, kind.generation.finish())
         return json_response(kind.whole(outputs))
@@ -142,9 +141,11 @@ class _Chat:
 
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, desk: Desk, prompts: list[Prompt]) -> None:
+    def __init__(self, desk: Desk, prompts: list[Prompt], service_tier: Any) -> None:
         self._desk = desk
         self._base = {"id": prompts[0].request_id, "created": int(time.time()), "model": desk.model_name}
+        if service_tier is not None:  # who asks for one is told which it was
+            self._base["service_tier"] = "default"
         self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class _Chat:
                 "index": index,
                 "message": {"role": "assistant", "content": output.answer.text, "refusal": None},
                 "logprobs": self._logprobs(output, output.answer.tokens, output.answer.scores),
-                "finish_reason": _reason(output.answer.finished),
+                "finish_reason": _reason(self._desk, output.answer.finished),
             }
             for index, output in enumerate(outputs)
         ]
@@ -173,7 +174,7 @@ class _Chat:
                     logprobs = self._logprobs(outputs[index], piece.tokens, piece.scores)
                     yield self._chunk(index, {"content": piece.text}, logprobs, None, include_usage)
                 if piece.finished is not None:
-                    yield self._chunk(index, {}, None, _reason(piece.finished), include_usage)
+                    yield self._chunk(index, {}, None, _reason(self._desk, piece.finished), include_usage)
         if include_usage:
             yield {**self._base, "object": self.chunk_object, "choices": [], "usage": _usage(outputs)}
 
@@ -224,7 +225,7 @@ class _Text:
                 "index": index,
                 "text": self._prompt_text(output) + output.answer.text,
                 "logprobs": self._logprobs(output),
-                "finish_reason": _reason(output.answer.finished),
+                "finish_reason": _reason(self._desk, output.answer.finished),
             }
             for index, output in enumerate(outputs)
         ]
@@ -242,7 +243,7 @@ class _Text:
                 if text or piece.scores or piece.finished is not None:
                     logprobs = self._piece_logprobs(outputs[index], piece, offset, with_prompt=first)
                     scored_lens[index] += sum(map(len, logprobs["tokens"])) if logprobs is not None else 0
-                    reason = _reason(piece.finished) if piece.finished is not None else None
+                    reason = _reason(self._desk, piece.finished) if piece.finished is not None else None
                     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
                     yield {**self._base, "choices": [choice], **({"usage": None} if include_usage else {})}
         if include_usage:
@@ -290,8 +291,11 @@ class _Text:
         return self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
 
 
-def _reason(finished: Finished | None) -> str:
+def _reason(desk: Desk, finished: Finished | None) -> str:
+    """How it ended, in a word of OpenAI's; raises where there is none, since then it is no whole answer."""
     assert finished is not None
+    if finished.reason not in ("stop", "length"):
+        raise aborted(is_draining=desk.is_draining)
     return finished.reason
 
 

@@ -1,7 +1,7 @@
 """Schemas: what each endpoint accepts, field by field; anything else is refused by name.
 
-Fields that other servers know and this one does not support are listed too, so that they are refused with a reason
-unless they say what would happen anyway. Called by the endpoints; the fuzz test reads them.
+A field of type `Any` is foreign: others know it and this server does not do it, so it is accepted only where it says
+what would happen anyway (`foreign` has those values). Called by the endpoints; the fuzz test reads them.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -13,8 +13,10 @@ from roost.errors import RequestError
 from roost.front.options import Options
 from roost.sampling import LOGIT_BIAS_ENTRIES_MAX, SEED_END
 from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
+from roost.server.foreign import ForeignFields, ForeignNative, Strict, check_foreign, foreign_names
 
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value", int, float, bool)
+RID_LEN_MAX = 256
 
 # Every output of a request carries these to the engine, so their size is bounded here already.
 StopText = Annotated[str, Meta(min_length=1, max_length=STOP_LEN_MAX)]
@@ -22,6 +24,9 @@ StopTexts = Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 StopIds = Annotated[list[int], Meta(max_length=STOP_IDS_MAX)]
 Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
 Label = Annotated[str, Meta(max_length=256)]
+Metadata = Annotated[dict[str, str], Meta(max_length=16)]  # as many as OpenAI allows
+# an output's name has its number after a #
+RequestName = Annotated[str, Meta(min_length=1, max_length=RID_LEN_MAX, pattern=r"^[^#]*\Z")]
 AnyName = Annotated[str, Meta(min_length=1, max_length=256)]
 # fits into a path, where . and .. would mean something else
 SessionName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._~:@+-]+\Z")]
@@ -30,11 +35,7 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.001, le=1e9)]
 
 
-class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body without unknown fields."""
-
-
-class Part(_Strict):
+class Part(Strict):
     """A part of a message's content."""
 
     type: str
@@ -42,9 +43,10 @@ class Part(_Strict):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
+    prompt_cache_breakpoint: Any = None
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation."""
 
     role: str
@@ -56,18 +58,27 @@ class Message(_Strict):
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tools: Any = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream is told."""
 
     include_usage: bool = False
+    include_obfuscation: Any = None
+    continuous_usage_stats: Any = None
 
 
-class OpenAiBody(_Strict):
-    """What chat and text completions have in common; the last group are extensions."""
+class OpenAiBody(ForeignFields, kw_only=True):
+    """What chat and text completions have in common; the second group are labels, the last one extensions.
 
-    model: str = "default"
+    Labels need nothing done: they tell OpenAI whom it serves, or which requests share a prompt, which the prefix cache
+    sees by itself; metadata would be kept with what is stored, and nothing is.
+    """
+
+    model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -79,7 +90,11 @@ class OpenAiBody(_Strict):
     logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # a label, of no effect
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Metadata | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -88,9 +103,12 @@ class OpenAiBody(_Strict):
     stop_token_ids: StopIds | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    include_stop_str_in_output: bool = False  # the same, by vLLM's name
     priority: int | None = None
     timeout: float | None = None
     cache_salt: Label | None = None
+    extra_key: Label | None = None  # the same, by SGLang's name
     turn: AtLeastNone | None = None  # of a session
     queue: bool = False
 
@@ -100,13 +118,15 @@ class ChatBody(OpenAiBody, kw_only=True):
 
     messages: list[Message]
     session_id: AnyName | None = None  # then the messages are the new ones
+    rid: RequestName | None = None  # what the request is called, here and in /abort_request
+    request_id: RequestName | None = None  # the same as vLLM has it: after the kind of answer and a dash
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Any = None
+    parallel_tool_calls: bool | None = None  # there are no tools: either way none is called
+    add_special_tokens: bool = False
     tools: Any = None
     tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -115,9 +135,30 @@ class ChatBody(OpenAiBody, kw_only=True):
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
+    moderation: Any = None
     service_tier: Any = None
     store: Any = None
-    metadata: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    echo: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    documents: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
+    stream_reasoning: Any = None
+    reasoning: Any = None
+    return_meta_info: Any = None
+    return_prompt_text: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    use_audio_in_video: Any = None
+    task: Any = None
+    input_ids: Any = None
 
 
 class CompletionBody(OpenAiBody, kw_only=True):
@@ -125,36 +166,40 @@ class CompletionBody(OpenAiBody, kw_only=True):
 
     prompt: str | list[Any]
     session_id: AnyName | None = None  # then the prompt goes on where the session stands
+    rid: RequestName | None = None  # what the request is called, here and in /abort_request
+    request_id: RequestName | None = None  # the same as vLLM has it: after the kind of answer and a dash
     logprobs: int | None = None
-    echo: bool = False
-    suffix: Any = None
+    echo: bool | None = None
     best_of: int | None = None
-    response_format: Any = None
+    add_special_tokens: bool = True
+    suffix: Any = None
+    prompt_embeds: Any = None
 
 
-class SamplingParams(_Strict):
-    """`sampling_params` of POST /generate."""
+class SamplingParams(Strict):
+    """`sampling_params` of POST /generate; null is the default, as there."""
 
     max_new_tokens: int | None = 128
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopIds | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    no_stop_trim: bool = False
-    n: int = 1
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    n: int | None = None
     logit_bias: Biases | None = None
     sampling_seed: int | None = None
     seed: int | None = None
     timeout: float | None = None
+    spaces_between_special_tokens: Any = None
+    stream_interval: Any = None
     regex: Any = None
     json_schema: Any = None
     ebnf: Any = None
@@ -163,41 +208,37 @@ class SamplingParams(_Strict):
     custom_params: Any = None
 
 
-class SessionParams(_Strict):
+class SessionParams(Strict):
     """`session_params` of POST /generate."""
 
     id: AnyName
-    rid: AnyName | None = None
-    offset: int | None = None
+    rid: Label | None = None  # the request to go on from; null or empty: none
+    offset: int | None = None  # tokens of it to keep, from the end if negative; null or 0: all
     replace: bool | None = None
     drop_previous_output: bool | None = None
 
 
-class GenerateBody(_Strict):
+class GenerateBody(ForeignNative, kw_only=True):
     """POST /generate."""
 
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: str | list[str] | None = None
-    stream: bool = False
-    return_logprob: bool = False
+    stream: bool | None = None
+    stream_output: bool | None = None
+    return_logprob: bool | None = None
     logprob_start_len: int | None = None
-    top_logprobs_num: int = 0
-    return_text_in_logprobs: bool = False
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
     priority: int | None = None
     cache_salt: Label | None = None
-    image_data: Any = None
-    audio_data: Any = None
-    input_embeds: Any = None
-    lora_path: Any = None
+    extra_key: Label | None = None  # the same, by SGLang's name
     session_params: SessionParams | None = None
-    return_hidden_states: Any = None
-    custom_logit_processor: Any = None
-    token_ids_logprob: Any = None
+    conversation_id: str | None = None  # a label, of no effect
 
 
-class OpenNativeBody(_Strict):
+class OpenNativeBody(Strict):
     """POST /open_session."""
 
     capacity_of_str_len: int
@@ -206,13 +247,13 @@ class OpenNativeBody(_Strict):
     timeout: Seconds | None = None
 
 
-class CloseNativeBody(_Strict):
+class CloseNativeBody(Strict):
     """POST /close_session."""
 
     session_id: AnyName
 
 
-class OpenBody(_Strict):
+class OpenBody(Strict):
     """POST /v1/sessions."""
 
     id: SessionName | None = None
@@ -221,7 +262,7 @@ class OpenBody(_Strict):
     salt: Label | None = None
 
 
-class AppendBody(_Strict):
+class AppendBody(Strict):
     """POST /v1/sessions/{id}/append; exactly one of the first three."""
 
     text: str | None = None
@@ -242,84 +283,82 @@ class TurnBody(OpenAiBody, kw_only=True):
     logprobs: int | None = None
 
 
-class RewindBody(_Strict):
+class RewindBody(Strict):
     """POST /v1/sessions/{id}/rewind; exactly one of them."""
 
     turn: AtLeastNone | None = None
     length: AtLeastNone | None = None
 
 
-class ForkBody(_Strict):
+class ForkBody(Strict):
     """POST /v1/sessions/{id}/fork."""
 
     id: SessionName | None = None
 
 
-class AbortBody(_Strict):
+class AbortBody(Strict):
     """POST /abort_request."""
 
     rid: str | None = None
-    abort_all: bool = False
+    abort_all: bool | None = None
+    abort_message: Any = None
+    finished_reason: Any = None
 
 
-class EmptyBody(_Strict):
-    """A POST that needs nothing."""
+class FlushBody(Strict):
+    """POST /flush_cache; pages are the engine's own, so that there is no other cache to empty with them."""
+
+    empty_cache: bool | None = None
 
 
-# What may be said because it is what happens anyway; every other value is refused. An empty tuple: only null.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
-    "tool_calls": ([],),
-    "annotations": ([],),
-    "return_hidden_states": (False,),
-    "spaces_between_special_tokens": (True,),
-}
-UNSUPPORTED = {
-    ChatBody: (
-        *("response_format", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
-        *("modalities", "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"),
-        *("service_tier", "store", "metadata"),
-    ),
-    CompletionBody: ("suffix", "response_format"),
-    Message: ("tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations"),
-    Part: ("image_url", "input_audio", "file"),
-    SamplingParams: (
-        *("regex", "json_schema", "ebnf", "structural_tag", "stop_regex", "custom_params"),
-        "spaces_between_special_tokens",
-    ),
-    GenerateBody: (
-        *("image_data", "audio_data", "input_embeds", "lora_path", "return_hidden_states"),
-        *("custom_logit_processor", "token_ids_logprob"),
-    ),
+class TokenizeBody(Strict):
+    """POST /tokenize; exactly one of the first two."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None  # null: as for a completion of the same
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    tools: Any = None
+
+
+class DetokenizeBody(Strict):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+UNSUPPORTED: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    kind: foreign_names(kind)
+    for kind in (
+        *(ChatBody, CompletionBody, TurnBody, Message, Part, StreamOptions),
+        *(SamplingParams, GenerateBody, AbortBody, TokenizeBody),
+    )
 }
 
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Refuse what a body asks for and nobody here can do."""
-    values = msgspec.structs.asdict(body)
-    for name in UNSUPPORTED[type(body)]:
-        value = values[name]
-        if value is not None and value not in _HARMLESS.get(name, ()):
-            raise RequestError(400, path + name, "is not supported by this server; leave it out")
+    check_foreign(body, UNSUPPORTED[type(body)], path)
 
 
 def openai_options(body: OpenAiBody) -> Options:
     """The options of a completion; parameters keep the meaning that OpenAI gives them."""
-    usual = Options()
+    top_k, top_p = _nucleus(body.top_k, body.top_p)
     return Options(
         max_new_tokens=body.max_tokens,
         min_new_tokens=body.min_tokens or 0,
         temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=_or(body.top_k, usual.top_k),
+        top_p=top_p,
+        top_k=top_k,
         min_p=_or(body.min_p, 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
@@ -330,10 +369,11 @@ def openai_options(body: OpenAiBody) -> Options:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
+        no_stop_trim=body.no_stop_trim or body.include_stop_str_in_output,
         n=_or(body.n, 1),
         priority=body.priority or 0,
         timeout_s=body.timeout,
-        salt=body.cache_salt or "",
+        salt=salt(body),
     )
 
 
@@ -342,26 +382,41 @@ def native_options(params: SamplingParams) -> Options:
     if params.seed is not None and params.sampling_seed is not None:
         raise RequestError(400, "seed", "is the same as sampling_seed: give one of them")
     seed = params.seed if params.seed is not None else params.sampling_seed
+    top_k, top_p = _nucleus(params.top_k, params.top_p)
     return Options(
         max_new_tokens=params.max_new_tokens,
-        min_new_tokens=params.min_new_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        min_new_tokens=params.min_new_tokens or 0,
+        temperature=_or(params.temperature, 1.0),
+        top_p=top_p,
+        top_k=top_k,
+        min_p=_or(params.min_p, 0.0),
+        repetition_penalty=_or(params.repetition_penalty, 1.0),
+        presence_penalty=_or(params.presence_penalty, 0.0),
+        frequency_penalty=_or(params.frequency_penalty, 0.0),
         logit_bias=bias(params.logit_bias),
         seed=_seed(seed),
         stop=stops(params.stop),
         stop_token_ids=tuple(params.stop_token_ids or ()),
-        ignore_eos=params.ignore_eos,
-        skip_special_tokens=params.skip_special_tokens,
-        no_stop_trim=params.no_stop_trim,
-        n=params.n,
+        ignore_eos=params.ignore_eos or False,
+        skip_special_tokens=_or(params.skip_special_tokens, True),
+        no_stop_trim=params.no_stop_trim or False,
+        n=_or(params.n, 1),
         timeout_s=params.timeout,
     )
+
+
+def salt(body: OpenAiBody | GenerateBody) -> str:
+    """The name space of the prefix cache that a request looks into."""
+    if body.cache_salt is not None and body.extra_key is not None:
+        raise RequestError(400, "extra_key", "is the same as cache_salt: give one of them")
+    return body.cache_salt or body.extra_key or ""
+
+
+def _nucleus(top_k: int | None, top_p: float | None) -> tuple[int, float]:
+    """top_k and top_p: a top_k of 0 keeps all, as -1 does; a top_p of 0 keeps the best token, as OpenAI's does."""
+    if top_p == 0 and (top_k is None or top_k >= -1):
+        return 1, 1.0
+    return top_k or -1, _or(top_p, 1.0)
 
 
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -384,5 +439,5 @@ def _seed(seed: int | None) -> int | None:
     return None if seed is None else seed % SEED_END
 
 
-def _or(value: Number | None, default: Number) -> Number:
+def _or(value: Value | None, default: Value) -> Value:
     return default if value is None else value

@@ -36,7 +36,16 @@ from roost.server.desk import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.keys import caller
-from roost.server.schema import AppendBody, ForkBody, OpenBody, RewindBody, TurnBody, openai_options
+from roost.server.models import check_model
+from roost.server.schema import (
+    AppendBody,
+    ForkBody,
+    OpenBody,
+    RewindBody,
+    TurnBody,
+    openai_options,
+    refuse_unsupported,
+)
 from roost.server.turns import Change, Closing, Conversation
 
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -143,8 +152,8 @@ async def generate(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, TurnBody)
     desk.check_ready()
-    if body.model not in (desk.model_name, "default"):
-        raise RequestError(404, "model", f"there is no model {body.model[:100]!r}; this server has {desk.model_name!r}")
+    check_model(desk, body.model)
+    refuse_unsupported(body)
     if body.stream_options is not None:
         raise RequestError(400, "stream_options", "is of no use here: the last event always has the usage")
     _check_forms(body, needed=False)

@@ -26,7 +26,10 @@ from roost.config import (
     SchedConfig,
     ServerConfig,
     SpecConfig,
+    check_server,
+    served_names,
 )
+from roost.errors import ConfigError
 from tests.unit.chain import save_chain
 
 ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig, SpecConfig)
@@ -75,6 +78,16 @@ def test_flags_used_by_everybody_reach_their_fields() -> None:
         sched=SchedConfig(context=99, max_running=5, max_queued=6, chunk=7),
     )
     assert group_of(args, ServerConfig) == ServerConfig(host="::1", port=1, drain_s=2, api_key=("one", "two"))
+
+
+def test_names_of_the_model_may_be_given_one_by_one_or_with_commas_between() -> None:
+    args = parser(serve).parse_args(["--served-model-name", "owl, night/owl", "--served-model-name", "bird"])
+    names = served_names(group_of(args, ServerConfig).served_model_name)
+    assert names == ("owl", "night/owl", "bird")
+    check_server(ServerConfig(served_model_name=names))
+    for bad in ("", "a,", "a\nb", "x" * 257):
+        with pytest.raises(ConfigError, match="--served-model-name must have 1 to 256 characters"):
+            check_server(ServerConfig(served_model_name=served_names((bad,))))
 
 
 def test_flags_of_speculation_reach_their_fields() -> None:

@@ -1,0 +1,230 @@
+"""Foreign fields: what other servers know and this one does not do, field by field.
+
+Clients send them with the values that mean nothing special, because their libraries do. Such a value is accepted, since
+doing nothing is what it asks for; any other is refused by name. A field whose type is `Any` is one of these, here and
+in `schema`. Read by the schemas, by whoever checks a body, and by the page that describes the endpoints.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+
+from roost.errors import RequestError
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body without unknown fields."""
+
+
+class ForeignFields(Strict, kw_only=True):
+    """What vLLM's and SGLang's bodies of chat and text completions have in common, beyond OpenAI's."""
+
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    watermarking: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    prompt_logprobs: Any = None
+    logprob_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_ids: Any = None
+    return_prompt_token_ids: Any = None
+    return_token_offsets: Any = None
+    return_mm_kwargs: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    routed_experts_prompt_start: Any = None
+    return_cached_tokens_details: Any = None
+    stream_interval: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
+    images_config: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    ngram_corpus_id: Any = None
+    custom_labels: Any = None
+
+
+class ForeignNative(Strict, kw_only=True):
+    """What SGLang's body of /generate has beyond what is done here."""
+
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    modalities: Any = None
+    input_embeds: Any = None
+    positional_embed_overrides: Any = None
+    lora_path: Any = None
+    lora_id: Any = None
+    custom_logit_processor: Any = None
+    token_ids_logprob: Any = None
+    log_metrics: Any = None
+    no_logs: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    return_indexer_topk: Any = None
+    return_sampling_mask: Any = None
+    return_prompt_token_ids: Any = None
+    return_bytes: Any = None
+    return_entropy: Any = None
+    require_reasoning: Any = None
+    background: Any = None
+    routing_key: Any = None
+    custom_labels: Any = None
+    external_trace_header: Any = None
+    received_time: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
+    decode_tp_size: Any = None
+    routed_dp_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    need_wait_for_mm_inputs: Any = None
+    num_items_assigned: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    image_max_dynamic_patch: Any = None
+    video_max_dynamic_patch: Any = None
+
+
+# What may be said because it is what happens anyway, beside null, which everything may be.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    # one kind of output: text, freely chosen
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"], []),
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "bad_words": ([],),
+    "custom_params": ({},),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),  # of beams, of which there are none
+    "watermarking": (False,),
+    "thinking_token_budget": (-1,),  # no limit
+    "spaces_between_special_tokens": (True, False),  # nothing is ever put between tokens; True never changed a text
+    # no tools: whether they may be called, and how many at once, is then the same
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    # no reasoning is taken apart from the text, so there is nothing to separate or to stream
+    "include_reasoning": (True,),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "require_reasoning": (False,),
+    "verbosity": ("medium",),
+    # prompts are read as the model's template or tokenizer says
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "use_audio_in_video": (False,),
+    "suffix": ("",),
+    "echo": (False,),  # of a chat
+    # nothing more comes back than is asked for
+    "token_ids_logprob": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_meta_info": (False,),
+    "return_mm_kwargs": (True, False),  # of pictures, of which there are none
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "routed_experts_start_len": (0,),
+    "routed_experts_prompt_start": (0,),
+    "return_cached_tokens_details": (False,),
+    "return_indexer_topk": (False,),
+    "return_sampling_mask": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+    "stream_interval": (1,),  # every token is told as soon as it is known
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+    # nothing is stored, and the cache keeps what it can for as long as it can, unasked
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_breakpoint": ({"mode": "explicit"},),
+    "background": (False,),
+    # one engine: it has one rank, and every request is counted
+    "routed_dp_rank": (0,),
+    "data_parallel_rank": (0,),
+    "log_metrics": (True,),
+    "no_logs": (False,),
+    "custom_labels": ({},),
+    "vllm_xargs": ({},),
+}
+
+REASONS: dict[str, str] = {
+    "store": "nothing is stored here",
+    "service_tier": "everybody is served alike; `priority` says who comes first",
+    "reasoning_effort": "how much a model thinks is its own choice",
+    "chat_template_kwargs": "templates get the messages alone",
+    "include_obfuscation": "chunks are not padded",
+    "prompt_cache_retention": "how long something stays in the cache is not promised",
+    "prompt_cache_options": "how long something stays in the cache is not promised",
+    "prompt_cache_breakpoint": "how long something stays in the cache is not promised",
+}
+
+
+def foreign_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The foreign fields of a body."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind) if field.type is Any)
+
+
+def check_foreign(body: msgspec.Struct, names: tuple[str, ...], path: str = "") -> None:
+    """Refuse what a body asks for and nobody here can do."""
+    values = msgspec.structs.asdict(body)
+    for name in names:
+        value = values[name]
+        if value is not None and value not in HARMLESS.get(name, ()):
+            raise RequestError(400, path + name, _reason(name))
+
+
+def _reason(name: str) -> str:
+    """Why a value is refused, and which are not."""
+    why = f": {REASONS[name]}" if name in REASONS else ""
+    harmless = HARMLESS.get(name)
+    if harmless is None:
+        return f"is not supported by this server; leave it out{why}"
+    return f"is not supported by this server except as {' or '.join(map(json.dumps, harmless))}{why}"

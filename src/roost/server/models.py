@@ -1,0 +1,75 @@
+"""Models: what the one model is called, and what clients learn of it before they ask it something.
+
+Owns the names that `model` may be; `default` always works. Fields that vLLM's and SGLang's clients look for are there,
+by their names, as far as they are known here. Called by the app's routes and by every endpoint that takes `model`.
+"""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import RequestError
+from roost.server.desk import Desk, json_response
+from roost.server.wire import Started
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    return json_response({"object": "list", "data": [_card(desk)]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{model}."""
+    desk: Desk = request.app.state.desk
+    check_model(desk, request.path_params["model"])
+    return json_response(_card(desk))
+
+
+async def model_info(request: Request) -> Response:
+    """GET /get_model_info and /model_info."""
+    desk: Desk = request.app.state.desk
+    desk.check_ready()
+    name = started(desk).model_name
+    info = {
+        "model_path": name,
+        "tokenizer_path": name,
+        "served_model_name": desk.model_name,
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "max_model_len": started(desk).context,
+        "vocab_size": started(desk).vocab_size,
+        "has_chat_template": desk.language.template is not None,
+    }
+    return json_response(info)
+
+
+def check_model(desk: Desk, name: str | None) -> None:
+    """Refuse to answer for a model that is not here; null is whichever is."""
+    desk.check_ready()
+    known = desk.config.served_model_name or (desk.model_name,)
+    if name is not None and name not in ("default", *known):
+        raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {desk.model_name!r}")
+
+
+def started(desk: Desk) -> Started:
+    """What the engine said when it was ready, which it is."""
+    assert desk.link.started is not None
+    return desk.link.started
+
+
+def _card(desk: Desk) -> dict[str, Any]:
+    """The model as OpenAI describes one, and how long a sequence may be, as vLLM and SGLang do."""
+    return {
+        "id": desk.model_name,
+        "object": "model",
+        "created": desk.began,
+        "owned_by": "roost",
+        "root": started(desk).model_name,
+        "parent": None,
+        "max_model_len": started(desk).context,
+    }

@@ -1,0 +1,71 @@
+"""Tokens: texts and conversations to token ids and back, as vLLM's clients ask for it; nothing is generated.
+
+The ids are those that a completion of the same prompt or messages would begin with, and no more than one may have.
+Called by the app's routes.
+"""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roost.errors import RequestError
+from roost.server.body import aside, read
+from roost.server.desk import Desk, json_response
+from roost.server.inputs import plain_messages
+from roost.server.models import check_model, started
+from roost.server.schema import DetokenizeBody, TokenizeBody, refuse_unsupported
+
+
+async def tokenize(request: Request) -> Response:
+    """POST /tokenize."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, TokenizeBody)
+    refuse_unsupported(body)
+    check_model(desk, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError(400, "prompt", "give either prompt or messages")
+    tokens = await (_prompt_tokens(desk, body) if body.prompt is not None else _chat_tokens(desk, body))
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": started(desk).context, "tokens": tokens}
+    if body.return_token_strs:
+        tokenizer = desk.language.tokenizer
+        answer["token_strs"] = [tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """POST /detokenize."""
+    desk: Desk = request.app.state.desk
+    body = await read(request, DetokenizeBody)
+    check_model(desk, body.model)
+    desk.check_len(tuple(body.tokens), "tokens")
+    end = started(desk).vocab_size
+    if not all(0 <= token < end for token in body.tokens):
+        raise RequestError(400, "tokens", f"ids must be in [0, {end - 1}]")
+    tokenizer = desk.language.tokenizer
+    text = tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens, at_start=True)
+    return json_response({"prompt": text, "text": text})  # by vLLM's name, and by SGLang's
+
+
+async def _prompt_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
+    """The tokens of a text, with the one that begins a prompt, or without."""
+    assert body.prompt is not None
+    if not body.add_generation_prompt:
+        raise RequestError(400, "add_generation_prompt", "is for messages")
+    (tokens,) = await desk.prompts(body.prompt, "prompt")
+    tokenizer = desk.language.tokenizer
+    begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos_id,)
+    return tokens[1:] if begins and body.add_special_tokens is False else tokens
+
+
+async def _chat_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
+    """The tokens of a conversation, up to where the model speaks, or to its end."""
+    assert body.messages is not None
+    if body.add_special_tokens:
+        raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")
+    messages = plain_messages(body.messages)
+    tokens = await desk.conversation(messages, "messages")  # refuses what is too long
+    if body.add_generation_prompt:
+        return tokens
+    length = sum(len(message["content"]) for message in messages)
+    return await aside(length, lambda: desk.language.chat_tokens(messages, add_generation_prompt=False))
