@@ -6,6 +6,7 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 from tests.planted.bug import Bug
 from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
+from tests.planted.foreign_bugs import FOREIGN_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
@@ -378,4 +379,13 @@ _SIMULATED = (
         "19: more idle sessions lose their residence than the shortfall asks for",
     ),
 )
-BUGS = (*_SIMULATED, *WISH_BUGS, *SESSION_BUGS, *SPEC_BUGS, *DEVICE_BUGS, *CLIENT_BUGS, *mode_bugs(_SIMULATED))
+BUGS = (
+    *_SIMULATED,
+    *WISH_BUGS,
+    *SESSION_BUGS,
+    *SPEC_BUGS,
+    *DEVICE_BUGS,
+    *CLIENT_BUGS,
+    *FOREIGN_BUGS,
+    *mode_bugs(_SIMULATED),
+)

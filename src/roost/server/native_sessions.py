@@ -1,13 +1,14 @@
 """SGLang's sessions: opened and closed at its endpoints, used by /generate with session_params.
 
 A streaming session is the engine's: append only, its KV stays with it. One that does not stream has only the tokens of
-its ended requests, kept by the server; going on from one is a plain request, whose KV is found in the prefix tree. What
-neither can do is refused, and the session stays as it is. Called by the app's routes and by /generate.
+its ended requests, kept by the server; going on from one, from any of its tokens, is a plain request, whose KV is found
+in the prefix tree. What is refused leaves the session as it is. Called by the app's routes and by /generate.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -79,6 +80,24 @@ async def session_prompt(
 ) -> AsyncIterator[Prompt]:
     """The prompt of a turn, with its tokens; the session is its own meanwhile."""
     desk: Desk = request.app.state.desk
+    if prompt.options.n != 1:
+        raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
+    desk.close_overdue()
+    branches = desk.conversations.find(params.id, prompt.client).branches
+    if branches is not None:
+        new = ids if ids is not None else await _encoded(desk, text or "")
+        yield _branched(desk, branches, params, new, prompt)
+        return
+    _check_appends(params)
+    async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
+        if ids is not None and turn.turn.length_before:
+            ids = _without_bos(desk, ids)
+        tokens = await turn.input(text=text, ids=ids)
+        yield turn.prompt(prompt.request_id, tokens, prompt.options, prompt.names)
+
+
+def _check_appends(params: SessionParams) -> None:
+    """Refuse what a streaming session cannot do."""
     edits = {
         "offset": params.offset,
         "replace": params.replace,
@@ -86,24 +105,24 @@ async def session_prompt(
     }
     for name, value in edits.items():
         if value:
-            reason = "is not supported: a session is only appended to; POST /v1/sessions/{id}/rewind cuts one back"
+            reason = "is not for a streaming session, which is only appended to; POST /v1/sessions/{id}/rewind cuts it"
             raise RequestError(400, f"session_params.{name}", reason)
-    if prompt.options.n != 1:
-        raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
-    desk.close_overdue()
-    branches = desk.conversations.find(params.id, caller(request).name).branches
-    if branches is None:
-        async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
-            if ids is not None and turn.turn.length_before:
-                ids = _without_bos(desk, ids)
-            tokens = await turn.input(text=text, ids=ids)
-            yield turn.prompt(prompt.request_id, tokens, prompt.options, prompt.names)
-        return
-    before = () if params.rid is None else branches.find(params.rid)
-    new = ids if ids is not None else await _encoded(desk, text or "")
-    tokens = (*before, *(_without_bos(desk, new) if before else new))
-    desk.check_len(tokens, "text" if ids is None else "input_ids")
-    yield replace(prompt, tokens=tokens, watcher=Branch(branches, prompt.request_id, tokens))
+
+
+def _branched(desk: Desk, branches: Branches, params: SessionParams, new: list[Any], prompt: Prompt) -> Prompt:
+    """The prompt of a request that goes on from another one, or from none."""
+    name, replaces = prompt.request_id, bool(params.replace)
+    before: tuple[int, ...] = ()
+    parent = None
+    if params.rid:
+        parent = branches.number_of(params.rid, may_run=replaces)
+        before = branches.find(params.rid, with_output=not params.drop_previous_output, may_run=replaces)
+        before, new = before[: params.offset or None], _without_bos(desk, new)
+    tokens = (*before, *new)
+    desk.check_len(tokens, prompt.names["tokens"])
+    abort = partial(desk.link.abort_where, lambda other: other == name, prompt.client)
+    branch = Branch(branches, name, tokens, parent=parent, replaces=replaces, abort=abort)
+    return replace(prompt, tokens=tokens, watcher=branch)
 
 
 async def _encoded(desk: Desk, text: str) -> list[int]:

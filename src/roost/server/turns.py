@@ -12,6 +12,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from starlette.requests import Request
@@ -31,68 +33,146 @@ BRANCHES_MAX = 256  # ended requests of one session whose tokens are kept
 COMMITTED = ("stop", "length")  # how a turn ends that becomes history
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Said:
+    """A request that has ended, to be gone on from."""
+
+    tokens: "array[int]"  # prompt and output
+    prompt_len: int
+    number: int
+    parent: int | None  # the number of the one that it went on from
+
+
 class Branches:
     """The tokens of ended requests, by name: any of them can be gone on from."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
-        self._num_running = 0
+        self.numbers = count()  # names may be used again, these are not
         self._used = time.monotonic()
-        self._tokens: OrderedDict[str, array[int]] = OrderedDict()
+        self._tokens: OrderedDict[str, _Said] = OrderedDict()
+        self._running: dict[int, Branch] = {}
 
     @property
     def idle_s(self) -> float:
         """How long nobody has used them."""
-        return 0.0 if self._num_running else time.monotonic() - self._used
+        return 0.0 if self._running else time.monotonic() - self._used
 
     @property
     def is_over(self) -> bool:
         """Whether nobody has used them for too long."""
         return self.timeout_s is not None and self.idle_s > self.timeout_s
 
-    def began(self) -> None:
+    def began(self, branch: "Branch") -> None:
         """A request is on its way."""
-        self._num_running += 1
+        self._running[branch.number] = branch
 
-    def ended(self) -> None:
+    def ended(self, branch: "Branch") -> None:
         """It has ended, however it did."""
-        self._num_running -= 1
+        del self._running[branch.number]
         self._used = time.monotonic()
 
-    def find(self, name: str) -> tuple[int, ...]:
-        """Prompt and output of an ended request."""
-        self._used = time.monotonic()
-        if name not in self._tokens:
-            raise RequestError(400, "session_params.rid", f"no request {name[:100]!r} has ended in this session")
-        return tuple(self._tokens[name])
+    def find(self, name: str, *, with_output: bool = True, may_run: bool = False) -> tuple[int, ...]:
+        """Prompt and output of an ended request, or its prompt alone; of one that may run still, what it has so far."""
+        said = self._said(name, may_run=may_run)
+        return tuple(said.tokens if with_output else said.tokens[: said.prompt_len])
 
-    def keep(self, name: str, tokens: Sequence[int]) -> None:
+    def number_of(self, name: str, *, may_run: bool = False) -> int:
+        """The number of such a request."""
+        return self._said(name, may_run=may_run).number
+
+    def keep(self, name: str, tokens: Sequence[int], branch: "Branch | None" = None) -> None:
         """A request can be gone on from; the oldest is forgotten when there are too many."""
-        self._tokens[name] = array("i", tokens)
+        self._tokens.pop(name, None)  # another had this name before
+        self._tokens[name] = _Said(
+            tokens=array("i", tokens),
+            prompt_len=len(tokens) if branch is None else branch.prompt_len,
+            number=next(self.numbers) if branch is None else branch.number,
+            parent=None if branch is None else branch.parent,
+        )
         if len(self._tokens) > BRANCHES_MAX:
             self._tokens.popitem(last=False)
+
+    def stop_from(self, number: int | None) -> None:
+        """End a request that still runs, and all that went on from it; what it has said itself can be gone on from."""
+        after = self._after(number)
+        for branch in [each for each in self._running.values() if not each.is_stopped]:
+            if branch.number == number:
+                self.keep(branch.name, branch.tokens, branch)
+            if number in (None, branch.number, branch.parent) or branch.parent in after:
+                branch.stop()
+
+    def drop_after(self, number: int | None, before: int) -> None:
+        """Forget what went on from a request, or everything, as far as it began before another one."""
+        after = self._after(number)
+        for name in [name for name, said in self._tokens.items() if said.number in after and said.number < before]:
+            del self._tokens[name]
+
+    def _said(self, name: str, *, may_run: bool) -> _Said:
+        self._used = time.monotonic()
+        for branch in self._running.values() if may_run else ():
+            if branch.name == name and not branch.is_stopped:
+                tokens = array("i", branch.tokens)
+                return _Said(tokens=tokens, prompt_len=branch.prompt_len, number=branch.number, parent=branch.parent)
+        if name not in self._tokens:
+            raise RequestError(400, "session_params.rid", f"no request {name[:100]!r} has ended in this session")
+        return self._tokens[name]
+
+    def _after(self, number: int | None) -> set[int]:
+        """Those that went on from a request, from one that did, and so on; from none at all: every one."""
+        found: set[int] = set()
+        for said in sorted(self._tokens.values(), key=lambda said: said.number):  # none is older than where it began
+            if number is None or said.parent == number or said.parent in found:
+                found.add(said.number)
+        return found
 
 
 class Branch:
     """One request that others may go on from once it has ended."""
 
-    def __init__(self, branches: Branches, name: str, prompt: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        branches: Branches,
+        name: str,
+        prompt: tuple[int, ...],
+        *,
+        parent: int | None = None,
+        replaces: bool = False,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
         self._branches = branches
-        self._name = name
-        self._tokens = list(prompt)
+        self._replaces = replaces  # everything else that went on from its parent
+        self._abort = abort
+        self.name = name
+        self.number = next(branches.numbers)
+        self.parent = parent
+        self.prompt_len = len(prompt)
+        self.tokens = list(prompt)
+        self.is_stopped = False
 
     def began(self) -> None:
-        """It is on its way; nobody can go on from it yet."""
-        self._branches.began()
+        """It is on its way, nobody can go on from it yet; what it replaces ends."""
+        if self._replaces:
+            self._branches.stop_from(self.parent)
+        self._branches.began(self)
 
     def saw(self, event: Event) -> None:
-        """More output, or the end."""
+        """More output, or the end; what it replaces is forgotten as soon as it is not refused."""
+        if self._replaces and not isinstance(event, Refused):
+            self._replaces = False
+            self._branches.drop_after(self.parent, self.number)
         if isinstance(event, Tokens):
-            self._tokens += event.tokens
+            self.tokens += event.tokens
         elif isinstance(event, Finished | Refused):
-            self._branches.ended()
-            if isinstance(event, Finished) and event.reason in COMMITTED:
-                self._branches.keep(self._name, self._tokens)
+            self._branches.ended(self)
+            if isinstance(event, Finished) and event.reason in COMMITTED and not self.is_stopped:
+                self._branches.keep(self.name, self.tokens, self)
+
+    def stop(self) -> None:
+        """End it: nobody can go on from what it says from now on."""
+        self.is_stopped = True
+        if self._abort is not None:
+            self._abort()
 
 
 class Conversation:

@@ -1,8 +1,11 @@
 """Sessions that only the server knows: how long they live, with a clock that the test sets."""
 
+from contextlib import suppress
+
 import pytest
 
-from roost.messages import Finished, SpecStats, Tokens, Usage
+from roost.errors import RequestError
+from roost.messages import Finished, Refused, SpecStats, Tokens, Usage
 from roost.server import turns
 from roost.server.turns import Branch, Branches, Conversation, Conversations
 
@@ -69,3 +72,78 @@ def test_looking_for_sessions_that_are_gone_costs_each_opening_the_same() -> Non
     assert 0 < num_looks < 10
     conversations.forget_missing(conversations.snapshot(), {("", "0")})
     assert [each.id for each in conversations.snapshot()] == ["0"]
+
+
+def told(
+    branches: Branches, name: str, new: tuple[int, ...], after: str | None = None, *, replaces: bool = False
+) -> Branch:
+    """A request that goes on from another, begun."""
+    parent = None if after is None else branches.number_of(after, may_run=replaces)
+    before = () if after is None else branches.find(after, may_run=replaces)
+    branch = Branch(branches, name, (*before, *new), parent=parent, replaces=replaces)
+    branch.began()
+    return branch
+
+
+def ended(branch: Branch, *output: int) -> None:
+    """It says something and ends."""
+    branch.saw(Tokens(request_id="r0", tokens=output))
+    branch.saw(ENDED)
+
+
+def names(branches: Branches) -> set[str]:
+    """The requests that can be gone on from, of those that the tests make."""
+    found = set()
+    for name in ("a", "b", "c", "d", "e"):
+        with suppress(RequestError):
+            branches.find(name)
+            found.add(name)
+    return found
+
+
+def test_a_request_that_replaces_forgets_all_that_went_on_from_where_it_goes_on() -> None:
+    branches = Branches(None)
+    ended(told(branches, "a", (1,)), 2)
+    ended(told(branches, "b", (3,), after="a"), 4)
+    ended(told(branches, "c", (5,), after="b"), 6)
+    ended(told(branches, "d", (7,)), 8)
+    running = told(branches, "e", (9,), after="c")
+    assert branches.find("c") == (1, 2, 3, 4, 5, 6) and branches.find("c", with_output=False) == (1, 2, 3, 4, 5)
+    refused = told(branches, "x", (0,), after="a", replaces=True)
+    assert running.is_stopped, "what runs there is in the way, and ends at once"
+    refused.saw(Refused(request_id="x", status=400, message="no"))
+    assert names(branches) == {"a", "b", "c", "d"}, "one that is refused forgets nothing"
+    ended(running, 1)
+    assert names(branches) == {"a", "b", "c", "d"}, "nobody can go on from what was replaced"
+    ended(told(branches, "e", (9,), after="a", replaces=True), 5)
+    assert names(branches) == {"a", "d", "e"}
+    assert branches.find("e") == (1, 2, 9, 5)
+    ended(told(branches, "b", (1,), replaces=True), 2)
+    assert names(branches) == {"b"}, "without a request to go on from, everything is replaced"
+
+
+def test_a_request_that_runs_can_be_replaced_and_keeps_what_it_has_said() -> None:
+    branches = Branches(None)
+    running = told(branches, "a", (1,))
+    running.saw(Tokens(request_id="r0", tokens=(2, 3)))
+    with pytest.raises(RequestError, match="no request 'a' has ended"):
+        branches.find("a")
+    new = told(branches, "b", (4,), after="a", replaces=True)
+    assert running.is_stopped and branches.find("a") == (1, 2, 3)
+    ended(running, 9)
+    assert branches.find("a") == (1, 2, 3), "what comes later is not heard"
+    ended(new, 5)
+    assert branches.find("b") == (1, 2, 3, 4, 5)
+    assert branches.idle_s < 60
+
+
+def test_a_name_may_be_used_again_even_by_what_goes_on_from_it() -> None:
+    branches = Branches(None)
+    ended(told(branches, "a", (1,)), 2)
+    ended(told(branches, "a", (3,), after="a"), 4)
+    ended(told(branches, "b", (5,), after="a"), 6)
+    assert branches.find("b") == (1, 2, 3, 4, 5, 6)
+    ended(told(branches, "c", (7,), after="b", replaces=True), 8)
+    assert names(branches) == {"a", "b", "c"}
+    ended(told(branches, "d", (7,), after="a", replaces=True), 8)
+    assert names(branches) == {"a", "d"}
