@@ -123,11 +123,11 @@ def _slots(table, block, place, is_live, base, shift, PAGE_SIZE: tl.constexpr, B
 
 
 @triton.jit
-def _positions(place, start, width, tree, depths, num_nodes):
+def _positions(place, start, num_own, tree, depths, num_nodes):
     """Positions of keys, which for nodes of a tree are not their places."""
     of = place
     if depths is not None:
-        is_own = (tree >= 0) & (place >= start) & (place < start + width)
+        is_own = (place >= start) & (place < start + num_own)
         depth = tl.load(depths + tree * num_nodes + (place - start), mask=is_own, other=0)
         of = tl.where(is_own, start + depth.to(tl.int32), place)
     return of
@@ -179,6 +179,7 @@ def _attend(
     width, start = tl.load(widths + span), tl.load(starts + span).to(tl.int32)  # all at once: each takes a while
     offset, row = tl.load(offsets + span), tl.load(rows + span)
     tree = -1 if of_span is None else tl.load(of_span + span)
+    num_own = 0 if of_span is None else tl.where(tree >= 0, width, 0)  # keys that are nodes of the span's tree
     base = None if bases is None else tl.load(bases + span).to(tl.int32)
     shift = None if bases is None else tl.load(shifts + span).to(tl.int32)
     if first >= width:
@@ -186,8 +187,7 @@ def _attend(
     member, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     node = first + member // GROUP  # token within the span
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
-    token = (offset + node).to(tl.int64)
-    head = part * GROUP + member % GROUP
+    token, head = (offset + node).to(tl.int64), part * GROUP + member % GROUP
     asks = token * query_token_stride + head * query_head_stride
     ask = tl.load(query + asks[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
@@ -196,7 +196,7 @@ def _attend(
     at, reach, low, even = start + node, start + node, start + first, start + first + 1
     high = start + tl.minimum(first + TILE_LEN, width)
     if of_span is not None:
-        depth = tl.load(depths + tree * num_nodes + node, mask=is_row & (tree >= 0), other=0)
+        depth = tl.load(depths + tree * num_nodes + node, mask=is_row & (node < num_own), other=0)
         if tree >= 0:
             at, reach = start + depth.to(tl.int32), start - 1 + 0 * node
             low, even, high = start, start, start + width
@@ -231,10 +231,10 @@ def _attend(
                 seen = place[None, :] <= reach[:, None]
                 if sees is not None:
                     edges = ((tree * num_nodes + node) * num_nodes - start)[:, None] + place[None, :]
-                    is_own = (tree >= 0) & (place >= start) & (place < start + width)
+                    is_own = (place >= start) & (place < start + num_own)
                     seen |= tl.load(sees + edges, mask=is_row[:, None] & is_own[None, :], other=0) != 0
                 if WINDOW:
-                    of = _positions(place, start, width, tree, depths, num_nodes)
+                    of = _positions(place, start, num_own, tree, depths, num_nodes)
                     seen &= of[None, :] > at[:, None] - WINDOW
                 score = tl.where(seen, score, float("-inf"))
             rise = tl.maximum(peak, tl.max(score, 1))
@@ -243,8 +243,8 @@ def _attend(
             peak, total = rise, total * fade + tl.sum(weight, 1)
             mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
 
-    is_empty = total == 0  # a row that has seen nothing in this split
-    total = tl.where(is_empty, 1.0, total)
+    has_seen = total != 0  # some key, in this split
+    total = tl.where(has_seen, total, 1.0)
     mixed = mixed / total[:, None]
     line = token * (tl.num_programs(1) * GROUP) + head
     is_out = is_row[:, None] & is_dim[None, :]
@@ -252,8 +252,8 @@ def _attend(
         tl.store(output + line[:, None] * HEAD_DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=is_out)
     else:
         line = line * num_splits + split
-        tl.store(sums + line, tl.where(is_empty, float("-inf"), peak + tl.log2(total)), mask=is_row)
-        tl.store(partials + line[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_out & (begin < end))
+        tl.store(sums + line, tl.where(has_seen, peak + tl.log2(total), float("-inf")), mask=is_row)
+        tl.store(partials + line[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_out & has_seen[:, None])
 
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=_UNALIGNED)
@@ -283,7 +283,7 @@ def _merge(
     each = tl.load(sums + line * num_splits + split, mask=split < num_splits, other=float("-inf"))
     peak = tl.max(each, 0)
     share = tl.exp2(each - tl.where(peak == float("-inf"), 0.0, peak))
-    is_part = (share > 0)[:, None] & (dims < HEAD_DIM)[None, :]  # a split without keys has written none
+    is_part = (share > 0)[:, None] & (dims < HEAD_DIM)[None, :]  # where a split has seen no key, it has written nothing
     parts = tl.load(partials + (line * num_splits + split)[:, None] * HEAD_DIM + dims[None, :], mask=is_part, other=0.0)
     total = tl.sum(share, 0)
     mixed = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
