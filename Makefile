@@ -1,20 +1,32 @@
-# One command each. `make test` builds its own environment on a bare machine with Python 3.11 or later.
+# One command each; bare `make` lists them. Environments are built on a bare machine with Python 3.11 or later.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SEEDS ?= 200
 FIRST ?= 0
 
-.PHONY: serve test test-full check sim replay planted table bench bench-serving bench-spec bench-sessions format clean
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-full check install-check sim replay planted table bench bench-serving bench-spec bench-sessions format clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# List the targets.
+help:
+	@awk '/^# / { said = substr($$0, 3); next } \
+	  /^[a-z-]+:/ && said { sub(/:.*/, ""); printf "make %-15s %s\n", $$0, said } { said = "" }' $(MAKEFILE_LIST)
+
+$(VENV)/.server: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  f"Roost needs Python 3.11 or later, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(INSTALL) -e '.[server]'
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.server
+	$(INSTALL) -e '.[test]'
 	touch $@
 
 # A server with the default model at http://127.0.0.1:8000; FLAGS go to `roost serve`.
-serve: $(VENV)/.ready
+serve: $(VENV)/.server
 	$(BIN)/roost serve $(FLAGS)
 
 # Everything that must hold before a change lands.
@@ -22,7 +34,7 @@ test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 	$(BIN)/pytest tests -n 2 --dist loadgroup
 
-# The same with a thousand seeds, a search for every planted bug and the tests marked full: before an issue is closed.
+# The same with a thousand seeds, a search for every planted bug and the tests marked full.
 test-full: check
 	$(BIN)/python -m tests.sim --seeds 1000
 	$(BIN)/python -m tests.planted
@@ -35,6 +47,11 @@ check: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/pytest tests/tidy
 
+# Resolve what `make serve` and `make test` install against the plain index, for each Python; nothing is installed.
+install-check:
+	$(PYTHON) -m tests.install
+
+# Put every file in the form that `make check` wants.
 format: $(VENV)/.ready
 	$(BIN)/ruff format src tests bench
 	$(BIN)/ruff check --fix src tests bench
@@ -71,5 +88,6 @@ bench-sessions: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m bench.host
 
+# Remove the environment and everything that was built.
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/roost.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

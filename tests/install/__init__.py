@@ -1,0 +1,1 @@
+"""Installing: what is asked for can be had, what is built is whole, and `make` says what it can do."""

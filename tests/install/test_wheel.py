@@ -1,0 +1,57 @@
+"""What is built is whole: the code, the draft heads, the licence, and what the server needs besides."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.install.resolve import ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built of a copy of what git knows."""
+    folder = tmp_path_factory.mktemp("build")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(folder)], check=True)
+    (built,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
+    package = ROOT / "src" / "roost"
+    files = {str(path.relative_to(ROOT / "src")) for path in package.rglob("*") if path.is_file()}
+    wanted = {name for name in files if "__pycache__" not in name}
+    assert {name for name in wheel.namelist() if name.startswith("roost/")} == wanted
+    assert any(Path(name).parts[1] == "heads" for name in wanted), "the default model's head is one of them"
+
+
+def test_the_wheel_says_its_licence_and_holds_the_text(wheel: zipfile.ZipFile) -> None:
+    said = metadata(wheel)
+    assert (said["License-Expression"], said.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+    text = wheel.read(name).decode()
+    assert text.split()[:5] == ["Apache", "License", "Version", "2.0,", "January"]
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_wheel_asks_for_the_servers_packages_in_its_extra_alone(wheel: zipfile.ZipFile) -> None:
+    asked = metadata(wheel).get_all("Requires-Dist", [])
+    always = {name for name in asked if "extra ==" not in name}
+    assert any(name.startswith("torch") for name in always)
+    for package in ("uvicorn", "starlette", "msgspec", "pyzmq", "prometheus-client"):
+        assert not any(name.startswith(package) for name in always)
+        assert any(name.startswith(package) and 'extra == "server"' in name for name in asked)
