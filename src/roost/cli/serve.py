@@ -1,12 +1,13 @@
 """Serve a model over HTTP: OpenAI's API and SGLang's.
 
-Needs the server's packages (`pip install roost[server]`). The default model is fetched on first use, before anything
+Needs the server's packages, the extra `server`. The default model is fetched on first use, before anything
 listens. Called by `main`.
 """
 
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, requires
 
 from roost.cli.flags import add_engine, add_group, engine_of, group_of
 from roost.config import ServerConfig, api_keys, check_server, served_names
@@ -33,7 +34,7 @@ def run(args: Namespace) -> int:
         from roost.server.keys import read_keys  # noqa: PLC0415 (the other commands work without its packages)
         from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve needs the package {error.name}: pip install 'roost[server]'") from error
+        raise ConfigError(f"serve needs the package {error.name}: pip install {_server_packages()}") from error
     config = group_of(args, ServerConfig)
     names = served_names(config.served_model_name)
     config = replace(config, api_key=api_keys(config.api_key), served_model_name=names)
@@ -46,3 +47,12 @@ def run(args: Namespace) -> int:
     with loading_bar("fetching") as progress:
         find_model(args.model, progress)
     return serve(engine_of(args), config, keys)
+
+
+def _server_packages() -> str:
+    """The extra's packages by name: Roost itself is in no index that pip could find it in."""
+    try:
+        asked = [each.partition(";") for each in requires("roost") or ()]
+    except PackageNotFoundError:  # run from its sources
+        return "'.[server]' in Roost's folder"
+    return " ".join(f"'{name.strip()}'" for name, _, marker in asked if 'extra == "server"' in marker)
