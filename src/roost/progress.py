@@ -1,4 +1,4 @@
-"""Progress: how a long read or download says how far it is.
+"""Progress: how a download says how far it is.
 
 Nothing but the protocol, and the one that nobody sees; bars are drawn elsewhere. Passed in by whoever waits.
 """

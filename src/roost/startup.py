@@ -62,7 +62,7 @@ class Running:
 
 
 def start(config: EngineConfig, progress: Progress = silent) -> Running:
-    """Load the model and build the engine over it."""
+    """Load the model, fetched first where that is needed and told to `progress`, and build the engine over it."""
     began = time.monotonic()
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
@@ -77,7 +77,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
         # On a thread that ends: one that has computed keeps a team of OpenMP threads, and beside the team of the thread
         # that runs the steps these make every parallel operation wait (measured: half the rate).
-        loaded = loader.submit(_load, config, path, weights, device, backend, progress).result()
+        loaded = loader.submit(_load, config, path, weights, device, backend).result()
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > loaded.traits.vocab_size:
         raise ConfigError(
@@ -114,11 +114,9 @@ class _Loaded:
     head: Head | None
 
 
-def _load(
-    config: EngineConfig, path: Path, weights: str, device: torch.device, backend: Backend, progress: Progress
-) -> _Loaded:
+def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, backend: Backend) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
-    source, spec, head = open_source(path, progress), config.spec, None
+    source, spec, head = open_source(path), config.spec, None
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
     capabilities = family.capabilities
     if spec.draft is not None:

@@ -1,10 +1,11 @@
-"""Terminal: bars for what takes a while, drawn on standard error.
+"""Terminal: bars for what is fetched and for what is counted, drawn on standard error.
 
-On something that is not a terminal nothing is drawn. Called by the command line and the engine's process.
+Of a download nothing is drawn before there is something to tell, and nothing at all on what is not a terminal. Called by
+the command line, and by the library if it is asked for a bar.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,13 +14,23 @@ from roost.progress import Progress as Told
 
 
 @contextmanager
-def loading_bar(label: str = "loading") -> Iterator[Told]:
-    """A bar for bytes done of bytes in all."""
+def loading_bar(label: str = "fetching") -> Iterator[Told]:
+    """A bar for bytes done of bytes in all; it appears with the first that are told."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+    )
+    with ExitStack() as drawn:
+
+        def told(done_bytes: int, total_bytes: int) -> None:
+            if not console.is_terminal:
+                return
+            if not bar.task_ids:
+                drawn.enter_context(bar)
+                bar.add_task(label)
+            bar.update(bar.task_ids[0], completed=done_bytes, total=total_bytes)
+
+        yield told
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from roost.messages import Event, Reply
 from roost.sched.engine import Engine
 from roost.server.wire import Started, pack, unpack_command
 from roost.startup import Running, start
-from roost.terminal import loading_bar
 
 _BATCH_MAX = 512  # events in one message
 
@@ -45,8 +44,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     threading.Thread(target=_die_with_server, args=(Path(settings.folder),), daemon=True).start()
     try:
-        with loading_bar() as progress:
-            running = start(settings.config, progress)
+        running = start(settings.config)
     except ConfigError as error:
         print(f"roost: {error}", file=sys.stderr)
         return 2

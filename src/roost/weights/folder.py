@@ -1,7 +1,7 @@
 """A Hugging Face folder: config.json, and model.safetensors whole or in shards.
 
 Headers are read and checked at once, tensors one at a time when they are asked for, so that the peak is near one copy.
-What is wrong with a folder is said in words. Reads no pickle. Called by `load`; a bar may be drawn by its `Progress`.
+What is wrong with a folder is said in words. Reads no pickle. Called by `load`.
 """
 
 import json
@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.progress import Progress, silent
 from roost.text.language import Language, make_template
 from roost.text.tokenizer import Tokenizer
 from roost.weights.header import Header, read_header
@@ -28,14 +27,12 @@ TEMPLATE = "chat_template.jinja"
 class Folder(Source):
     """The tensors of a folder by name, floats all but `wholes`; one is read from disk each time it is looked up."""
 
-    def __init__(self, folder: Path, progress: Progress = silent, *, wholes: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, *, wholes: Collection[str] = ()) -> None:
         self._folder = folder
         self._config = read_config(folder)
         headers = _headers(folder, wholes)
         self._files = {name: header.path for header in headers for name in header.num_bytes}
-        self._num_bytes = {name: size for header in headers for name, size in header.num_bytes.items()}
         self._open: dict[Path, safe_open] = {}
-        super().__init__(sum(self._num_bytes.values()), progress)
 
     def __getitem__(self, name: str) -> Tensor:
         path = self._files[name]
@@ -45,7 +42,6 @@ class Folder(Source):
             tensor: Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path}: {name} cannot be read: {error}") from error
-        self._read(self._num_bytes[name])
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.progress import Progress, silent
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.language import Language, make_template
 from roost.weights.source import Source
@@ -46,7 +45,7 @@ _SIZES = {  # config.json's names of what the metadata must say
 class GgufFile(Source):
     """The tensors of a file by name; one is dequantised each time it is looked up."""
 
-    def __init__(self, path: Path, progress: Progress = silent) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.fields, tensors = _open(path)
         architecture = self.fields.get("general.architecture")
@@ -54,7 +53,6 @@ class GgufFile(Source):
             raise ConfigError(f"{path} is of architecture {architecture}; GGUF files are read of {_ARCHITECTURE} only")
         self._factors = [tensor for tensor in tensors if tensor.name == _ROPE_FACTORS]
         self._tensors = {_hub_name(path, each.name): each for each in tensors if each.name != _ROPE_FACTORS}
-        super().__init__(sum(int(tensor.n_bytes) for tensor in self._tensors.values()), progress)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]
@@ -63,7 +61,6 @@ class GgufFile(Source):
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
-        self._read(int(tensor.n_bytes))
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             return self._in_halves(values, name)
         return values

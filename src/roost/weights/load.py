@@ -12,25 +12,22 @@ from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
 from roost.models.registry import decoder_config
-from roost.progress import Progress, silent
 from roost.weights.folder import Folder
 from roost.weights.source import Source
 
 
-def open_source(path: Path, progress: Progress = silent) -> Source:
+def open_source(path: Path) -> Source:
     """The checkpoint at a path: a folder, or a GGUF file."""
     if path.is_dir():
-        return Folder(path, progress)
+        return Folder(path)
     if path.suffix != ".gguf":
         raise ConfigError(f"--model: {path} is neither a folder nor a .gguf file")
     from roost.weights.gguf import GgufFile  # noqa: PLC0415 (the one part that needs the gguf package)
 
-    return GgufFile(path, progress)
+    return GgufFile(path)
 
 
 def load_model(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Decoder:
     """The model of a checkpoint, its weights kept as `weights` says."""
     config = decoder_config(source.config())  # before the tensors: it says best why a checkpoint does not fit
-    model = Decoder(config, source, weights, device, ops)
-    source.progress(source.total_bytes, source.total_bytes)  # what is known and dropped was never read
-    return model
+    return Decoder(config, source, weights, device, ops)

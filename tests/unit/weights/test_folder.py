@@ -10,6 +10,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.models.registry import decoder_config
+from roost.weights import folder as folders
 from roost.weights.folder import CONFIG, INDEX, WHOLE, Folder, read_config
 from roost.weights.load import load_model, open_source
 from tests.unit.models.files import LLAMA, llama_tensors
@@ -64,25 +65,20 @@ def cut(path: Path, length: int) -> None:
 # --- whole folders --------------------------------------------------------------------------------------------
 
 
-def test_progress_grows_to_the_bytes_of_all_tensors(sharded: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    source = open_source(sharded, lambda done_bytes, total_bytes: seen.append((done_bytes, total_bytes)))
-    load_model(source, weights="fp32", device=CPU)
-    total_bytes = sum(tensor.nbytes for tensor in tensors().values())
-    assert seen == sorted(seen)
-    assert len(seen) == len(tensors()) + 1
-    assert {total for _, total in seen} == {total_bytes}
-    assert seen[-1] == (total_bytes, total_bytes)
-
-
-def test_a_checkpoint_reads_a_tensor_when_it_is_asked_for(folder: Path) -> None:
-    seen: list[int] = []
-    checkpoint = Folder(folder, lambda done_bytes, total_bytes: seen.append(done_bytes))
+def test_a_checkpoint_opens_a_file_when_one_of_its_tensors_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    opens = folders.safe_open
+    monkeypatch.setattr(
+        folders, "safe_open", lambda path, framework: opened.append(path) or opens(path, framework=framework)
+    )
+    checkpoint = Folder(folder)
     assert set(checkpoint) == set(tensors())
     assert len(checkpoint) == len(tensors())
-    assert seen == []
+    assert opened == []
     assert checkpoint["model.norm.weight"].shape == (12,)
-    assert seen == [12 * 4]
+    assert opened == [folder / WHOLE]
 
 
 def test_half_precision_files_are_read_into_the_type_asked_for(folder: Path) -> None:

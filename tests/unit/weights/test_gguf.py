@@ -177,13 +177,3 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
     content[at] = Kind.I32
     path.write_bytes(content)
     assert "output_norm.weight is of type I32, which cannot be dequantised" in refusal(path)
-
-
-def test_a_read_is_reported_to_its_end(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    source = open_source(
-        write(tmp_path / "m.gguf"), lambda done_bytes, total_bytes: told.append((done_bytes, total_bytes))
-    )
-    load_model(source, weights="fp32", device=CPU)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (source.total_bytes, source.total_bytes)
