@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PIP = "pip>=26,<27"  # a dry run of earlier ones may fetch whole wheels, gigabytes of them
+PIP = "pip>=26,<27"  # the dry run of old ones fetches whole wheels, gigabytes of them
 KEPT = ("index-url", "cert", "client-cert", "proxy", "trusted-host", "default-timeout", "timeout")
 
 Ran = subprocess.CompletedProcess[str]
