@@ -4,6 +4,7 @@ A field of type `Any` is foreign: others know it and this server does not do it,
 what would happen anyway (`foreign` has those values). Called by the endpoints; the fuzz test reads them.
 """
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from roost.server.foreign import ForeignFields, ForeignNative, Strict, check_for
 
 Value = TypeVar("Value", int, float, bool)
 RID_LEN_MAX = 256
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")  # longer ones no engine could be told of
 
 # Every output of a request carries these to the engine, so their size is bounded here already.
 StopText = Annotated[str, Meta(min_length=1, max_length=STOP_LEN_MAX)]
@@ -426,10 +428,10 @@ def stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def bias(biases: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
     """Biases by token id; JSON's keys are texts."""
-    try:
-        return tuple((int(token), value) for token, value in (biases or {}).items())
-    except ValueError as error:
-        raise RequestError(400, "logit_bias", "keys must be token ids") from error
+    biases = biases or {}
+    if wrong := [token for token in biases if not _TOKEN_ID.fullmatch(token)]:
+        raise RequestError(400, "logit_bias", f"keys must be token ids, got {wrong[0][:40]!r}")
+    return tuple((int(token), value) for token, value in biases.items())
 
 
 def _seed(seed: int | None) -> int | None:
