@@ -5,6 +5,7 @@ carries its help; the command line is made from them.
 """
 
 import os
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ STRICT_MEMORY = (0, 1, 2)
 SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
 DRAFT_LAYER_IDS = ("sglang", "vllm")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+LOG_REQUESTS = ("all", "usual", "failed", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,9 @@ def drafter_of(config: SpecConfig) -> str:
     return kind
 
 
+CONNECTIONS_DEFAULT = 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Where the server listens, and to whom."""
@@ -256,6 +261,32 @@ class ServerConfig:
             "between: the first is shown, all are accepted"
         },
     )
+    allow_host: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "a name that callers may use for this server besides localhost and --host, * for any; may be given "
+            "several times; without one any name will do where there are API keys, and any address at --host 0.0.0.0"
+        },
+    )
+    allow_origin: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "https://name[:port] of pages that may use this server, * for any; may be given several times"
+        },
+    )
+    header_s: int = field(default=10, metadata={"help": "seconds that a request's headers may take to arrive"})
+    body_s: int = field(default=60, metadata={"help": "seconds that a request's body may take to arrive"})
+    keep_alive_s: int = field(default=5, metadata={"help": "seconds that a connection is kept between two requests"})
+    max_connections: int | None = field(
+        default=None,
+        metadata={
+            "help": f"open connections; {CONNECTIONS_DEFAULT}, or what the limit of open files allows, if absent"
+        },
+    )
+    max_connections_per_address: int | None = field(
+        default=None,
+        metadata={"help": "of those, from one address; no limit if absent, as behind a proxy all share one"},
+    )
     drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
     stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
     health_answer_s: int = field(
@@ -268,9 +299,17 @@ class ServerConfig:
     log_level: str = field(
         default="warning", metadata={"help": "the least urgent that is logged", "choices": LOG_LEVELS}
     )
+    log_requests: str = field(
+        default="usual",
+        metadata={"help": "which requests are a line in the log; usual: all but good probes", "choices": LOG_REQUESTS},
+    )
 
 
 NAME_LEN_MAX = 256
+_TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
+_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, "max_connections", "max_connections_per_address"), 1)}
+_HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
 
 
 def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -297,12 +336,19 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
     if not all(0 < len(name) <= NAME_LEN_MAX and name.isprintable() for name in config.served_model_name):
         raise ConfigError(f"--served-model-name must have 1 to {NAME_LEN_MAX} characters, all of them printable")
-    _at_least("--drain-s", config.drain_s, 0)
-    _at_least("--stall-s", config.stall_s, 1)
-    _at_least("--health-answer-s", config.health_answer_s, 1)
-    _at_least("--health-step-s", config.health_step_s, 1)
+    for flag, given, form, allowed in (
+        ("--allow-host", config.allow_host, _HOST, "a name or an address without a port, or *"),
+        ("--allow-origin", config.allow_origin, _ORIGIN, "https://name[:port] without a path, or *"),
+    ):
+        if wrong := [each for each in given if not form.fullmatch(each)]:
+            raise ConfigError(f"{flag} must be {allowed}, got {wrong[0]!r}")
+    for name, least in _LEAST.items():
+        if (value := getattr(config, name)) is not None:
+            _at_least("--" + name.replace("_", "-"), value, least)
     if config.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {config.log_level}")
+    if config.log_requests not in LOG_REQUESTS:
+        raise ConfigError(f"--log-requests must be one of {', '.join(LOG_REQUESTS)}, got {config.log_requests}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Terminal: bars for what is fetched and for what is counted, drawn on standard error.
 
-Of a download nothing is drawn before there is something to tell, and nothing at all on what is not a terminal. Called by
-the command line, and by the library if it is asked for a bar.
+Of a download nothing is drawn before there is something to tell, and nothing at all on what is not a terminal. Called
+by the command line, and by the library if it is asked for a bar.
 """
 
 from collections.abc import Callable, Iterator

@@ -11,6 +11,7 @@ from tests.server.tiny import write_model
 
 HERE = Path(__file__).parent
 SPEC_STEPS = 3
+PAGE = "https://app.example"  # of an origin that is allowed
 
 StartTiny = Callable[..., Server]
 
@@ -75,3 +76,18 @@ def start_tiny(tmp_path: Path, tiny_model: Path) -> Iterator[StartTiny]:
     yield start
     for each in started:
         each.kill()
+
+
+@pytest.fixture(scope="session")
+def friendly(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Server]:
+    """A server with a key, another name, and a page of its own."""
+    flags = ("--api-key", "friend", "--allow-host", "roost.example", "--allow-origin", PAGE)
+    model = ("--model", str(tiny_model), "--threads", "1", "--pool-tokens", "8192")
+    started = Server(tmp_path_factory.mktemp("friendly"), *model, *flags)
+    started.http.headers["authorization"] = "Bearer friend"
+    try:
+        yield started
+        started.check_rest()
+        assert started.stop() == 0
+    finally:
+        started.kill()

@@ -26,11 +26,13 @@ Value = TypeVar("Value")
 class Server:
     """One `roost serve` and its engine."""
 
-    def __init__(self, folder: Path, *flags: str, wait: bool = True) -> None:
+    def __init__(self, folder: Path, *flags: str, wait: bool = True, num_files: int | None = None) -> None:
         self._log = folder / "server.log"
         self._temporary = Path(tempfile.mkdtemp(prefix="r"))  # a short name: the path of a socket cannot be long
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(self._temporary)}
         command = [sys.executable, "-m", "roost", "serve", "--port", "0", "--strict-memory", "2", *flags]
+        if num_files is not None:  # as many as the system lets it open
+            command = ["sh", "-c", f'ulimit -n {num_files}; exec "$@"', "sh", *command]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         if wait:

@@ -54,6 +54,7 @@ def test_sigterm_lets_what_runs_end_and_takes_nothing_new(start_tiny: StartTiny)
     assert len(last["meta_info"]["output_token_logprobs"]) == 300
     assert server.process.wait() == 0
     assert has_ended(server.engine_pid)
+    assert "roost: stopping; 1 running request gets up to 30 s (Ctrl-C again ends it at once)\n" in server.log
     assert "rror" not in server.log
 
 
@@ -69,7 +70,8 @@ def test_what_has_not_ended_when_the_drain_is_over_ends_as_aborted(start_tiny: S
     stream = begin(server)
     whole = in_background(lambda: server.generate({"text": "hello", "sampling_params": ENDLESS}))
     wait_until(lambda: server.stats()["running"] == 2)
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "roost: stopping; 2 running requests get up to 1 s" in server.log)
     assert stream.rest()[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert whole()["meta_info"]["finish_reason"]["type"] == "abort"
     assert server.process.wait() == 0

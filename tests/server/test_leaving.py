@@ -15,9 +15,8 @@ LONG = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
 def send(server: Server, body: dict[str, Any]) -> socket.socket:
     """Send a request and do not wait for its answer."""
     data = json.dumps(body).encode()
-    head = (
-        f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
+    kind = "host: localhost\r\ncontent-type: application/json"
+    head = f"POST /generate HTTP/1.1\r\n{kind}\r\ncontent-length: {len(data)}\r\n\r\n"
     place = urlparse(server.url)
     line = socket.create_connection((place.hostname, place.port))
     line.sendall(head.encode() + data)
@@ -87,7 +86,9 @@ def test_a_name_is_free_again_as_soon_as_its_owner_has_left(rested: Server) -> N
 
 def test_who_leaves_while_still_sending_leaves_no_trace(rested: Server) -> None:
     place = urlparse(rested.url)
-    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    head = (
+        b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    )
     for part in (b"", b"POST /gen", head, head + b'{"text'):
         line = socket.create_connection((place.hostname, place.port))
         line.sendall(part)

@@ -37,7 +37,7 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.text": ("tokenizers", "jinja2"),
     "roost.weights.gguf": ("gguf",),
     "roost.terminal": ("rich",),
-    "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "prometheus_client"),
+    "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "h11", "prometheus_client"),
     "roost.cli": ("rich", "uvicorn"),
 }
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")

@@ -1,13 +1,11 @@
 """App: routes, who may use them, and what errors look like.
 
-State changes only by POST or DELETE. Whose key a caller has is known before anything is read. No cross-origin headers
-are ever sent. An error says what the caller can do about it and nothing about the inside. Built by `serve`.
+State changes only by POST or DELETE. Whose key a caller has is known before anything is read. An error says what the
+caller can do about it and nothing about the inside. Built by `serve`, which puts gate and request log around it.
 """
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,10 +16,10 @@ from starlette.routing import Route
 from roost.errors import CapacityError, RequestError
 from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
 from roost.server.desk import Desk, error_at, error_body, error_of, json_response
+from roost.server.gate import Origins, is_own
 from roost.server.generation import ClientGone
 
 _OPEN = ("/health", "/ready")  # for those who watch the server, and say nothing about its users
-_log = logging.getLogger("roost.server")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -81,14 +79,16 @@ def make_app(desk: Desk) -> Starlette:
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would send callers wherever their Host header says
     app.state.desk = desk
+    app.state.origins = Origins(desk.config.allow_origin)
     return app
 
 
 def check_origin(request: Request) -> None:
     """Refuse what a page of another site sends through its visitor's browser, which asks us only about the answer."""
+    origins: Origins = request.app.state.origins
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise RequestError(403, "origin", "pages of other origins are not let in")
+    if origin is not None and not is_own(origin, request.headers.get("host")) and not origins.grant(origin):
+        raise RequestError(403, "origin", "pages of other origins are not let in; --allow-origin adds one")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -116,6 +116,6 @@ async def _nobody(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    """A bug of ours; the request log reports it."""
     status, body = error_at(request, 500, error_body(500, "internal error; the server's log has more", None))
     return json_response(body, status)

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from roost.errors import RequestError
 from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, TurnOf, submits
-from roost.messages import Submit
+from roost.messages import Finished, Submit
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics, Stopwatch
+from roost.server.request_log import count_tokens
 from roost.text.language import Language
 
 OUTPUTS_MAX = 256  # of one request, all prompts together
@@ -102,6 +103,8 @@ class Generation:
             async with aclosing(self._link.converse(output.submit, output.name, output.prompt.watcher)) as events:
                 async for event in events:
                     watch.saw(event)
+                    if isinstance(event, Finished):
+                        count_tokens(event.usage.prompt_tokens, event.usage.completion_tokens)
                     piece = output.answer.feed(checked(event))
                     if piece is not None:
                         merged.put_nowait((number, piece))

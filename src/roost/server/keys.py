@@ -52,6 +52,11 @@ class Keys:
         self.warning = warning  # for whoever starts the server
 
     @property
+    def are_asked_for(self) -> bool:
+        """Whether a caller must show one."""
+        return bool(self._holders)
+
+    @property
     def names(self) -> str:
         """Who has keys, for people; '' where keys have no names."""
         clients = [holder.client for holder in self._holders if holder.client.name]

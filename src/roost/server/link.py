@@ -173,6 +173,12 @@ class Link:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def kill(self) -> None:
+        """End the process this moment, for a server that ends in the next."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _check_running(self) -> None:
         if self.is_gone.is_set() or self.started is None:
             raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")

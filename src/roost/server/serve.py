@@ -1,61 +1,77 @@
 """Serve: the life of a server, from its socket to its last request.
 
-It listens at once and says 503 until the model is there. On SIGTERM it takes nothing new and gives what runs some time
-to end. If the engine ends unexpectedly, so does the server. Called by the command line.
+It listens at once and says 503 until the model is there. At the first SIGTERM or Ctrl-C it takes nothing new and gives
+what runs some time to end; a second Ctrl-C ends it on the spot. If the engine ends unexpectedly, so does the server.
+Called by the command line.
 """
 
 import asyncio
+import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from roost.config import EngineConfig, ServerConfig
 from roost.errors import CapacityError
+from roost.server import logs
 from roost.server.app import make_app
+from roost.server.connection import Connection
 from roost.server.desk import Desk
+from roost.server.gate import Gate, Hosts
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link
+from roost.server.listener import Entrance, cannot_listen
+from roost.server.request_log import RequestLog
 
 HEADER_BYTES_MAX = 32 * 1024
 _LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
+_INTERRUPTED = 128 + signal.SIGINT  # the exit code by which shells know it
 
 
-def serve(engine: EngineConfig, config: ServerConfig, keys: Keys = NO_KEYS) -> int:
+def serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance, keys: Keys = NO_KEYS) -> int:
     """Serve until told to stop; returns the exit code."""
-    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, keys))
+    logs.set_up(config.log_level)
+    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, entrance, keys))
 
 
-async def _serve(engine: EngineConfig, config: ServerConfig, keys: Keys) -> int:
+async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance, keys: Keys) -> int:
+    asyncio.get_running_loop().set_exception_handler(_report)
     desk = Desk(config, Link(engine), keys)
+    app = make_app(desk)
+    gate = Gate(app, Hosts(config, has_keys=keys.are_asked_for), app.state.origins)
     server = _Server(
         uvicorn.Config(
-            make_app(desk),
-            host=config.host,
-            port=config.port,
+            RequestLog(gate, config.log_requests),
+            log_config=None,
             log_level=config.log_level,
-            http="h11",
+            http=partial(Connection, limits=config, connections=entrance.connections),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=config.keep_alive_s,
             timeout_graceful_shutdown=config.drain_s + _LAST_WORDS_S,
         ),
         desk,
     )
-    watcher = asyncio.create_task(_watch(desk, server))
-    try:
-        await server.serve()
-    finally:
-        watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
-        failed = desk.link.is_gone.is_set()
-        await desk.link.stop()
+    watcher = asyncio.create_task(_watch(desk, server, entrance.port))
+    with _signals(server):
+        try:
+            await server.serve(entrance.listeners)
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+            failed = desk.link.is_gone.is_set()
+            await desk.link.stop()
     return (desk.link.exit_code or 1) if failed else 0
 
 
@@ -66,30 +82,66 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._desk = desk
 
-    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """Begin to listen; another program may have been quicker."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            raise cannot_listen(self._desk.config, error) from error
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Say that nothing new is taken, let what runs end, and end it when its time is up."""
         desk = self._desk
         desk.is_draining = True
         limit = asyncio.get_running_loop().call_later(desk.config.drain_s, desk.link.abort_where, lambda name: True)
         try:
-            await super().shutdown(sockets)  # type: ignore[arg-type]
+            await super().shutdown(sockets)
         finally:
             limit.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at a signal, and only that: raised once more, as usual, it would end us before the engine is closed."""
-        loop = asyncio.get_running_loop()
+        """Leave signals to whoever runs this: raised once more, as usual, they would end us before the engine."""
+        yield
+
+    def stop(self, number: signal.Signals) -> None:
+        """Stop at a signal; at once if it is the second, and somebody's who waits."""
+        if self.should_exit and number == signal.SIGINT:
+            print("roost: stopped at once", file=sys.stderr, flush=True)
+            self._desk.link.kill()
+            logging.shutdown()
+            os._exit(_INTERRUPTED)  # threads may be at work that nobody can end
+        if not self.should_exit:
+            num_left = len(self.server_state.tasks)
+            whose = "1 running request gets" if num_left == 1 else f"{num_left} running requests get"
+            waits = f"; {whose} up to {self._desk.config.drain_s} s (Ctrl-C again ends it at once)" if num_left else ""
+            print(f"roost: stopping{waits}", file=sys.stderr, flush=True)
+        self.should_exit = True
+
+
+@contextmanager
+def _signals(server: _Server) -> Iterator[None]:
+    """Stop at a signal, until the engine has ended too."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop, number)
+    try:
+        yield
+    finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
 
-async def _watch(desk: Desk, server: uvicorn.Server) -> None:
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What the event loop could tell nobody; that the system has nothing left for a connection is no bug."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        logging.getLogger("roost.server").error("%s: %s", context.get("message", "a connection failed"), error)
+    else:
+        loop.default_exception_handler(context)
+
+
+async def _watch(desk: Desk, server: uvicorn.Server, port: int) -> None:
     """Start the engine, say when it is ready, and end the server if the engine ends."""
     with suppress(CapacityError):
         await desk.link.start()
@@ -98,13 +150,7 @@ async def _watch(desk: Desk, server: uvicorn.Server) -> None:
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
-        place = f"http://{desk.config.host}:{_port(server) or desk.config.port}"
+        place = f"http://{desk.config.host}:{port}"
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
     await desk.link.is_gone.wait()
     server.should_exit = True
-
-
-def _port(server: uvicorn.Server) -> int | None:
-    """The port that is listened at: with --port 0 the system chose it."""
-    ports: list[int] = [socket.getsockname()[1] for each in server.servers for socket in each.sockets]
-    return ports[0] if ports else None

@@ -20,6 +20,14 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"health_answer_s": 0}, "--health-answer-s"),
     ({"health_step_s": 0}, "--health-step-s"),
     ({"log_level": "loud"}, "--log-level"),
+    ({"log_requests": "some"}, "--log-requests"),
+    ({"header_s": 0}, "--header-s"),
+    ({"body_s": 0}, "--body-s"),
+    ({"keep_alive_s": 0}, "--keep-alive-s"),
+    ({"max_connections": 0}, "--max-connections"),
+    ({"max_connections_per_address": 0}, "--max-connections-per-address"),
+    *(({"allow_host": (each,)}, "--allow-host") for each in ("", "http://a", "a:80", "[::1]", "a/b", "*.a")),
+    *(({"allow_origin": (each,)}, "--allow-origin") for each in ("", "a.example", "https://a/", "null", "https://a b")),
 )
 
 
@@ -32,6 +40,8 @@ def test_an_option_that_cannot_work_is_named(options: dict[str, Any], flag: str)
 def test_the_usual_options_work() -> None:
     check_server(ServerConfig())
     check_server(ServerConfig(port=0, api_key=("sk-1", "sk-2"), drain_s=0))
+    check_server(ServerConfig(allow_host=("*", "a.example", "10.0.0.1", "fd00::1"), max_connections=1))
+    check_server(ServerConfig(allow_origin=("*", "https://a.example:8443", "http://[::1]:3000", "app://a")))
 
 
 def test_the_servers_own_process_does_not_load_what_runs_models() -> None:

@@ -1,0 +1,96 @@
+"""Request log: one line for each request once it is answered, and the one place that reports a request that broke.
+
+It shows method, path, status, time, tokens, and whose request it was; never a prompt, a query or a key. Wraps the whole
+application; `serve` puts it there.
+"""
+
+import logging
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roost.server.keys import Client
+from roost.server.logs import REQUESTS
+
+_PROBES = ("/health", "/ready", "/metrics")
+_PATH_LEN_MAX = 200
+_log = logging.getLogger("roost.server")
+_request_log = logging.getLogger(REQUESTS)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What is known of an answer on its way."""
+
+    began: float
+    status: int = 0
+    is_whole: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+_answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
+
+
+def count_tokens(prompt: int, completion: int) -> None:
+    """Note what an output has cost the request that this task, or the one that started it, answers."""
+    if (answer := _answer.get()) is not None:
+        answer.prompt_tokens += prompt
+        answer.completion_tokens += completion
+
+
+class RequestLog:
+    """An application whose requests are told of: all, none, those that `failed`, or all but `usual` probes."""
+
+    def __init__(self, app: ASGIApp, which: str) -> None:
+        self._app = app
+        self._which = which
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, then tell of it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(time.monotonic())
+
+        async def noted(message: Message) -> None:
+            await send(message)
+            answer.status = message.get("status", answer.status)
+            answer.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        token = _answer.set(answer)
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:  # noqa: BLE001 (the client was told; raised on, it would be reported once more)
+            _log.exception("%s %s failed", scope["method"], _short(scope["path"]))
+        finally:
+            _answer.reset(token)
+            if self._is_told(scope["path"], answer.status):
+                _request_log.info("%s", _line(scope, answer))
+
+    def _is_told(self, path: str, status: int) -> bool:
+        is_good = 0 < status < 400
+        if self._which == "usual":
+            return not (is_good and path in _PROBES)
+        return self._which == "all" or (self._which == "failed" and not is_good)
+
+
+def _line(scope: Scope, answer: _Answer) -> str:
+    took_s = time.monotonic() - answer.began
+    parts = [f"{scope['method']} {_short(scope['path'])} {answer.status or 'unanswered'} {took_s:.3f} s"]
+    if answer.status and not answer.is_whole:
+        parts.append("cut short")
+    if answer.prompt_tokens or answer.completion_tokens:
+        parts.append(f"{answer.prompt_tokens} + {answer.completion_tokens} tokens")
+    if scope["client"] is not None:
+        parts.append(scope["client"][0])
+    client: Client | None = scope.get("state", {}).get("client")
+    if client is not None and client.name:
+        parts.append(client.name)
+    return ", ".join(parts)
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH_LEN_MAX else path[:_PATH_LEN_MAX] + "…"

@@ -1,0 +1,168 @@
+"""One line to a server without an engine: answers that nobody reads, answers that break, requests without sense."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from roost.config import ServerConfig
+from roost.server.app import make_app
+from roost.server.connection import Connection
+from roost.server.connections import Connections
+from roost.server.desk import Desk
+from roost.server.link import Link
+from roost.server.listener import open_entrance
+from roost.server.logs import REQUESTS
+from roost.server.request_log import RequestLog
+
+LIMITS = ServerConfig(port=0, stall_s=1, keep_alive_s=1, body_s=1)
+LARGE = 64 * 2**20  # more than the system keeps for a reader
+HEAD = b"HTTP/1.1\r\nhost: localhost\r\n"
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Connections], Awaitable[None]]
+
+
+def talk(app: ASGIApp, client: Talk, limits: ServerConfig = LIMITS) -> None:
+    """Serve an application to one client, and stop."""
+
+    async def run() -> None:
+        entrance = open_entrance(limits)
+        http = partial(Connection, limits=limits, connections=entrance.connections)
+        config = uvicorn.Config(app, http=cast(Any, http), ws="none", log_config=None, timeout_keep_alive=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(entrance.listeners))
+        while not server.started:
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", entrance.port, limit=1024)
+        await client(reader, writer, entrance.connections)
+        writer.close()
+        server.should_exit = True
+        await serving
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
+def test_who_does_not_read_its_answer_is_given_up(last: bytes) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        writer.write(b"GET / " + HEAD + last + b"\r\n")
+        await reader.readexactly(100)
+        assert connections.num_open == 1
+        while connections.num_open:
+            await asyncio.sleep(0.01)
+
+    talk(PlainTextResponse(b"a" * LARGE), client)
+
+
+def test_who_reads_slowly_is_given_time_as_long_as_it_reads() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        writer.write(b"GET / " + HEAD + b"connection: close\r\n\r\n")
+        await reader.readexactly(100)
+        (connection,) = cast(set[Connection], connections._main._guests)
+        for _ in range(10):
+            await reader.readexactly(LARGE // 16)
+            connection._time_is_up()
+            assert connections.num_open == 1
+        while await reader.read(LARGE):
+            pass
+
+    talk(PlainTextResponse(b"a" * LARGE), client)
+
+
+class BrokenDesk(Desk):
+    """A desk with a bug."""
+
+    def check_alive(self) -> None:
+        """Break."""
+        raise RuntimeError("a bug")
+
+
+async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+    """Break after the answer has begun."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_bug_is_reported_once_with_the_path_of_its_request(caplog: pytest.LogCaptureFixture, is_early: bool) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        writer.write(b"GET /server_info " + HEAD + b"connection: close\r\n\r\n")
+        said = await reader.read()
+        if is_early:
+            assert said.startswith(b"HTTP/1.1 500 ")
+            assert b"bug" not in said
+
+    desk = BrokenDesk(LIMITS, cast(Link, None))
+    talk(RequestLog(make_app(desk) if is_early else breaks_off, "usual"), client)
+    (report,) = [record for record in caplog.records if record.exc_info]
+    assert report.getMessage() == "GET /server_info failed"
+
+
+NONSENSE = (
+    b"5\r\nhello\r\nzzz\r\n",  # what should be the length of a chunk
+    b"5\r\nhello\r\n0\r\n\r\n\x00\x01\r\n\r\n",
+    b"fffffffffffffffffffffffff\r\n",
+    b"-1\r\n",
+)
+
+
+@pytest.mark.parametrize("sent", NONSENSE)
+def test_nonsense_after_an_answer_ends_the_line_and_is_no_bug(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        writer.write(b"POST / " + HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        await reader.readuntil(b"answered")
+        writer.write(sent)
+        while connections.num_open:
+            await asyncio.sleep(0.01)
+
+    talk(PlainTextResponse(b"answered"), client)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_an_address_that_has_its_share_is_refused_or_gives_up_its_own() -> None:
+    at_work = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        at_work.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        place = writer.get_extra_info("peername")
+        writer.write(b"GET / " + HEAD + b"\r\n")
+        await at_work.wait()
+        at_work.clear()
+        idle, idle_writer = await asyncio.open_connection(*place)
+        _, other_writer = await asyncio.open_connection(*place)
+        assert await idle.read() == b""  # it had to leave
+        other_writer.write(b"GET / " + HEAD + b"\r\n")
+        await at_work.wait()
+        refused, refused_writer = await asyncio.open_connection(*place)
+        assert (await refused.read()).startswith(b"HTTP/1.1 503 ")
+        for each in (idle_writer, other_writer, refused_writer, writer):
+            each.close()
+
+    talk(app, client, replace(LIMITS, max_connections_per_address=2))
+
+
+@pytest.mark.parametrize(("which", "told"), [("all", 3), ("usual", 2), ("failed", 1), ("none", 0)])
+def test_which_requests_are_told_of_can_be_chosen(caplog: pytest.LogCaptureFixture, which: str, told: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(b"", 404 if scope["path"] == "/none" else 200)(scope, receive, send)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        for path in (b"/health", b"/generate", b"/none"):
+            writer.write(b"GET " + path + b" " + HEAD + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+
+    with caplog.at_level("INFO", REQUESTS):
+        talk(RequestLog(app, which), client)
+    paths = [record.getMessage().split()[1] for record in caplog.records if record.name == REQUESTS]
+    assert paths == ["/health", "/generate", "/none"][3 - told :]
