@@ -6,6 +6,7 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 from tests.planted.bug import Bug
 from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
+from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.foreign_bugs import FOREIGN_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
@@ -387,5 +388,6 @@ BUGS = (
     *DEVICE_BUGS,
     *CLIENT_BUGS,
     *FOREIGN_BUGS,
+    *EDGE_BUGS,
     *mode_bugs(_SIMULATED),
 )

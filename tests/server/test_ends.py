@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlparse
 
 import httpx
 
@@ -70,11 +72,18 @@ def test_what_has_not_ended_when_the_drain_is_over_ends_as_aborted(start_tiny: S
     stream = begin(server)
     whole = in_background(lambda: server.generate({"text": "hello", "sampling_params": ENDLESS}))
     wait_until(lambda: server.stats()["running"] == 2)
+    place = urlparse(server.url)
+    half = socket.create_connection((place.hostname, place.port))
+    half.sendall(b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n")
+    half.sendall(b"content-type: application/json\r\nexpect: 100-continue\r\n\r\n")
+    assert half.recv(100).startswith(b"HTTP/1.1 100 ")  # so it is read from now on
     server.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "roost: stopping; 2 running requests get up to 1 s" in server.log)
+    wait_until(lambda: "roost: stopping; 3 running requests get up to 1 s" in server.log)
     assert stream.rest()[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert whole()["meta_info"]["finish_reason"]["type"] == "abort"
     assert server.process.wait() == 0
+    assert "Traceback" not in server.log
+    half.close()
     assert "rror" not in server.log
 
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from roost.config import ServerConfig
 from roost.server.connections import Connections, Wait
 from roost.server.desk import error_body, json_response
-from roost.server.early_refusals import FULL, NO_ROOM, SLOW_BODY, SLOW_HEADERS
+from roost.server.early_refusals import NO_ROOM, SLOW_BODY, SLOW_HEADERS, full
 
 _PROBES = ("/health", "/ready")
 
@@ -62,7 +62,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         room = self._connections.enter(self, self.client[0] if self.client else "")
         if room is None:
-            transport.write(FULL)
+            transport.write(full())
             transport.close()
         elif room is self._connections.lobby:
             self.app = partial(_only_probes, self.app)

@@ -3,11 +3,14 @@
 Bytes that can be sent without a request to answer. Called by listeners and connections.
 """
 
+import logging
 from http import HTTPStatus
 
 import msgspec
 
 from roost.server.desk import error_body
+
+_log = logging.getLogger("roost.server")
 
 
 def refusal(status: int, message: str) -> bytes:
@@ -21,7 +24,13 @@ def refusal(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
+def full() -> bytes:
+    """The answer to who finds all places taken; the operator hears of it too."""
+    _log.warning("all connections are at work, so that others are refused; --max-connections allows more")
+    return _FULL
+
+
 NO_ROOM = "all connections of this server are at work"
-FULL = refusal(503, NO_ROOM)
+_FULL = refusal(503, NO_ROOM)
 SLOW_HEADERS = refusal(408, "the request's headers took too long to arrive (--header-s)")
 SLOW_BODY = refusal(408, "the request's body took too long to arrive (--body-s)")

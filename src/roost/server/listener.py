@@ -6,7 +6,6 @@ by the command line; its sockets are given to uvicorn, whose loop accepts.
 """
 
 import errno
-import logging
 import resource
 import socket
 from collections.abc import Iterator
@@ -17,12 +16,11 @@ from typing import Any
 from roost.config import CONNECTIONS_DEFAULT, ServerConfig
 from roost.errors import ConfigError
 from roost.server.connections import LOBBY_PLACES, Connections
-from roost.server.early_refusals import FULL
+from roost.server.early_refusals import full
 
 _OWN_FILES = 64  # file descriptors for what is no connection: the engine's sockets and pipes, modules, devices
 _BURST = 64  # connections taken, or refused, before the loop does something else
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_log = logging.getLogger("roost.server")
 
 
 class Listener(socket.socket):
@@ -52,16 +50,17 @@ class Listener(socket.socket):
                 refuse(line)
         except OSError as error:
             self._has_failed = error.errno in _EXHAUSTED
+            while self._has_failed and connections.evict():  # the loop tries again in a second
+                pass
             raise
         raise BlockingIOError
 
 
 def refuse(line: socket.socket) -> None:
     """Say that there is no room, as far as that can be said without waiting."""
-    _log.warning("all connections are at work: one more was refused; see --max-connections")
     with suppress(OSError), line:
         line.setblocking(False)
-        line.send(FULL)
+        line.send(full())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from roost.errors import CapacityError
 from roost.server import logs
 from roost.server.app import make_app
 from roost.server.connection import Connection
+from roost.server.connections import Connections
 from roost.server.desk import Desk
 from roost.server.gate import Gate, Hosts
 from roost.server.keys import NO_KEYS, Keys
@@ -61,6 +62,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance,
             timeout_graceful_shutdown=config.drain_s + _LAST_WORDS_S,
         ),
         desk,
+        entrance.connections,
     )
     watcher = asyncio.create_task(_watch(desk, server, entrance.port))
     with _signals(server):
@@ -78,9 +80,10 @@ async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance,
 class _Server(uvicorn.Server):
     """A server that refuses new work from the moment it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+    def __init__(self, config: uvicorn.Config, desk: Desk, connections: Connections) -> None:
         super().__init__(config)
         self._desk = desk
+        self._connections = connections
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Begin to listen; another program may have been quicker."""
@@ -91,13 +94,18 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Say that nothing new is taken, let what runs end, and end it when its time is up."""
-        desk = self._desk
-        desk.is_draining = True
-        limit = asyncio.get_running_loop().call_later(desk.config.drain_s, desk.link.abort_where, lambda name: True)
+        self._desk.is_draining = True
+        limit = asyncio.get_running_loop().call_later(self._desk.config.drain_s, self._end_all)
         try:
             await super().shutdown(sockets)
         finally:
             limit.cancel()
+
+    def _end_all(self) -> None:
+        """End what runs, and leave those whose request has not arrived."""
+        self._desk.link.abort_where(lambda name: True)
+        while self._connections.evict():
+            pass
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,7 +158,8 @@ async def _watch(desk: Desk, server: uvicorn.Server, port: int) -> None:
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
-        place = f"http://{desk.config.host}:{port}"
+        host = f"[{desk.config.host}]" if ":" in desk.config.host else desk.config.host
+        place = f"http://{host}:{port}"
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
     await desk.link.is_gone.wait()
     server.should_exit = True

@@ -22,6 +22,7 @@ from roost.server.logs import REQUESTS
 from roost.server.request_log import RequestLog
 
 LIMITS = ServerConfig(port=0, stall_s=1, keep_alive_s=1, body_s=1)
+PATIENCE_S = 120
 LARGE = 64 * 2**20  # more than the system keeps for a reader
 HEAD = b"HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -34,7 +35,7 @@ def talk(app: ASGIApp, client: Talk, limits: ServerConfig = LIMITS) -> None:
     async def run() -> None:
         entrance = open_entrance(limits)
         http = partial(Connection, limits=limits, connections=entrance.connections)
-        config = uvicorn.Config(app, http=cast(Any, http), ws="none", log_config=None, timeout_keep_alive=1)
+        config = uvicorn.Config(app, http=cast(Any, http), ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(entrance.listeners))
         while not server.started:
@@ -45,7 +46,7 @@ def talk(app: ASGIApp, client: Talk, limits: ServerConfig = LIMITS) -> None:
         server.should_exit = True
         await serving
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 @pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
@@ -73,6 +74,28 @@ def test_who_reads_slowly_is_given_time_as_long_as_it_reads() -> None:
             pass
 
     talk(PlainTextResponse(b"a" * LARGE), client)
+
+
+def test_bytes_that_drip_win_no_time() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        while not connections._main._guests:
+            await asyncio.sleep(0)
+        (connection,) = cast(set[Connection], connections._main._guests)
+        for begins in (b"POST / " + HEAD + b"content-length: 3\r\nx: ", b"\r\n\r\n"):
+            connection.data_received(begins)
+            timer = connection._timer
+            for _ in range(2):
+                connection.data_received(b"a")
+                assert connection._timer is timer
+        connection.data_received(b"a")
+        assert connection._timer is None  # now it is the server that is waited for
+        connection.transport.abort()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    talk(app, client)
 
 
 class BrokenDesk(Desk):

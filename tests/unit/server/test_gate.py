@@ -1,12 +1,15 @@
 """Names of a server, by where it listens and what it was told."""
 
+import asyncio
 import socket
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 
 from roost.config import ServerConfig
-from roost.server.gate import Hosts, Origins, is_own
+from roost.server.gate import Gate, Hosts, Origins, is_own
 
 NAMES = ("localhost", "127.0.0.1", "::1", "10.1.2.3", "fd00::5", "box.example", "evil.example", socket.gethostname())
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -46,3 +49,14 @@ def test_any_origin_may_be_allowed_without_its_cookies() -> None:
 def test_what_is_no_origin_is_not_our_own(origin: str) -> None:
     assert not is_own(origin, "localhost")
     assert is_own("http://localhost", "localhost")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
+def test_whatever_is_asked_by_another_name_is_refused(method: str) -> None:
+    async def ask(name: str) -> int:
+        gate = Gate(PlainTextResponse("inside"), Hosts(ServerConfig(), has_keys=False), Origins(()))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=gate), base_url=f"http://{name}") as http:
+            return (await http.request(method, "/health")).status_code
+
+    assert asyncio.run(ask("localhost")) == 200
+    assert asyncio.run(ask("evil.example")) == 421
