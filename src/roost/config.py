@@ -1,13 +1,10 @@
 """Configuration: one frozen tree, validated once, and the numbers derived from it.
 
-The only module that may read the environment. Everything after start-up sees `Resolved`, never raw options. Each field
-carries its help; the command line is made from them.
+Everything after start-up sees `Resolved`, never raw options. Each field carries its help; the command line is made from
+them. The server's own options are in `server.config`.
 """
 
-import os
-import re
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 from roost.backend import BACKENDS, TORCH, Backend
 from roost.clients import ClientLimits
@@ -16,15 +13,6 @@ from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
 from roost.spec.widths import AUTO_STEPS_MAX, Widths
 
-
-def cache_folder() -> Path:
-    """Where fetched models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""
-    own = os.environ.get("ROOST_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
-
-
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -32,8 +20,6 @@ BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
 STRICT_MEMORY = (0, 1, 2)
 SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
 DRAFT_LAYER_IDS = ("sglang", "vllm")
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
-LOG_REQUESTS = ("all", "usual", "failed", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +162,7 @@ def spec_shape(config: SpecConfig) -> SpecShape:
     if kind == "ngram" and steps == 0:
         raise ConfigError("--spec-steps must be at least 1 for --spec ngram, got 0")
     if config.spec_max_batch is not None:
-        _at_least("--spec-max-batch", config.spec_max_batch, 1)
+        at_least("--spec-max-batch", config.spec_max_batch, 1)
         if not shape.speculates:
             raise ConfigError("--spec-max-batch needs --spec-steps of at least 1: without drafts it says nothing")
     return shape
@@ -233,122 +219,6 @@ def drafter_of(config: SpecConfig) -> str:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} is for --spec ngram, eagle, eagle3 or auto, got --spec none")
     return kind
-
-
-CONNECTIONS_DEFAULT = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Where the server listens, and to whom."""
-
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
-    port: int = field(default=8000, metadata={"help": "port to listen at; 0: one that is free"})
-    api_key: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "a key that callers must show; also $ROOST_API_KEY; several are those of as many clients, named "
-            "key-1, key-2, … by their order, the first an admin's (docs/KEYS.md)"
-        },
-    )
-    api_keys: str | None = field(
-        default=None, metadata={"help": "a TOML file with the keys, names and limits of clients (docs/KEYS.md)"}
-    )
-    served_model_name: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "what clients call the model, if not by its own name; may be given several times, or with commas "
-            "between: the first is shown, all are accepted"
-        },
-    )
-    allow_host: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "a name that callers may use for this server besides localhost and --host, * for any; may be given "
-            "several times; without one any name will do where there are API keys, and any address at --host 0.0.0.0"
-        },
-    )
-    allow_origin: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "https://name[:port] of pages that may use this server, * for any; may be given several times"
-        },
-    )
-    header_s: int = field(default=10, metadata={"help": "seconds that a request's headers may take to arrive"})
-    body_s: int = field(default=60, metadata={"help": "seconds that a request's body may take to arrive"})
-    keep_alive_s: int = field(default=5, metadata={"help": "seconds that a connection is kept between two requests"})
-    max_connections: int | None = field(
-        default=None,
-        metadata={
-            "help": f"open connections; {CONNECTIONS_DEFAULT}, or what the limit of open files allows, if absent"
-        },
-    )
-    max_connections_per_address: int | None = field(
-        default=None,
-        metadata={"help": "of those, from one address; no limit if absent, as behind a proxy all share one"},
-    )
-    drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
-    stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
-    health_answer_s: int = field(
-        default=10,
-        metadata={"help": "seconds without an answer of the engine that are not healthy; it may be in a step"},
-    )
-    health_step_s: int = field(
-        default=60, metadata={"help": "seconds without a completed step, while there is work, that are not healthy"}
-    )
-    log_level: str = field(
-        default="warning", metadata={"help": "the least urgent that is logged", "choices": LOG_LEVELS}
-    )
-    log_requests: str = field(
-        default="usual",
-        metadata={"help": "which requests are a line in the log; usual: all but good probes", "choices": LOG_REQUESTS},
-    )
-
-
-NAME_LEN_MAX = 256
-_TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
-_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, "max_connections", "max_connections_per_address"), 1)}
-_HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
-
-
-def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
-    """The keys of a server: those given, or the one in $ROOST_API_KEY."""
-    own = os.environ.get("ROOST_API_KEY")
-    return given or ((own,) if own else ())
-
-
-def is_key(text: str) -> bool:
-    """Whether a text can be a key: a header must be able to say it."""
-    return bool(text) and text.isascii() and text.isprintable() and " " not in text
-
-
-def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a model as they were given, one or several at a time, each once."""
-    return tuple(dict.fromkeys(name.strip() for names in given for name in names.split(",")))
-
-
-def check_server(config: ServerConfig) -> None:
-    """Raise ConfigError for the first option of a server that cannot work."""
-    if not 0 <= config.port <= 65535:
-        raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
-    if not all(is_key(key) for key in config.api_key):
-        raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
-    if not all(0 < len(name) <= NAME_LEN_MAX and name.isprintable() for name in config.served_model_name):
-        raise ConfigError(f"--served-model-name must have 1 to {NAME_LEN_MAX} characters, all of them printable")
-    for flag, given, form, allowed in (
-        ("--allow-host", config.allow_host, _HOST, "a name or an address without a port, or *"),
-        ("--allow-origin", config.allow_origin, _ORIGIN, "https://name[:port] without a path, or *"),
-    ):
-        if wrong := [each for each in given if not form.fullmatch(each)]:
-            raise ConfigError(f"{flag} must be {allowed}, got {wrong[0]!r}")
-    for name, least in _LEAST.items():
-        if (value := getattr(config, name)) is not None:
-            _at_least("--" + name.replace("_", "-"), value, least)
-    if config.log_level not in LOG_LEVELS:
-        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {config.log_level}")
-    if config.log_requests not in LOG_REQUESTS:
-        raise ConfigError(f"--log-requests must be one of {', '.join(LOG_REQUESTS)}, got {config.log_requests}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,27 +302,28 @@ class Resolved:
 _CONTEXTS_IN_POOL = 4  # sequences of full length that the pool holds, if its size is not given
 
 
-def _at_least(flag: str, value: int, least: int) -> None:
+def at_least(flag: str, value: int, least: int) -> None:
+    """Raise ConfigError for a value that is too small, in the name of its flag."""
     if value < least:
         raise ConfigError(f"{flag} must be at least {least}, got {value}")
 
 
 def _check_sessions(config: SessionConfig) -> None:
-    _at_least("--max-sessions", config.max_sessions, 1)
+    at_least("--max-sessions", config.max_sessions, 1)
     if config.max_session_tokens is not None:
-        _at_least("--max-session-tokens", config.max_session_tokens, 1)
+        at_least("--max-session-tokens", config.max_session_tokens, 1)
     if config.max_resident_tokens is not None:
-        _at_least("--max-resident-tokens", config.max_resident_tokens, 0)
+        at_least("--max-resident-tokens", config.max_resident_tokens, 0)
     if config.session_ttl_s is not None:
-        _at_least("--session-ttl-s", config.session_ttl_s, 1)
+        at_least("--session-ttl-s", config.session_ttl_s, 1)
 
 
 def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
     """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
     pool_tokens = memory.pool_tokens if memory.pool_tokens is not None else _CONTEXTS_IN_POOL * context
     window_tokens = memory.window_pool_tokens if memory.window_pool_tokens is not None else pool_tokens
-    _at_least("--pool-tokens", pool_tokens, 1)
-    _at_least("--window-pool-tokens", window_tokens, 1)
+    at_least("--pool-tokens", pool_tokens, 1)
+    at_least("--window-pool-tokens", window_tokens, 1)
     books = []
     if traits.has_full_layers or spec.draft_kv is not DraftKv.NONE:
         books.append(Book(num_pages=pool_tokens // memory.page_size))
@@ -466,7 +337,7 @@ def _context(sched: SchedConfig, traits: ModelTraits) -> int:
     most = traits.context_max if traits.context_max is not None else CONTEXT_DEFAULT
     if sched.context is None:
         return min(most, CONTEXT_DEFAULT)
-    _at_least("--context", sched.context, 2)
+    at_least("--context", sched.context, 2)
     if traits.context_max is not None and sched.context > traits.context_max:
         raise ConfigError(f"--context must be at most {most}, what the model was made for, got {sched.context}")
     return sched.context
@@ -493,13 +364,13 @@ def _route(
 def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH) -> Resolved:
     """Check a configuration for a model and a backend, once, and derive what follows from it."""
     memory, sched = config.memory, config.sched
-    _at_least("--page-size", memory.page_size, 1)
+    at_least("--page-size", memory.page_size, 1)
     if memory.strict_memory not in STRICT_MEMORY:
         raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
     context = _context(sched, traits)
-    _at_least("--max-running", sched.max_running, 1)
-    _at_least("--max-queued", sched.max_queued, 1)
-    _at_least("--chunk", sched.chunk, 1)
+    at_least("--max-running", sched.max_running, 1)
+    at_least("--max-queued", sched.max_queued, 1)
+    at_least("--chunk", sched.chunk, 1)
     _check_sessions(config.session)
     spec = spec_shape(config.spec)
     sched, warnings = _route(memory, sched, spec, traits, backend)

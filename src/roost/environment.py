@@ -1,9 +1,11 @@
-"""Environment: what is said to libraries through the process's environment, before any of them is loaded.
+"""Environment: the only module that knows the process's environment.
 
-Never loads one itself. Called when the package is first imported.
+Reads what users say there, and tells libraries how to behave before any of them is loaded. Loads none itself. Called
+when the package is first imported, and by whoever needs a setting of a user's.
 """
 
 import os
+from pathlib import Path
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads are told to wait
 
@@ -16,3 +18,17 @@ def let_threads_sleep() -> None:
     """
     if not any(name in os.environ for name in _WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""
+    own = os.environ.get("ROOST_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
+
+
+def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys of a server: those given, or the one in $ROOST_API_KEY."""
+    own = os.environ.get("ROOST_API_KEY")
+    return given or ((own,) if own else ())

@@ -118,10 +118,10 @@ def _mentions(module: Module, *names: str) -> bool:
     return any(isinstance(node, ast.Attribute) and ast.unparse(node) in names for node in ast.walk(module.tree))
 
 
-def test_only_config_and_environment_know_the_environment() -> None:
+def test_only_one_module_knows_the_environment() -> None:
     readers = [m.name for m in product() if _mentions(m, "os.environ", "os.getenv", "os.environb")]
     imported = [m.name for m in product() if any(n in ("environ", "getenv") for t, n in m.imports() if t == "os")]
-    assert set(readers + imported) <= {"roost.config", "roost.environment"}
+    assert set(readers + imported) <= {"roost.environment"}
 
 
 def test_only_the_cuda_device_names_cuda() -> None:

@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-from roost.config import api_keys
+from roost.environment import api_keys
 from roost.errors import CapacityError, ConfigError, RequestError
 
 _TIMEOUT_S = 600

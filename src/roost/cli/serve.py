@@ -10,8 +10,9 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
 
 from roost.cli.flags import add_engine, add_group, engine_of, group_of
-from roost.config import ServerConfig, api_keys, check_server, served_names
+from roost.environment import api_keys
 from roost.errors import ConfigError
+from roost.server.config import ServerConfig, check_server, served_names
 from roost.terminal import loading_bar
 from roost.weights.pull import find_model
 

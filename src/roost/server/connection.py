@@ -14,7 +14,7 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from roost.config import ServerConfig
+from roost.server.config import ServerConfig
 from roost.server.connections import Connections, Wait
 from roost.server.desk import error_body, json_response
 from roost.server.early_refusals import NO_ROOM, SLOW_BODY, SLOW_HEADERS, full

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from roost.config import ServerConfig
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn, refusal
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
 from roost.server.body import aside
+from roost.server.config import ServerConfig
 from roost.server.generation import while_connected
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher

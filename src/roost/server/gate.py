@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roost.config import ServerConfig
+from roost.server.config import ServerConfig
 from roost.server.desk import error_body, json_response
 
 ANY = "*"

@@ -17,9 +17,10 @@ from typing import Any
 from starlette.requests import Request
 
 from roost.clients import ClientLimits
-from roost.config import EngineConfig, ServerConfig, is_key
+from roost.config import EngineConfig
 from roost.errors import ConfigError, RequestError
 from roost.sched.intake import PRIORITY_MAX
+from roost.server.config import ServerConfig, is_key
 
 SESSION_TTL_S = 3600  # of a named client's sessions, where neither they nor --session-ttl-s say anything
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

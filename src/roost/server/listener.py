@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from roost.config import CONNECTIONS_DEFAULT, ServerConfig
 from roost.errors import ConfigError
+from roost.server.config import CONNECTIONS_DEFAULT, ServerConfig
 from roost.server.connections import LOBBY_PLACES, Connections
 from roost.server.early_refusals import full
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import uvicorn
 
-from roost.config import EngineConfig, ServerConfig
+from roost.config import EngineConfig
 from roost.errors import CapacityError
 from roost.server import logs
 from roost.server.app import make_app
+from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.desk import Desk

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from roost.config import cache_folder
+from roost.environment import cache_folder
 from roost.errors import ConfigError
 from roost.progress import Progress, silent
 

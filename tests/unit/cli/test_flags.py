@@ -16,7 +16,6 @@ from roost.config import (
     BACKEND_NAMES,
     DEVICES,
     DRAFT_LAYER_IDS,
-    LOG_LEVELS,
     SPECS,
     STRICT_MEMORY,
     WEIGHTS,
@@ -24,12 +23,10 @@ from roost.config import (
     MemoryConfig,
     ModelConfig,
     SchedConfig,
-    ServerConfig,
     SpecConfig,
-    check_server,
-    served_names,
 )
 from roost.errors import ConfigError
+from roost.server.config import LOG_LEVELS, ServerConfig, check_server, served_names
 from tests.unit.chain import save_chain
 
 ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig, SpecConfig)

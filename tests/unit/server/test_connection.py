@@ -11,8 +11,8 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roost.config import ServerConfig
 from roost.server.app import make_app
+from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.desk import Desk

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from roost.config import ServerConfig
 from roost.errors import RequestError
 from roost.messages import Abort, Refused, SessionClosed
 from roost.server.body import convert
+from roost.server.config import ServerConfig
 from roost.server.keys import NO_KEYS, read_keys
 from roost.server.schema import ChatBody, GenerateBody
 from roost.server.wire import pack, pack_command, unpack, unpack_command

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from roost.config import ServerConfig
+from roost.server.config import ServerConfig
 from roost.server.gate import Gate, Hosts, Origins, is_own
 
 NAMES = ("localhost", "127.0.0.1", "::1", "10.1.2.3", "fd00::5", "box.example", "evil.example", socket.gethostname())

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from roost.config import ServerConfig
 from roost.messages import (
     CloseSession,
     ForkSession,
@@ -23,6 +22,7 @@ from roost.messages import (
 )
 from roost.server import link as link_module
 from roost.server.app import make_app
+from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.turns import Conversation
 from roost.text.continuation import Transcript

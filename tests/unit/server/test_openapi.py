@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from roost.config import ServerConfig
 from roost.server.app import make_app
 from roost.server.body import convert
+from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.foreign import HARMLESS
 from roost.server.link import Link

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from roost.config import ServerConfig, check_server
 from roost.errors import ConfigError
+from roost.server.config import ServerConfig, check_server
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"port": -1}, "--port"),

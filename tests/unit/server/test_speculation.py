@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from roost.config import ServerConfig
 from roost.front.options import Options
 from roost.front.speculation import as_json, from_json, since, total
 from roost.llm import LLM
 from roost.messages import SpecStats
 from roost.server.app import make_app
+from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.link import Link
 from roost.server.metrics import Metrics

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from roost.config import ServerConfig
 from roost.messages import Abort, FlushCache, Submit
 from roost.server import link as link_module
 from roost.server.app import make_app
+from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.keys import read_keys
 from roost.server.turns import Conversation

@@ -1,0 +1,121 @@
+"""Configuration of the server: where it listens, whom it lets in, and how long anything may take.
+
+Each field carries its help; the command line is made from them. Needs none of the server's packages.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from roost.config import at_least
+from roost.errors import ConfigError
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+LOG_REQUESTS = ("all", "usual", "failed", "none")
+CONNECTIONS_DEFAULT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where the server listens, and to whom."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
+    port: int = field(default=8000, metadata={"help": "port to listen at; 0: one that is free"})
+    api_key: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "a key that callers must show; also $ROOST_API_KEY; several are those of as many clients, named "
+            "key-1, key-2, … by their order, the first an admin's (docs/KEYS.md)"
+        },
+    )
+    api_keys: str | None = field(
+        default=None, metadata={"help": "a TOML file with the keys, names and limits of clients (docs/KEYS.md)"}
+    )
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "what clients call the model, if not by its own name; may be given several times, or with commas "
+            "between: the first is shown, all are accepted"
+        },
+    )
+    allow_host: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "a name that callers may use for this server besides localhost and --host, * for any; may be given "
+            "several times; without one any name will do where there are API keys, and any address at --host 0.0.0.0"
+        },
+    )
+    allow_origin: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "https://name[:port] of pages that may use this server, * for any; may be given several times"
+        },
+    )
+    header_s: int = field(default=10, metadata={"help": "seconds that a request's headers may take to arrive"})
+    body_s: int = field(default=60, metadata={"help": "seconds that a request's body may take to arrive"})
+    keep_alive_s: int = field(default=5, metadata={"help": "seconds that a connection is kept between two requests"})
+    max_connections: int | None = field(
+        default=None,
+        metadata={
+            "help": f"open connections; {CONNECTIONS_DEFAULT}, or what the limit of open files allows, if absent"
+        },
+    )
+    max_connections_per_address: int | None = field(
+        default=None,
+        metadata={"help": "of those, from one address; no limit if absent, as behind a proxy all share one"},
+    )
+    drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
+    stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
+    health_answer_s: int = field(
+        default=10,
+        metadata={"help": "seconds without an answer of the engine that are not healthy; it may be in a step"},
+    )
+    health_step_s: int = field(
+        default=60, metadata={"help": "seconds without a completed step, while there is work, that are not healthy"}
+    )
+    log_level: str = field(
+        default="warning", metadata={"help": "the least urgent that is logged", "choices": LOG_LEVELS}
+    )
+    log_requests: str = field(
+        default="usual",
+        metadata={"help": "which requests are a line in the log; usual: all but good probes", "choices": LOG_REQUESTS},
+    )
+
+
+NAME_LEN_MAX = 256
+_TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
+_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, "max_connections", "max_connections_per_address"), 1)}
+_HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+
+
+def is_key(text: str) -> bool:
+    """Whether a text can be a key: a header must be able to say it."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a model as they were given, one or several at a time, each once."""
+    return tuple(dict.fromkeys(name.strip() for names in given for name in names.split(",")))
+
+
+def check_server(config: ServerConfig) -> None:
+    """Raise ConfigError for the first option of a server that cannot work."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
+    if not all(is_key(key) for key in config.api_key):
+        raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
+    if not all(0 < len(name) <= NAME_LEN_MAX and name.isprintable() for name in config.served_model_name):
+        raise ConfigError(f"--served-model-name must have 1 to {NAME_LEN_MAX} characters, all of them printable")
+    for flag, given, form, allowed in (
+        ("--allow-host", config.allow_host, _HOST, "a name or an address without a port, or *"),
+        ("--allow-origin", config.allow_origin, _ORIGIN, "https://name[:port] without a path, or *"),
+    ):
+        if wrong := [each for each in given if not form.fullmatch(each)]:
+            raise ConfigError(f"{flag} must be {allowed}, got {wrong[0]!r}")
+    for name, least in _LEAST.items():
+        if (value := getattr(config, name)) is not None:
+            at_least("--" + name.replace("_", "-"), value, least)
+    if config.log_level not in LOG_LEVELS:
+        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {config.log_level}")
+    if config.log_requests not in LOG_REQUESTS:
+        raise ConfigError(f"--log-requests must be one of {', '.join(LOG_REQUESTS)}, got {config.log_requests}")
