@@ -7,7 +7,7 @@ Each object is for one output and one thread: TextStream and StopCutter in the f
 import codecs
 from collections.abc import Sequence
 
-from roost.text.stops import Stops
+from roost.text.stops import START, Stops
 from roost.text.tokenizer import Tokenizer
 
 
@@ -34,9 +34,8 @@ class StopFinder:
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], skip_special: bool) -> None:
         self._stops = Stops(stops)
+        self._state = START
         self._stream = TextStream(tokenizer, skip_special=skip_special)
-        self._tail_len = self._stops.tail_len
-        self._tail = ""
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Take tokens in which no stop string counts; a character that they leave unfinished counts."""
@@ -44,28 +43,35 @@ class StopFinder:
 
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
         """Take tokens; give the index of the one that completes a stop string, and which. Not fed after that."""
-        if not self._stops.texts:
-            return None
         for index, token in enumerate(tokens):
-            text = self._tail + self._stream.feed((token,))
-            stop = self._stops.first(text)
-            if stop is not None:
-                return index, stop
-            self._tail = text[max(0, len(text) - self._tail_len) :]
+            for char in self._stream.feed((token,)):
+                self._state = self._stops.after(self._state, char)
+                if (stop := self._stops.stop(self._state)) is not None:
+                    return index, stop
         return None
 
 
 class StopCutter:
-    """Holds back text that may belong to a stop string, until it is known."""
+    """Holds back text that is a stop string or may become one, until it is known."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = Stops(stops)
+        self._state = START
         self._held = ""
+        self._stop_at: int | None = None  # where in `_held` the first stop string begins
 
     def feed(self, delta: str) -> str:
         """Take text; give what certainly belongs to the output."""
         text = self._held + delta
-        certain_len = self._stops.certain_len(text)
+        for end, char in enumerate(delta, len(self._held) + 1):
+            self._state = self._stops.after(self._state, char)
+            if (stop := self._stops.stop(self._state)) is not None:
+                start = end - len(stop)
+                self._stop_at = start if self._stop_at is None else min(start, self._stop_at)
+        certain_len = len(text) - self._stops.depth(self._state)
+        if self._stop_at is not None:
+            certain_len = min(certain_len, self._stop_at)
+            self._stop_at -= certain_len
         self._held = text[certain_len:]
         return text[:certain_len]
 

@@ -1,13 +1,18 @@
 """A stream says what a whole decode says, a stop string ends an output at the right token, a client sees none of it."""
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.errors import RequestError
-from roost.text.stops import Stops
+from roost.sched.intake import STOP_LEN_MAX, STOPS_MAX
+from roost.text import stops as stops_module
+from roost.text.stops import START, Stops
 from roost.text.stream import StopCutter, StopFinder, TextStream
 from roost.text.tokenizer import Tokenizer
 from tests.unit.text.small import byte_level, sentencepiece
@@ -67,11 +72,23 @@ def test_an_output_that_ends_inside_of_a_character_says_so_once_at_the_end() -> 
     assert stream.flush() == "\ufffd"
 
 
-def test_a_long_output_keeps_no_more_than_an_unfinished_character_and_the_tail() -> None:
-    finder = StopFinder(BYTE_LEVEL, ("never", "é" * 4), True)
-    for _ in range(1000):
-        assert finder.feed(BYTE_LEVEL.encode("hello 🦉", special=False)) is None
-    assert len(finder._tail) == 4
+def _first(stops: tuple[str, ...], text: str) -> str | None:
+    """The plain way: the stop string that is complete first; of two that end together, the longer."""
+    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    return min(found)[2] if found else None
+
+
+def _certain_len(stops: tuple[str, ...], text: str) -> int:
+    """The plain way: where the first stop string is in a text, or where the beginning of one is at the text's end."""
+    starts = [len(text)]
+    for stop in stops:
+        ends = [at for at in range(max(0, len(text) - len(stop) + 1), len(text)) if stop.startswith(text[at:])]
+        starts += [text.find(stop)] if stop in text else ends
+    return min(starts)
+
+
+# as many and as long as may be asked for; each follows the others far, so that a text leaves one for the next
+MANY = tuple("ab" * number + "a" * (STOP_LEN_MAX - 2 * number - 1) + "c" for number in range(STOPS_MAX))
 
 
 def _searched(tokens: Sequence[int], stops: tuple[str, ...], skip_special: bool) -> tuple[int, str] | None:
@@ -120,8 +137,9 @@ def test_a_stop_ends_at_the_token_that_completes_it(text: str, stop: str, index:
 
 
 def test_the_stop_that_is_complete_first_wins_and_the_longer_of_two_that_end_together() -> None:
-    assert Stops(("abcd", "bc")).first("xabcd") == "bc"
-    assert Stops(("bc", "abc")).first("xabcd") == "abc"
+    ids = BYTE_LEVEL.encode("xabcd", special=False)
+    assert StopFinder(BYTE_LEVEL, ("abcd", "bc"), True).feed(ids) == (3, "bc")
+    assert StopFinder(BYTE_LEVEL, ("bc", "abc"), True).feed(ids) == (3, "abc")
 
 
 def test_a_special_token_can_be_a_stop_string_only_where_it_is_shown() -> None:
@@ -143,7 +161,7 @@ def test_a_client_sees_the_text_before_the_stop_and_nothing_of_it(deltas: list[s
     for delta in deltas:
         text += delta
         seen += cutter.feed(delta)
-        matched = Stops(stops).first(text)
+        matched = _first(stops, text)
         assert text.startswith(seen)
         if matched is not None:  # the engine ends the output here
             break
@@ -156,11 +174,59 @@ def test_no_more_is_held_back_than_the_beginning_of_a_stop(deltas: list[str], st
     cutter, text, seen = StopCutter(stops), "", ""
     for delta in deltas:
         text += delta
-        if Stops(stops).first(text) is not None:
+        if _first(stops, text) is not None:
             return
         seen += cutter.feed(delta)
         held = text[len(seen) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+@given(deltas=st.lists(letters), stops=st.lists(letters.filter(bool), max_size=5).map(tuple))
+def test_what_is_held_back_is_what_a_plain_search_would_hold_back(deltas: list[str], stops: tuple[str, ...]) -> None:
+    cutter, held = StopCutter(stops), ""
+    for delta in deltas:  # also past the first stop string
+        text = held + delta
+        certain_len = _certain_len(stops, text)
+        assert cutter.feed(delta) == text[:certain_len]
+        held = text[certain_len:]
+
+
+def _work(stops: tuple[str, ...], text: str) -> int:
+    """Lines of the search that run for a text, which are its cost whatever the machine."""
+    searched, num_lines = Stops(stops), 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal num_lines
+        num_lines += event == "line"
+        return trace if frame.f_code.co_filename == stops_module.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        state = START
+        for char in text:
+            state = searched.after(state, char)
+    finally:
+        sys.settrace(before)
+    assert _first(stops, text) is None
+    return num_lines
+
+
+def test_a_character_costs_the_same_however_many_stops_there_are_and_however_long_the_output_is() -> None:
+    near = "abababab" * 50 + "a" * (STOP_LEN_MAX + 9) + "b" + "ab" * 200
+    assert _work(MANY, "hello " * 1000) <= 10 * _work(("never",), "hello " * 100)
+    once = _work(MANY, near)
+    assert once <= 30 * sum(map(len, MANY)), "each state is worked out once"
+    assert _work(MANY, near * 3) - once <= 2 * 15 * len(near), "after that only the text counts"
+
+
+def test_stops_take_as_much_memory_as_their_characters_whatever_the_text() -> None:
+    stops = Stops(MANY)
+    state = START
+    for char in "abababab" * 50 + "a" * 2 * STOP_LEN_MAX:
+        state = stops.after(state, char)
+    assert len(stops._fallbacks) == len(stops._ends) <= STOPS_MAX * (STOP_LEN_MAX + 1)
+    assert len(stops._forks) <= 2 * STOPS_MAX + 1
 
 
 def test_a_character_that_ends_after_the_skipped_tokens_counts_as_text_and_those_before_it_do_not() -> None:
