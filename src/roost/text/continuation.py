@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roost.errors import RequestError
-from roost.text.language import ANSWER, Hidden, Language
+from roost.text.language import Hidden, Language
+from roost.text.marks import ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

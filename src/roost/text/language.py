@@ -13,9 +13,6 @@ from roost.errors import ConfigError, RequestError
 from roost.text.template import ChatTemplate
 from roost.text.tokenizer import Tokenizer
 
-_MARKS = range(0xF0000, 0xFFFFD)  # private characters that stand for a user's spelling of a special token
-ANSWER = chr(0xFFFFD)  # stands for an answer whose tokens are elsewhere
-
 Hidden = dict[str, Any]  # a message in which marks stand for special tokens that its author spelt
 
 
@@ -36,8 +33,7 @@ class Language:
 
     def hidden(self, messages: Sequence[dict[str, Any]]) -> list[Hidden]:
         """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
-        marks = self._marks()
-        return [_hide(message, marks) for message in messages]
+        return [self.tokenizer.marks.hide(message) for message in messages]
 
     def chat_text(self, messages: list[Hidden], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, marks included."""
@@ -55,21 +51,22 @@ class Language:
             return tuple(self._encode(text))
         return tuple(self._encode(last + rest)[1:])  # read together: what follows a token is not a text's beginning
 
-    def _marks(self) -> dict[str, str]:
-        return {special: chr(_MARKS[number]) for number, special in enumerate(self.tokenizer.special_texts())}
-
     def _encode(self, text: str) -> list[int]:
         """Tokens of a rendered text: special ones of the template's, plain ones where a user spelt one."""
-        spelt = {mark: special for special, mark in self._marks().items()}
-        if not any(mark in text for mark in spelt):
+        marks = self.tokenizer.marks
+        if marks.show(text) == text:
             return self.tokenizer.encode(text, special=True)
         tokens: list[int] = []
+        trusted = ""  # special tokens, and parts in which no user spelt one
         for part in self.tokenizer.split_special(text):
-            plain = part
-            for mark, special in spelt.items():
-                plain = plain.replace(mark, special)
-            tokens += self.tokenizer.encode(plain, special=plain is part)
-        return tokens
+            plain = marks.show(part)
+            if plain == part:
+                trusted += part
+                continue
+            tokens += self.tokenizer.encode(trusted, special=True) if trusted else ()
+            tokens += self.tokenizer.encode(plain, special=False, goes_on=bool(tokens))
+            trusted = ""
+        return tokens + (self.tokenizer.encode(trusted, special=True) if trusted else [])
 
     def to_json(self) -> str:
         """Everything another process needs to build the same."""
@@ -99,16 +96,3 @@ def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _text_of(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.piece(token).decode("utf-8", "replace")
-
-
-def _hide(value: Any, marks: dict[str, str]) -> Any:
-    """A message with every spelling of a special token replaced by its mark, at any depth."""
-    if isinstance(value, str):
-        for special, mark in marks.items():
-            value = value.replace(special, mark)
-        return value
-    if isinstance(value, list):
-        return [_hide(each, marks) for each in value]
-    if isinstance(value, dict):
-        return {key: _hide(each, marks) for key, each in value.items()}
-    return value

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import tokenizers
 
 from roost.errors import ConfigError, RequestError
+from roost.text.marks import Marks
 
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
 
@@ -32,6 +33,8 @@ class Tokenizer:
         bos_id: int | None = None,
         adds_bos: bool = False,
     ) -> None:
+        inner.no_truncation()  # what a file says of these is for training
+        inner.no_padding()
         self._inner = inner
         self._spelling: Spelling = spelling
         added = inner.get_added_tokens_decoder()
@@ -43,7 +46,11 @@ class Tokenizer:
         self.adds_bos = adds_bos
         self._check_ids()
         self._plain, unknown_id = _without_special(inner, {added[id].content for id in self._special})
+        self._going_on = _without_first_space(self._plain)
         self._unreachable = self._special - {unknown_id}  # by text alone; text may well be unknown
+        specials = sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, specials))})") if specials else None
+        self.marks = Marks(specials)
         self._adds_space = self.decode(self.encode("a", special=False), skip_special=False).startswith(" ")
 
     @classmethod
@@ -78,21 +85,21 @@ class Tokenizer:
         parts = json.loads(text)
         return cls(tokenizers.Tokenizer.from_str(parts.pop("inner")), **parts)
 
-    def special_texts(self) -> list[str]:
-        """How the special tokens are spelt, the longest first."""
-        return sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
-
     def split_special(self, text: str) -> list[str]:
         """A text cut before and after every special token that it spells."""
-        return [part for part in re.split(f"({'|'.join(map(re.escape, self.special_texts()))})", text) if part]
+        return [part for part in (self._specials.split(text) if self._specials else [text]) if part]
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of a text; the strings of special tokens become those tokens only if `special`."""
+    def encode(self, text: str, *, special: bool, goes_on: bool = False) -> list[int]:
+        """Token ids of a text; the strings of special tokens become those tokens only if `special`.
+
+        A plain text that goes on after a special token gets no space that is only for a text's beginning.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(400, "text", f"not valid Unicode at character {error.start}") from error
-        ids = list((self._inner if special else self._plain).encode(text, add_special_tokens=False).ids)
+        inner = self._inner if special else self._going_on if goes_on else self._plain
+        ids = inner.encode(text, add_special_tokens=False).ids
         if not special and not self._unreachable.isdisjoint(ids):
             raise RequestError(400, "text", "contains what this model keeps for a special token")
         return ids
@@ -181,6 +188,20 @@ def _without_special(inner: tokenizers.Tokenizer, special: set[str]) -> tuple[to
     plain.encode_special_tokens = True
     unknown = model["unk_token"]
     return plain, None if unknown is None else inner.token_to_id(unknown)
+
+
+def _without_first_space(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same, without the space that some vocabularies put before a text, but not after a special token."""
+    source = json.loads(plain.to_str())
+    given = source["pre_tokenizer"] or {}
+    first = [step for step in given.get("pretokenizers", [given]) if step.get("prepend_scheme") == "first"]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    if not first:
+        return plain
+    inside = tokenizers.Tokenizer.from_str(json.dumps(source))
+    inside.encode_special_tokens = plain.encode_special_tokens
+    return inside
 
 
 def _read_json(path: Path, *, needed: bool = False) -> dict[str, Any]:
