@@ -1,16 +1,21 @@
 """Continuation: what a conversation's next messages add to the tokens that a session already holds.
 
 Owns the transcript of a session: its messages, turn by turn, with a stand-in for each answer, since the session has the
-answer's own tokens. The template renders all of it; what it adds after the last answer or message is the continuation.
-Never sees the session's tokens. Called by the server and the library.
+answer's own tokens. What the template adds after the last answer or message is the continuation. A template that is
+known to be local renders only the beginning and the end for it, which costs the same in every turn; any other one
+renders everything. Never sees the session's tokens. Called by the server and the library.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from roost.errors import RequestError
 from roost.text.language import Hidden, Language
+from roost.text.locality import OPENING
 from roost.text.marks import ANSWER
+
+_ENDING = 4  # of the messages a session has, the last so many are always rendered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,6 +29,9 @@ class Transcript:
     is_chat: bool = True  # False: plain input, which no template can continue
     is_open: bool = False  # the model spoke last, and its message is not closed
     ended_by: int | None = None  # the special token that its answer ended with: the session's last
+    num_messages: int = 0  # in all turns
+    num_chars: int = 0  # of their contents
+    opening: tuple[Hidden, ...] = ()  # the first messages
 
     def add(
         self, language: Language, *, length: int, messages: Sequence[Hidden] | None, output: Sequence[int] | None
@@ -33,14 +41,18 @@ class Transcript:
         answers = output is not None and not goes_on
         last = output[-1] if output else None
         ended_by = last if last is not None and language.tokenizer.is_special(last) else None
+        new = (*(messages or ()), *((_ANSWER,) if answers else ()))
         return Transcript(
             before=self,
             num_turns=self.num_turns + 1,
             length=length,
-            messages=(*(messages or ()), *((_ANSWER,) if answers else ())),
+            messages=new,
             is_chat=self.is_chat and messages is not None,
             is_open=answers or goes_on,
             ended_by=self.ended_by if goes_on and last is None else ended_by,
+            num_messages=self.num_messages + len(new),
+            num_chars=self.num_chars + num_chars(new),
+            opening=(*self.opening, *new[: OPENING - len(self.opening)]),
         )
 
     def cut(self, length: int, num_turns: int) -> "Transcript":
@@ -51,14 +63,25 @@ class Transcript:
         if found.length == length:
             return found
         # in the middle of a turn: what is there is no whole message
-        return Transcript(before=found, num_turns=num_turns, length=length, is_chat=False)
+        return Transcript(before=found, num_turns=num_turns, length=length, is_chat=False, num_chars=found.num_chars)
 
     def said(self) -> list[Hidden]:
         """All messages, the first one first."""
-        turns = []
+        return self._last(self.num_messages)
+
+    def ends(self) -> list[Hidden]:
+        """The first and the last messages; those in the middle, an even number of them, are left out."""
+        num_last = _ENDING + (self.num_messages - OPENING - _ENDING) % 2
+        if self.num_messages <= OPENING + num_last:
+            return self.said()
+        return [*self.opening, *self._last(num_last)]
+
+    def _last(self, count: int) -> list[Hidden]:
+        turns: list[tuple[Hidden, ...]] = []
         found: Transcript | None = self
-        while found is not None:
-            turns.append(found.messages)
+        while found is not None and count > 0:
+            turns.append(found.messages[-count:])
+            count -= len(found.messages)
             found = found.before
         return [message for turn in reversed(turns) for message in turn]
 
@@ -76,9 +99,12 @@ def continuation(
         )
     if not messages and transcript.is_open:
         return ()  # the answer goes on as it stands
-    said = transcript.said()
-    whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
-    added = _after(language, transcript, said, whole)
+    added = None
+    if language.is_local and transcript.num_messages > OPENING + _ENDING:
+        with suppress(RequestError):  # in the middle, ends may meet that the template would not have together
+            added = _added(language, transcript, transcript.ends(), messages, answers=answers)
+    if added is None:
+        added = _added(language, transcript, transcript.said(), messages, answers=answers)
     if added is None:
         raise RequestError(
             400,
@@ -89,8 +115,17 @@ def continuation(
     return language.text_tokens(added, after=transcript.ended_by)
 
 
-def _after(language: Language, transcript: Transcript, said: list[Hidden], whole: str) -> str | None:
-    """The text of a conversation after what was said; None if it does not begin with that."""
+def num_chars(messages: Sequence[Hidden]) -> int:
+    """Characters of messages' contents, as far as they are plain."""
+    contents = (message.get("content") for message in messages)
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
+def _added(
+    language: Language, transcript: Transcript, said: list[Hidden], messages: Sequence[Hidden], *, answers: bool
+) -> str | None:
+    """The text that new messages add to what was said; None if a conversation with them does not begin with that."""
+    whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
     if not said:
         return whole
     if not transcript.is_open:
@@ -99,4 +134,5 @@ def _after(language: Language, transcript: Transcript, said: list[Hidden], whole
     before = language.chat_text(said[:-1], add_generation_prompt=True)
     # a space before an answer is the model's own: its first token has it
     space, found, added = whole.removeprefix(before).partition(ANSWER)
-    return added if whole.startswith(before) and found and not space.strip() else None
+    is_after = whole.startswith(before) and found and not space.strip() and ANSWER not in added
+    return added if is_after else None

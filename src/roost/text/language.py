@@ -35,6 +35,11 @@ class Language:
         """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
         return [self.tokenizer.marks.hide(message) for message in messages]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the end of a conversation is known to be written the same without its middle."""
+        return self.template is not None and self.template.is_local
+
     def chat_text(self, messages: list[Hidden], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, marks included."""
         if self.template is None:

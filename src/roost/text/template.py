@@ -19,6 +19,7 @@ from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from roost.errors import ConfigError, RequestError
+from roost.text.locality import is_local
 
 SOURCE_BYTES_MAX = 256 * 1024
 TEXT_CHARS_MAX = 4 * 1024 * 1024
@@ -44,7 +45,9 @@ class ChatTemplate:
         self._chars_max = chars_max
         self._names = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         try:
-            self._template = _Sandbox(chars_max, now).from_string(source)
+            sandbox = _Sandbox(chars_max, now)
+            self._template = sandbox.from_string(source)
+            self.is_local = is_local(sandbox.parse(source))
         except (TemplateError, RecursionError, ValueError) as error:
             raise ConfigError(f"chat template: does not compile: {error}") from error
 
