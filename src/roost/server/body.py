@@ -1,15 +1,13 @@
 """Bodies: from the bytes of a request to a checked record, or to an error that names the parameter.
 
-Owns the limits of size and depth. A number that is not finite, a text that is not Unicode, an unknown field or a wrong
-type is refused here, by name, before anything else sees it. Long ones are read beside the event loop, which goes on.
-Called by the endpoints.
+Owns the limits of size, depth and counts. A number that is not finite, a text that is not Unicode, an unknown field or
+a wrong type is refused here, by name, before anything else sees it. Long ones are read beside the event loop, which
+goes on, and what is too much to be read in a moment is refused unread. Called by the endpoints.
 """
 
-import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,16 +17,17 @@ from roost.errors import RequestError
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 DEPTH_MAX = 32
+VALUES_MAX = 2**18  # in one body
+PARTS_MAX = 2**16  # names, lists and objects, each of which takes longer to read than a number
 _NUMBER_END = 2**63
 _NAME_LEN_MAX = 100  # of what a client wrote, in a message
-_LONG = 64 * 1024  # bytes or characters that take longer than others should wait
+_SLICE = 64 * 1024  # bytes that are looked through in one go: other threads wait for no more
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `(.*?)`")
 
 _ENDLESS = re.compile(rb"[0-9]{21}")  # digits of a number that may be too long to be read
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-Value = TypeVar("Value")
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
@@ -37,11 +36,13 @@ async def read(request: Request, kind: type[Body]) -> Body:
     if media != "application/json":
         raise RequestError(415, "content-type", "must be application/json")
     data = await whole(request)
-    return await aside(len(data), lambda: convert(data, kind))
+    value: Body = await request.app.state.desk.aside.do(len(data), lambda: convert(data, kind))
+    return value
 
 
 def convert(data: bytes, kind: type[Body]) -> Body:
     """Some JSON as a record; every value in it finite and of the right type."""
+    _check_counts(data)
     try:
         values = json.loads(data.decode(), parse_int=_whole_number if _ENDLESS.search(data) else None)
     except RecursionError as error:
@@ -70,9 +71,23 @@ async def whole(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def aside(length: int, work: Callable[[], Value]) -> Value:
-    """The result of some work on `length` bytes or characters; if they are many, the event loop goes on meanwhile."""
-    return await asyncio.to_thread(work) if length > _LONG else work()
+def _check_counts(data: bytes) -> None:
+    """Refuse too many values before any of them is made, which nobody could interrupt."""
+    start = in_text = num_values = num_parts = 0
+    while start < len(data):
+        piece = data[start : start + _SLICE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what is escaped belongs to it
+            piece += data[start + len(piece) : start + len(piece) + 1]
+        start += len(piece)
+        pieces = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[in_text::2])
+        in_text ^= (len(pieces) - 1) % 2
+        num_values += outside.count(b",")
+        num_parts += sum(map(outside.count, (b":", b"[", b"{")))
+        if num_values > VALUES_MAX:
+            raise RequestError(413, "body", f"must hold at most {VALUES_MAX} values")
+        if num_parts > PARTS_MAX:
+            raise RequestError(413, "body", f"must hold at most {PARTS_MAX} names, lists and objects")
 
 
 def _whole_number(digits: str) -> int | float:

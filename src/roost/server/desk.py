@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,15 +19,16 @@ from starlette.types import Message, Receive, Scope, Send
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn, refusal
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
-from roost.server.body import aside
+from roost.server.aside import Aside
 from roost.server.config import ServerConfig
 from roost.server.generation import while_connected
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
 from roost.server.refusals import shaped
-from roost.server.turns import Change, Conversations
-from roost.text.language import Language
+from roost.server.turns import MESSAGE_COST, Change, Conversations
+from roost.text.language import Language, num_chars
+from roost.text.tokenizer import too_long
 
 PROMPTS_MAX = 256  # in one request
 LOGPROB_LEAST = -9999.0  # as OpenAI reports it
@@ -41,6 +43,7 @@ class Desk:
         self.keys = keys
         self.metrics = Metrics()
         self.conversations = Conversations()
+        self.aside = Aside()
         self.began = int(time.time())
         self.is_draining = False
         self._language: Language | None = None
@@ -104,28 +107,43 @@ class Desk:
         """A session that no turn has and none gets meanwhile."""
         return self.conversations.held(request, session_id, within_s=self.config.health_answer_s)
 
+    @property
+    def context(self) -> int:
+        """The most tokens of a request."""
+        assert self.link.started is not None
+        return self.link.started.context
+
     async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""
-        texts = [given] if isinstance(given, str) else [each for each in given if isinstance(each, str)]
-        prompts = await aside(sum(map(len, texts)), lambda: self._prompts(given, param))
+        if isinstance(given, list) and len(given) > max(PROMPTS_MAX, self.context):
+            if type(given[0]) is int:
+                raise renamed_to(too_long(str(len(given)), self.context), param)
+            raise _too_many_prompts(given, param)
+        each_len = (len(each) if isinstance(each, str | list) else 1 for each in given)
+        length = len(given) if isinstance(given, str) else sum(each_len)
+        prompts = await self.aside.do(length, lambda: self._prompts(given, param))
         for tokens in prompts:
             self.check_len(tokens, param)
         return prompts
 
-    async def conversation(self, messages: list[dict[str, Any]], param: str) -> tuple[int, ...]:
-        """The tokens of a conversation."""
-        length = sum(len(message["content"]) for message in messages)
-        tokens = await aside(length, lambda: self.language.chat_tokens(messages))
+    async def conversation(
+        self, messages: list[dict[str, Any]], param: str, *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """The tokens of a conversation, up to where the model speaks unless told."""
+        length = num_chars(messages) + MESSAGE_COST * len(messages)
+        chat_tokens, asks = self.language.chat_tokens, add_generation_prompt
+        work = partial(chat_tokens, messages, add_generation_prompt=asks, tokens_max=self.context)
+        try:
+            tokens = await self.aside.do(length, work)
+        except RequestError as error:
+            raise (renamed_to(error, param) if error.param == "tokens" else error) from error
         self.check_len(tokens, param)
         return tokens
 
     def check_len(self, tokens: tuple[int, ...], param: str) -> None:
         """Refuse what the engine could only refuse, before it has to read it."""
-        assert self.link.started is not None
-        context = self.link.started.context
-        if len(tokens) > context:
-            message = f"prompt of {len(tokens)} tokens exceeds the maximum allowed length: --context {context}"
-            raise RequestError(413, param, message)
+        if len(tokens) > self.context:
+            raise renamed_to(too_long(str(len(tokens)), self.context), param)
 
     def _prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         if isinstance(given, str):
@@ -133,18 +151,27 @@ class Desk:
         if given and all(type(each) is int for each in given):
             return [tuple(given)]
         if not 1 <= len(given) <= PROMPTS_MAX:
-            raise RequestError(400, param, f"must hold 1 to {PROMPTS_MAX} prompts, got {len(given)}")
+            raise _too_many_prompts(given, param)
         return [self._tokens(each, param) for each in given]
 
     def _tokens(self, given: Any, param: str) -> tuple[int, ...]:
         if isinstance(given, str):
             try:
-                return self.language.prompt_tokens(given)
+                return self.language.prompt_tokens(given, tokens_max=self.context)
             except RequestError as error:
-                raise RequestError(error.status, param, error.reason) from error
+                raise renamed_to(error, param) from error
         if not isinstance(given, list) or not all(type(each) is int for each in given):
             raise RequestError(400, param, "must be a text, a list of token ids, or a list of either")
         return tuple(given)
+
+
+def renamed_to(error: RequestError, param: str) -> RequestError:
+    """The same refusal, of what the client calls so."""
+    return RequestError(error.status, param, error.reason)
+
+
+def _too_many_prompts(given: list[Any], param: str) -> RequestError:
+    return RequestError(400, param, f"must hold 1 to {PROMPTS_MAX} prompts, got {len(given)}")
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -14,11 +14,11 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
-from roost.server.body import aside
-from roost.server.desk import Desk
+from roost.server.desk import Desk, renamed_to
 from roost.server.generation import Prompt
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported
-from roost.server.turns import Turn
+from roost.server.turns import MESSAGE_COST, Turn
+from roost.text.language import num_chars
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -44,14 +44,15 @@ class Taken:
         """The tokens of what is new, given in one form or in none; only a session's first text begins like a text."""
         turn, plain = self.turn, text if text is not None else ids
         if messages is None and (plain is None or (not plain and turn.length_before)):
-            return turn.no_tokens(generates=generates)
+            return await self.desk.aside.do(turn.num_chars_before, lambda: turn.no_tokens(generates=generates))
         if messages is not None:
             param = param or "messages"
-            length = sum(len(message["content"]) for message in messages)
-            tokens = await aside(length, lambda: turn.chat_tokens(messages, generates=generates))
+            length = turn.num_chars_before + num_chars(messages) + MESSAGE_COST * len(messages)
+            tokens = await self.desk.aside.do(length, lambda: self._chat(messages, param, generates=generates))
         elif text is not None:
             param = param or "text"
-            tokens = turn.plain_tokens(await aside(len(text), lambda: self._encoded(text, param)), generates=generates)
+            encoded = await self.desk.aside.do(len(text), lambda: self._encoded(text, param))
+            tokens = turn.plain_tokens(encoded, generates=generates)
         else:
             assert ids is not None
             param = param or "input_ids"
@@ -77,13 +78,19 @@ class Taken:
         )
 
     def _encoded(self, text: str, param: str) -> tuple[int, ...]:
-        language = self.desk.language
+        language, most = self.desk.language, self.desk.context
         try:
             if self.turn.length_before == 0:
-                return language.prompt_tokens(text)
-            return tuple(language.tokenizer.encode(text, special=False))
+                return language.prompt_tokens(text, tokens_max=most)
+            return tuple(language.tokenizer.encode(text, special=False, tokens_max=most))
         except RequestError as error:
-            raise RequestError(error.status, param, error.reason) from error
+            raise renamed_to(error, param) from error
+
+    def _chat(self, messages: list[dict[str, Any]], param: str, *, generates: bool) -> tuple[int, ...]:
+        try:
+            return self.turn.chat_tokens(messages, generates=generates, tokens_max=self.desk.context)
+        except RequestError as error:
+            raise (renamed_to(error, param) if error.param == "tokens" else error) from error
 
 
 @asynccontextmanager
@@ -112,10 +119,16 @@ def check_no_session(body: OpenAiBody) -> None:
             raise RequestError(400, name, "needs session_id")
 
 
-def plain_messages(given: list[Message]) -> list[dict[str, Any]]:
-    """Messages as templates read them: text only."""
+async def plain_messages(desk: Desk, given: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates read them: text only, and no more of them than a conversation can have tokens."""
     if not given:
         raise RequestError(400, "messages", "must hold at least 1 message")
+    if len(given) > desk.context:
+        raise RequestError(413, "messages", f"must hold at most {desk.context} messages: --context {desk.context}")
+    return await desk.aside.do(MESSAGE_COST * len(given), lambda: _plain_messages(given))
+
+
+def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:
     messages = []
     for number, message in enumerate(given):
         path = f"messages[{number}]."

@@ -98,7 +98,7 @@ async def flush_cache(request: Request) -> Response:
     check_admin(request)
     data = await whole(request)
     if data:
-        convert(data, FlushBody)
+        await desk.aside.do(len(data), lambda: convert(data, FlushBody))
     desk.check_ready()
     answer = await desk.ask(FlushCache())
     if isinstance(answer, Refused):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.messages import OpenSession
 from roost.sched.sessions import TTL_MS_MAX
-from roost.server.body import aside, read
+from roost.server.body import read
 from roost.server.desk import Desk, json_response
 from roost.server.generation import Prompt
 from roost.server.inputs import taken
@@ -126,7 +126,8 @@ def _branched(desk: Desk, branches: Branches, params: SessionParams, new: list[A
 
 
 async def _encoded(desk: Desk, text: str) -> list[int]:
-    return await aside(len(text), lambda: list(desk.language.prompt_tokens(text)))
+    (tokens,) = await desk.prompts(text, "text")
+    return list(tokens)
 
 
 def _without_bos(desk: Desk, ids: list[Any]) -> list[int]:

@@ -52,7 +52,7 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    name, messages = _name("chatcmpl", body), plain_messages(body.messages)
+    name, messages = _name("chatcmpl", body), await plain_messages(desk, body.messages)
     if body.session_id is None:
         check_no_session(body)
         tokens = await desk.conversation(messages, "messages")

@@ -33,6 +33,7 @@ from roost.server.listener import Entrance, cannot_listen
 from roost.server.request_log import RequestLog
 
 HEADER_BYTES_MAX = 32 * 1024
+_SWITCH_S = 0.001  # the event loop waits so long for each thread with long work, which takes turns with it
 _LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code by which shells know it
 
@@ -40,6 +41,7 @@ _INTERRUPTED = 128 + signal.SIGINT  # the exit code by which shells know it
 def serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance, keys: Keys = NO_KEYS) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.set_up(config.log_level)
+    sys.setswitchinterval(_SWITCH_S)
     return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, entrance, keys))
 
 

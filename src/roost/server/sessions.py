@@ -250,7 +250,7 @@ def _check_forms(body: AppendBody | TurnBody, *, needed: bool) -> None:
 
 
 async def _input(turn: Taken, body: AppendBody | TurnBody, *, generates: bool) -> tuple[int, ...]:
-    messages = None if body.messages is None else plain_messages(body.messages)
+    messages = None if body.messages is None else await plain_messages(turn.desk, body.messages)
     return await turn.input(text=body.text, ids=body.input_ids, messages=messages, generates=generates)
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
-from roost.server.body import aside, read
+from roost.server.body import read
 from roost.server.desk import Desk, json_response
 from roost.server.inputs import plain_messages
 from roost.server.models import check_model, started
@@ -63,9 +63,5 @@ async def _chat_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
     assert body.messages is not None
     if body.add_special_tokens:
         raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")
-    messages = plain_messages(body.messages)
-    tokens = await desk.conversation(messages, "messages")  # refuses what is too long
-    if body.add_generation_prompt:
-        return tokens
-    length = sum(len(message["content"]) for message in messages)
-    return await aside(length, lambda: desk.language.chat_tokens(messages, add_generation_prompt=False))
+    messages = await plain_messages(desk, body.messages)
+    return await desk.conversation(messages, "messages", add_generation_prompt=body.add_generation_prompt)

@@ -30,6 +30,7 @@ from roost.text.language import Hidden, Language
 WAITING_MAX = 64  # turns that wait for one session
 CHECK_AT_MIN = 1024  # sessions known here, above which those whose time was up in the engine are looked for
 BRANCHES_MAX = 256  # ended requests of one session whose tokens are kept
+MESSAGE_COST = 64  # characters that take a template as long as what it writes around a message
 COMMITTED = ("stop", "length")  # how a turn ends that becomes history
 
 
@@ -305,15 +306,24 @@ class Turn(Hold):
         """Tokens that the session holds before this turn."""
         return self.conversation.transcript.length
 
+    @property
+    def num_chars_before(self) -> int:
+        """Characters that a template may have to render again for the session's next messages."""
+        transcript = self.conversation.transcript
+        return transcript.num_chars + MESSAGE_COST * transcript.num_messages
+
     def plain_tokens(self, tokens: tuple[int, ...], *, generates: bool) -> tuple[int, ...]:
         """The tokens of plain input, as they are."""
         self._messages, self._generates = None, generates
         return tokens
 
-    def chat_tokens(self, messages: list[dict[str, Any]], *, generates: bool) -> tuple[int, ...]:
+    def chat_tokens(
+        self, messages: list[dict[str, Any]], *, generates: bool, tokens_max: int | None = None
+    ) -> tuple[int, ...]:
         """The tokens that messages add to the session."""
         self._messages, self._generates = self._language.hidden(messages), generates
-        return continuation(self._language, self.conversation.transcript, self._messages, answers=generates)
+        transcript = self.conversation.transcript
+        return continuation(self._language, transcript, self._messages, answers=generates, tokens_max=tokens_max)
 
     def no_tokens(self, *, generates: bool) -> tuple[int, ...]:
         """Nothing new: the model goes on, or answers the messages that were appended."""

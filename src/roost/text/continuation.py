@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from roost.errors import RequestError
-from roost.text.language import Hidden, Language
+from roost.text.language import Hidden, Language, num_chars
 from roost.text.locality import OPENING
 from roost.text.marks import ANSWER
 
@@ -90,7 +90,12 @@ _ANSWER: Hidden = {"role": "assistant", "content": ANSWER}
 
 
 def continuation(
-    language: Language, transcript: Transcript, messages: Sequence[Hidden], *, answers: bool
+    language: Language,
+    transcript: Transcript,
+    messages: Sequence[Hidden],
+    *,
+    answers: bool,
+    tokens_max: int | None = None,
 ) -> tuple[int, ...]:
     """Tokens that new messages add; up to where the model speaks, if it is to answer."""
     if not transcript.is_chat:
@@ -112,13 +117,7 @@ def continuation(
             "this model's chat template writes earlier messages differently when later ones follow, so it cannot "
             "continue a session: send text or input_ids, or whole conversations without a session",
         )
-    return language.text_tokens(added, after=transcript.ended_by)
-
-
-def num_chars(messages: Sequence[Hidden]) -> int:
-    """Characters of messages' contents, as far as they are plain."""
-    contents = (message.get("content") for message in messages)
-    return sum(len(content) for content in contents if isinstance(content, str))
+    return language.text_tokens(added, after=transcript.ended_by, tokens_max=tokens_max)
 
 
 def _added(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.errors import ConfigError, RequestError
-from roost.text.template import ChatTemplate
+from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
 from roost.text.tokenizer import Tokenizer
 
 Hidden = dict[str, Any]  # a message in which marks stand for special tokens that its author spelt
@@ -23,16 +23,22 @@ class Language:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model knows no conversations
 
-    def prompt_tokens(self, text: str) -> tuple[int, ...]:
-        """Tokens of a plain prompt."""
-        return tuple(self.tokenizer.encode_prompt(text))
+    def prompt_tokens(self, text: str, *, tokens_max: int | None = None) -> tuple[int, ...]:
+        """Tokens of a plain prompt; one of more than `tokens_max` is refused, here and below."""
+        return tuple(self.tokenizer.encode_prompt(text, tokens_max=tokens_max))
 
-    def chat_tokens(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
+    def chat_tokens(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tokens_max: int | None = None
+    ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the model speaks."""
-        return self.text_tokens(self.chat_text(self.hidden(messages), add_generation_prompt=add_generation_prompt))
+        text = self.chat_text(self.hidden(messages), add_generation_prompt=add_generation_prompt)
+        return self.text_tokens(text, tokens_max=tokens_max)
 
     def hidden(self, messages: Sequence[dict[str, Any]]) -> list[Hidden]:
         """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
+        length = num_chars(messages)
+        if length > TEXT_CHARS_MAX:
+            raise RequestError(413, "messages", f"hold {length} characters, at most {TEXT_CHARS_MAX} are allowed")
         return [self.tokenizer.marks.hide(message) for message in messages]
 
     @property
@@ -46,21 +52,25 @@ class Language:
             raise RequestError(400, "messages", "this model has no chat template; plain prompts work")
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def text_tokens(self, text: str, *, after: int | None = None) -> tuple[int, ...]:
+    def text_tokens(self, text: str, *, after: int | None = None, tokens_max: int | None = None) -> tuple[int, ...]:
         """Tokens of such a text, or of its end; a first token that is there already (`after`) is left out."""
         if after is None:
-            return tuple(self._encode(text))
+            return tuple(self._encode(text, tokens_max))
         last = _text_of(self.tokenizer, after)
         space, found, rest = text.partition(last)
         if not found or space.strip():
-            return tuple(self._encode(text))
-        return tuple(self._encode(last + rest)[1:])  # read together: what follows a token is not a text's beginning
+            return tuple(self._encode(text, tokens_max))
+        return tuple(
+            self._encode(last + rest, tokens_max)[1:]
+        )  # read together: what follows a token is not a text's beginning
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, tokens_max: int | None) -> list[int]:
         """Tokens of a rendered text: special ones of the template's, plain ones where a user spelt one."""
         marks = self.tokenizer.marks
-        if marks.show(text) == text:
-            return self.tokenizer.encode(text, special=True)
+        shown = marks.show(text)
+        if shown == text:
+            return self.tokenizer.encode(text, special=True, tokens_max=tokens_max)
+        self.tokenizer.check_len(shown, tokens_max)
         tokens: list[int] = []
         trusted = ""  # special tokens, and parts in which no user spelt one
         for part in self.tokenizer.split_special(text):
@@ -68,10 +78,10 @@ class Language:
             if plain == part:
                 trusted += part
                 continue
-            tokens += self.tokenizer.encode(trusted, special=True) if trusted else ()
-            tokens += self.tokenizer.encode(plain, special=False, goes_on=bool(tokens))
+            tokens += self.tokenizer.encode(trusted, special=True, tokens_max=tokens_max)
+            tokens += self.tokenizer.encode(plain, special=False, goes_on=bool(tokens), tokens_max=tokens_max)
             trusted = ""
-        return tokens + (self.tokenizer.encode(trusted, special=True) if trusted else [])
+        return tokens + self.tokenizer.encode(trusted, special=True, tokens_max=tokens_max)
 
     def to_json(self) -> str:
         """Everything another process needs to build the same."""
@@ -97,6 +107,12 @@ def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
     return ChatTemplate(
         source, bos=_text_of(tokenizer, tokenizer.bos_id), eos=_text_of(tokenizer, min(tokenizer.eos_ids, default=None))
     )
+
+
+def num_chars(messages: Sequence[Hidden]) -> int:
+    """Characters of messages' contents, as far as they are plain."""
+    contents = (message.get("content") for message in messages)
+    return sum(len(content) for content in contents if isinstance(content, str))
 
 
 def _text_of(tokenizer: Tokenizer, token: int | None) -> str:

@@ -15,10 +15,12 @@ import tokenizers
 
 from roost.errors import ConfigError, RequestError
 from roost.text.marks import Marks
+from roost.text.reach import reach_of
 
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
 
 SPACE_MARK = "▁"  # sentencepiece's space
+_LONG = 4096  # characters from which on it pays to let other threads run meanwhile
 
 
 class Tokenizer:
@@ -47,6 +49,8 @@ class Tokenizer:
         self._check_ids()
         self._plain, unknown_id = _without_special(inner, {added[id].content for id in self._special})
         self._going_on = _without_first_space(self._plain)
+        byte_chars = _BYTE_OF if spelling == "byte-level" else None
+        self.reach = reach_of(json.loads(inner.to_str()), self._pieces, byte_chars)
         self._unreachable = self._special - {unknown_id}  # by text alone; text may well be unknown
         specials = sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
         self._specials = re.compile(f"({'|'.join(map(re.escape, specials))})") if specials else None
@@ -89,24 +93,38 @@ class Tokenizer:
         """A text cut before and after every special token that it spells."""
         return [part for part in (self._specials.split(text) if self._specials else [text]) if part]
 
-    def encode(self, text: str, *, special: bool, goes_on: bool = False) -> list[int]:
+    def check_len(self, text: str, tokens_max: int | None) -> None:
+        """Refuse a text that must have more tokens; this takes no time, whatever the text."""
+        fewest = 0 if self.reach is None or tokens_max is None else self.reach.fewest_tokens(text)
+        if tokens_max is not None and fewest > tokens_max:
+            raise too_long(f"at least {fewest}", tokens_max)
+
+    def encode(self, text: str, *, special: bool, goes_on: bool = False, tokens_max: int | None = None) -> list[int]:
         """Token ids of a text; the strings of special tokens become those tokens only if `special`.
 
-        A plain text that goes on after a special token gets no space that is only for a text's beginning.
+        A plain text that goes on after a special token gets no space that is only for a text's beginning. A text of
+        more tokens than `tokens_max` is refused, before it is tokenised if that can be. Others run meanwhile.
         """
+        self.check_len(text, tokens_max)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(400, "text", f"not valid Unicode at character {error.start}") from error
         inner = self._inner if special else self._going_on if goes_on else self._plain
-        ids = inner.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG:
+            found = inner.encode(text, add_special_tokens=False)
+        else:
+            (found,) = inner.encode_batch_fast([text], add_special_tokens=False)  # only this form lets go of the GIL
+        if tokens_max is not None and len(found) > tokens_max:
+            raise too_long(str(len(found)), tokens_max)
+        ids = found.ids
         if not special and not self._unreachable.isdisjoint(ids):
             raise RequestError(400, "text", "contains what this model keeps for a special token")
         return ids
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str, *, tokens_max: int | None = None) -> list[int]:
         """Token ids of a plain prompt, with the model's first token if it wants one."""
-        ids = self.encode(text, special=False)
+        ids = self.encode(text, special=False, tokens_max=tokens_max)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool, at_start: bool = False) -> str:
@@ -132,6 +150,12 @@ class Tokenizer:
                 raise ConfigError(f"tokenizer: {name} {id} is outside of its vocabulary of {self.vocab_size}")
         if self.adds_bos and self.bos_id is None:
             raise ConfigError("tokenizer: prompts are to begin with a bos token, but none is named")
+
+
+def too_long(num_tokens: str, tokens_max: int) -> RequestError:
+    """The refusal of what no request can hold."""
+    reason = f"prompt of {num_tokens} tokens exceeds the maximum allowed length: --context {tokens_max}"
+    return RequestError(413, "tokens", reason)
 
 
 def _pieces(inner: tokenizers.Tokenizer, spelling: Spelling) -> list[bytes]:

@@ -1,19 +1,16 @@
-"""Bodies: long ones are read beside the event loop, and encodings other than UTF-8 are not read at all."""
+"""Bodies: too many values are refused unread, encodings other than UTF-8 are not read at all."""
 
-import asyncio
-import threading
+import json
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from roost.errors import RequestError
-from roost.server.body import aside, convert
-from roost.server.schema import GenerateBody
-
-
-def test_long_work_does_not_hold_up_the_event_loop() -> None:
-    here = threading.get_ident()
-    assert asyncio.run(aside(100, threading.get_ident)) == here
-    assert asyncio.run(aside(10**6, threading.get_ident)) != here
+from roost.server import body
+from roost.server.body import PARTS_MAX, VALUES_MAX, convert
+from roost.server.schema import ChatBody, CompletionBody, GenerateBody
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
@@ -27,3 +24,66 @@ def test_a_good_body_of_any_script_is_read_as_it_is() -> None:
     assert (body.text, body.rid) == (["🦉", "日本", "🦉"], ["é", "b", "c"])
     ids = convert(b'{"input_ids": [[1, 2], [9223372036854775807]]}', GenerateBody).input_ids
     assert ids == [[1, 2], [2**63 - 1]]
+
+
+HOSTILE = {
+    "empty messages": b'{"messages": [' + b",".join([b'{"role": "user", "content": ""}'] * 500_000) + b"]}",
+    "unknown names": b"{" + b",".join(b'"k%d": 1' % number for number in range(1_000_000)) + b"}",
+    "empty lists": b'{"prompt": [' + b",".join([b"[]"] * 4_000_000) + b"]}",
+    "numbers": b'{"prompt": [' + b"1," * 6_000_000 + b"1]}",
+    "deep": b'{"prompt": ' + b"[" * 15_000_000,
+    "escapes and lists": b'{"prompt": ["' + b'\\\\\\"' * 1_000_000 + b'"' + b",[]" * 1_000_000 + b"]}",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_too_many_values_are_refused_before_any_of_them_is_made(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "json", None)  # nothing is read
+    with pytest.raises(RequestError, match=r"body: must hold at most \d+ ") as refused:
+        convert(data, ChatBody)
+    assert refused.value.status == 413
+
+
+def test_what_is_in_a_text_is_not_counted() -> None:
+    text = '[{,:"\\' * VALUES_MAX
+    assert convert(json.dumps({"prompt": text}).encode(), CompletionBody).prompt == text
+    ids = list(range(VALUES_MAX))
+    assert convert(json.dumps({"prompt": ids}).encode(), CompletionBody).prompt == ids
+    lists: list[Any] = [[]] * (PARTS_MAX - 3)
+    assert convert(json.dumps({"prompt": lists}).encode(), CompletionBody).prompt == lists
+
+
+texts = st.text('a"\\,:[]{}é', max_size=6)
+values = st.recursive(st.one_of(texts, st.integers()), lambda of: st.lists(of) | st.dictionaries(texts, of))
+
+
+def _counts(value: Any) -> tuple[int, int]:
+    """The plain way: commas, and names with lists and objects."""
+    if not isinstance(value, dict | list):
+        return 0, 0
+    inner = [_counts(each) for each in (value.values() if isinstance(value, dict) else value)]
+    names = len(value) if isinstance(value, dict) else 0
+    num_commas = max(0, len(value) - 1) + sum(commas for commas, _ in inner)
+    return num_commas, 1 + names + sum(parts for _, parts in inner)
+
+
+@settings(deadline=None)
+@given(value=values, slice_len=st.integers(1, 9))
+def test_values_are_counted_as_they_are_wherever_a_body_is_cut(value: Any, slice_len: int) -> None:
+    data = json.dumps({"prompt": value}, ensure_ascii=False).encode()
+    num_values, num_parts = _counts({"prompt": value})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_SLICE", slice_len)
+        for values_max, parts_max in (
+            (num_values, num_parts),
+            (num_values - 1, num_parts),
+            (num_values, num_parts - 1),
+        ):
+            patch.setattr(body, "VALUES_MAX", values_max)
+            patch.setattr(body, "PARTS_MAX", parts_max)
+            try:
+                body._check_counts(data)
+                is_refused = False
+            except RequestError:
+                is_refused = True
+            assert is_refused == (values_max < num_values or parts_max < num_parts)
