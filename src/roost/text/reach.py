@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 DECOMPOSED_MAX = 4  # characters that Unicode composes into one at most
+_ASCII_END = 0x80
+_INNER = frozenset(range(0x80, 0xC0))  # bytes of characters beyond ASCII, after the first
 _KEEPING = ("ByteLevel", "Digits", "Metaspace", "Split", "Punctuation")  # cut a text, if they are not told to remove
 
 
@@ -19,10 +21,14 @@ class Reach:
 
     size: int
     in_bytes: bool  # or in characters
+    missing: bytes = b""  # which no token stands for: they are left out of a text
 
     def fewest_tokens(self, text: str) -> int:
         """Tokens that a text has at least."""
-        length = len(text.encode("utf-8", "surrogatepass")) if self.in_bytes else len(text)
+        if self.in_bytes:
+            length = len(text.encode("utf-8", "surrogatepass").translate(None, self.missing))
+        else:
+            length = len(text) - sum(text.count(chr(byte)) for byte in self.missing if byte < _ASCII_END)
         return -(-length // self.size)
 
 
@@ -30,23 +36,23 @@ def reach_of(source: Mapping[str, Any], pieces: list[bytes], byte_chars: Mapping
     """The reach of a tokenizer.json; `byte_chars`: how a byte-level vocabulary writes bytes, None for sentencepiece."""
     if any(token["lstrip"] or token["rstrip"] for token in source["added_tokens"]):
         return None  # they take all the space around them
-    if not _keeps_all(source["pre_tokenizer"]) or not _is_complete(source["model"], byte_chars):
-        return None
     shrinks_by = _shrinks_by(source["normalizer"])
-    if shrinks_by is None:
+    if shrinks_by is None or not _keeps_all(source["pre_tokenizer"]):
         return None
-    if byte_chars is not None:  # a character has a byte at least, so that this bounds characters too
-        return Reach(size=max(1, *map(len, pieces)) * shrinks_by, in_bytes=shrinks_by == 1)
+    if byte_chars is not None:
+        missing = bytes(byte for char, byte in byte_chars.items() if char not in source["model"]["vocab"])
+        size, in_bytes = max(1, *map(len, pieces)) * shrinks_by, shrinks_by == 1
+        # in characters each must have a byte that is there, and all but ASCII have one of these
+        return Reach(size=size, in_bytes=in_bytes, missing=missing) if in_bytes or not _INNER & {*missing} else None
+    if not _is_complete(source["model"]):
+        return None
     tokens = (*source["model"]["vocab"], *(token["content"] for token in source["added_tokens"]))
     return Reach(size=max(1, *map(len, tokens)) * shrinks_by, in_bytes=False)
 
 
-def _is_complete(model: Mapping[str, Any], byte_chars: Mapping[str, int] | None) -> bool:
+def _is_complete(model: Mapping[str, Any]) -> bool:
     """Whether every character becomes a token or more, none of which stands for many unknown ones."""
-    vocab = model["vocab"]
-    if byte_chars is not None:
-        return all(char in vocab for char in byte_chars)
-    has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
     return has_bytes or (model["unk_token"] is not None and not model["fuse_unk"])
 
 

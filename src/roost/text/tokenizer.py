@@ -20,6 +20,7 @@ from roost.text.reach import reach_of
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
 
 SPACE_MARK = "▁"  # sentencepiece's space
+CHARS_MAX = 4 * 1024 * 1024  # of a text that is to fit some number of tokens
 _LONG = 4096  # characters from which on it pays to let other threads run meanwhile
 
 
@@ -95,8 +96,12 @@ class Tokenizer:
 
     def check_len(self, text: str, tokens_max: int | None) -> None:
         """Refuse a text that must have more tokens; this takes no time, whatever the text."""
-        fewest = 0 if self.reach is None or tokens_max is None else self.reach.fewest_tokens(text)
-        if tokens_max is not None and fewest > tokens_max:
+        if tokens_max is None:
+            return
+        if len(text) > CHARS_MAX:  # of which all may be such as become no token
+            raise RequestError(413, "tokens", f"a text of {len(text)} characters, at most {CHARS_MAX} are allowed")
+        fewest = 0 if self.reach is None else self.reach.fewest_tokens(text)
+        if fewest > tokens_max:
             raise too_long(f"at least {fewest}", tokens_max)
 
     def encode(self, text: str, *, special: bool, goes_on: bool = False, tokens_max: int | None = None) -> list[int]:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Inner
 
 from roost.errors import RequestError
 from roost.text.reach import DECOMPOSED_MAX
-from roost.text.tokenizer import Tokenizer
+from roost.text.tokenizer import CHARS_MAX, Tokenizer
 from tests.unit.text.small import CONTROL, THINK, byte_fields, byte_level, piece_fields, sentencepiece, spelled
 
 
@@ -29,13 +29,43 @@ def _spacious() -> Tokenizer:
     return byte_level("gpt-2", tokens=tokens, token_type=types, merges=merges)
 
 
+def _without(pre: str, *gone: bytes) -> Tokenizer:
+    """A byte-level vocabulary that lacks some bytes, which it leaves out of texts."""
+    tokenizer = byte_level(pre)
+    source = json.loads(json.loads(tokenizer.to_json())["inner"])
+    lacking = {spelled(each) for each in gone}
+    vocab = {token: id for token, id in source["model"]["vocab"].items() if token not in lacking}
+    return _changed(tokenizer, model={"vocab": vocab})
+
+
+def _changed(tokenizer: Tokenizer, **changes: Any) -> Tokenizer:
+    parts = json.loads(tokenizer.to_json())
+    source = json.loads(parts.pop("inner"))
+    for name, value in changes.items():
+        source[name] = value if name != "model" else {**source["model"], **value}
+    return Tokenizer(Inner.from_str(json.dumps(source)), **parts)
+
+
 VOCABULARIES = {
+    "lacks bytes": _without("smollm", b"\x04", b"\x1d", b"\xf1", b"\xc0"),
+    "lacks bytes and composes": _without("qwen2", b"\x04", b"\xf1"),
     **{pre: byte_level(pre) for pre in ("smollm", "llama-bpe", "qwen2")},
     "spaces": _spacious(),
     "sentencepiece": sentencepiece(),
     "no space before": sentencepiece(add_space_prefix=False),
 }
-composed = ["e\u0301", "\u1112\u1161\u11ab", "\u03b1\u0313\u0300\u0345", "\u212b", "u\u0308\u0304", "▁", "日", "🦉"]
+composed = [
+    "e\u0301",
+    "\u1112\u1161\u11ab",
+    "\u03b1\u0313\u0300\u0345",
+    "\u212b",
+    "u\u0308\u0304",
+    "▁",
+    "日",
+    "🦉",
+    "\x04",
+    "\U00040000",
+]
 parts = st.sampled_from([*CONTROL, THINK, "hell", " hell", "123", " " * 64, "\n" * 9, "abc", " abc", "</s>", *composed])
 texts = st.lists(st.one_of(parts, st.text(st.characters(exclude_categories=["Cs"]), max_size=5)), max_size=8).map(
     "".join
@@ -65,14 +95,6 @@ def test_no_character_is_composed_of_more_than_is_reckoned_with() -> None:
     assert longest == DECOMPOSED_MAX
 
 
-def _changed(tokenizer: Tokenizer, **changes: Any) -> Tokenizer:
-    parts = json.loads(tokenizer.to_json())
-    source = json.loads(parts.pop("inner"))
-    for name, value in changes.items():
-        source[name] = value if name != "model" else {**source["model"], **value}
-    return Tokenizer(Inner.from_str(json.dumps(source)), **parts)
-
-
 def _stripping() -> Tokenizer:
     added = json.loads(json.loads(byte_level().to_json())["inner"])["added_tokens"]
     return _changed(byte_level(), added_tokens=[{**each, "rstrip": True} for each in added])
@@ -91,9 +113,20 @@ def _stripping() -> Tokenizer:
             pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False},
         ),
         _changed(sentencepiece(), model={"byte_fallback": False}),
+        _without("qwen2", b"\x80"),
         _stripping(),
     ],
-    ids=["nfkc", "strip", "fewer spaces", "any spaces", "split", "removed", "unknown is fused", "strips"],
+    ids=[
+        "nfkc",
+        "strip",
+        "fewer spaces",
+        "any spaces",
+        "split",
+        "removed",
+        "unknown is fused",
+        "lacks a byte of many",
+        "strips",
+    ],
 )
 def test_where_a_text_may_get_shorter_by_any_amount_its_length_says_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.reach is None
@@ -125,6 +158,18 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenised(make: Any) -> None
     with pytest.raises(RequestError, match=r"prompt of \d+ tokens exceeds"):
         tokenizer.encode("1" * most, special=False, tokens_max=100)
     assert watched.asked != []
+
+
+def test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too() -> None:
+    tokenizer = VOCABULARIES["lacks bytes"]
+    assert tokenizer.encode("\x04" * 100, special=False, tokens_max=1) == []
+    tokenizer._plain, before = Watched(tokenizer._plain), tokenizer._plain  # type: ignore[assignment]
+    try:
+        with pytest.raises(RequestError, match="characters, at most 4194304"):
+            tokenizer.encode("\x04" * (CHARS_MAX + 1), special=False, tokens_max=1)
+        assert tokenizer._plain.asked == []  # type: ignore[attr-defined]
+    finally:
+        tokenizer._plain = before
 
 
 @settings(max_examples=25, deadline=None)
