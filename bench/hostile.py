@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,14 +131,16 @@ class Asking(Watcher):
     """Asks /ready."""
 
     def run(self) -> None:
-        """For ever."""
-        connection = http.client.HTTPConnection(*self._place, timeout=PATIENCE_S)
-        while True:
-            self._since = time.perf_counter()
-            connection.request("GET", "/ready")
-            connection.getresponse().read()
-            self._saw()
-            time.sleep(NEXT_S)
+        """Until the server has gone; each on a connection of its own."""
+        with suppress(OSError):
+            while True:
+                self._since = time.perf_counter()
+                connection = http.client.HTTPConnection(*self._place, timeout=PATIENCE_S)
+                connection.request("GET", "/ready")
+                connection.getresponse().read()
+                connection.close()
+                self._saw()
+                time.sleep(NEXT_S)
 
 
 class Reading(Watcher):
@@ -146,15 +149,16 @@ class Reading(Watcher):
     def run(self) -> None:
         """One answer after another; the first event of each does not count."""
         body = _json({"prompt": "Once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True})
-        while True:
-            connection = http.client.HTTPConnection(*self._place, timeout=PATIENCE_S)
-            connection.request("POST", PLAIN, body, {"content-type": "application/json"})
-            response = connection.getresponse()
-            self._since = time.perf_counter()
-            while line := response.readline():
-                if line.startswith(b"data: "):
-                    self._saw()
-            connection.close()
+        with suppress(OSError, http.client.HTTPException):
+            while True:
+                connection = http.client.HTTPConnection(*self._place, timeout=PATIENCE_S)
+                connection.request("POST", PLAIN, body, {"content-type": "application/json"})
+                response = connection.getresponse()
+                self._since = time.perf_counter()
+                while line := response.readline():
+                    if line.startswith(b"data: "):
+                        self._saw()
+                connection.close()
 
 
 def send(place: tuple[str, int], path: str, file: str, statuses: "multiprocessing.Queue[int]") -> None:

@@ -25,7 +25,8 @@ _SLICE = 64 * 1024  # bytes that are looked through in one go: other threads wai
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `(.*?)`")
 
-_ENDLESS = re.compile(rb"[0-9]{21}")  # digits of a number that may be too long to be read
+_ENDLESS_LEN = 21  # digits of a number that may be too long to be read
+_ENDLESS = re.compile(rb"[0-9]{%d}" % _ENDLESS_LEN)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -42,9 +43,9 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 def convert(data: bytes, kind: type[Body]) -> Body:
     """Some JSON as a record; every value in it finite and of the right type."""
-    _check_counts(data)
+    has_endless = _check_counts(data)
     try:
-        values = json.loads(data.decode(), parse_int=_whole_number if _ENDLESS.search(data) else None)
+        values = json.loads(data.decode(), parse_int=_whole_number if has_endless else None)
     except RecursionError as error:
         raise RequestError(400, "body", f"must be nested at most {DEPTH_MAX} deep") from error
     except ValueError as error:
@@ -71,9 +72,10 @@ async def whole(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _check_counts(data: bytes) -> None:
-    """Refuse too many values before any of them is made, which nobody could interrupt."""
+def _check_counts(data: bytes) -> bool:
+    """Refuse too many values before any of them is made, which nobody could interrupt; True if a number is endless."""
     start = in_text = num_values = num_parts = 0
+    has_endless, tail = False, b""
     while start < len(data):
         piece = data[start : start + _SLICE]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what is escaped belongs to it
@@ -82,17 +84,20 @@ def _check_counts(data: bytes) -> None:
         pieces = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[in_text::2])
         in_text ^= (len(pieces) - 1) % 2
+        has_endless = has_endless or _ENDLESS.search(tail + outside) is not None
+        tail = (tail + outside)[-_ENDLESS_LEN:]  # a number may have been cut
         num_values += outside.count(b",")
         num_parts += sum(map(outside.count, (b":", b"[", b"{")))
         if num_values > VALUES_MAX:
             raise RequestError(413, "body", f"must hold at most {VALUES_MAX} values")
         if num_parts > PARTS_MAX:
             raise RequestError(413, "body", f"must hold at most {PARTS_MAX} names, lists and objects")
+    return has_endless
 
 
 def _whole_number(digits: str) -> int | float:
     """A whole number of JSON; one that is too long to be read is refused later, by name."""
-    return int(digits) if len(digits) <= 20 else math.inf
+    return int(digits) if len(digits) < _ENDLESS_LEN else math.inf
 
 
 def _fault(value: Any, depth: int) -> tuple[str, str] | None:

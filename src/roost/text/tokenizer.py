@@ -54,7 +54,7 @@ class Tokenizer:
         self.reach = reach_of(json.loads(inner.to_str()), self._pieces, byte_chars)
         self._unreachable = self._special - {unknown_id}  # by text alone; text may well be unknown
         specials = sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
-        self._specials = re.compile(f"({'|'.join(map(re.escape, specials))})") if specials else None
+        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
         self.marks = Marks(specials)
         self._adds_space = self.decode(self.encode("a", special=False), skip_special=False).startswith(" ")
 
@@ -92,7 +92,11 @@ class Tokenizer:
 
     def split_special(self, text: str) -> list[str]:
         """A text cut before and after every special token that it spells."""
-        return [part for part in (self._specials.split(text) if self._specials else [text]) if part]
+        parts, start = [], 0
+        for found in self._specials.finditer(text) if self._specials else ():  # other threads may run in between
+            parts += [text[start : found.start()], found[0]]
+            start = found.end()
+        return [part for part in (*parts, text[start:]) if part]
 
     def check_len(self, text: str, tokens_max: int | None) -> None:
         """Refuse a text that must have more tokens; this takes no time, whatever the text."""

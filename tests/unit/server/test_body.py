@@ -53,6 +53,13 @@ def test_what_is_in_a_text_is_not_counted() -> None:
     assert convert(json.dumps({"prompt": lists}).encode(), CompletionBody).prompt == lists
 
 
+@pytest.mark.parametrize("padding", [0, 1, 60_000, *range(65_490, 65_540)])
+def test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut(padding: int) -> None:
+    data = b'{"user": "' + b"a" * padding + b'", "prompt": "a", "seed": ' + b"9" * 5000 + b"}"
+    with pytest.raises(RequestError, match="seed: must be a finite number"):
+        convert(data, CompletionBody)
+
+
 texts = st.text('a"\\,:[]{}é', max_size=6)
 values = st.recursive(st.one_of(texts, st.integers()), lambda of: st.lists(of) | st.dictionaries(texts, of))
 
