@@ -11,6 +11,7 @@ from tests.planted.foreign_bugs import FOREIGN_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
+from tests.planted.text_bugs import TEXT_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
 _SIMULATED = (
@@ -389,5 +390,6 @@ BUGS = (
     *CLIENT_BUGS,
     *FOREIGN_BUGS,
     *EDGE_BUGS,
+    *TEXT_BUGS,
     *mode_bugs(_SIMULATED),
 )

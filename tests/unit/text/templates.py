@@ -92,5 +92,18 @@ COUNTING = """{{ bos_token }}{%- set ns = namespace(index=0) %}{%- for message i
     {{- '<|im_end|>' }}
 {%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
-LOCAL = {"chatml": CHAT, "llama3": LLAMA3, "llama3.1": LLAMA31, "gemma": GEMMA, "mistral": MISTRAL, "qwen2.5": QWEN25}
+# says whether a message's place is even
+PARITY = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ '-' if loop.index0 % 2 else '+' }}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+LOCAL = {
+    "chatml": CHAT,
+    "llama3": LLAMA3,
+    "llama3.1": LLAMA31,
+    "gemma": GEMMA,
+    "mistral": MISTRAL,
+    "qwen2.5": QWEN25,
+    "parity": PARITY,
+}
 OTHERS = {"qwen3": QWEN3, "counting": COUNTING}
