@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from roost.config import ServerConfig
 from roost.errors import RequestError
+from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.inputs import plain_messages
 from roost.server.link import Link

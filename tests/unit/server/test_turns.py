@@ -1,13 +1,26 @@
-"""Sessions that only the server knows: how long they live, with a clock that the test sets."""
+"""Sessions as the server knows them: how long they live, what of them is kept, how many may wait."""
 
+import asyncio
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
-from roost.errors import RequestError
-from roost.messages import Finished, Refused, SpecStats, Tokens, Usage
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import RepeatedTurn
+from roost.front.options import TurnOf
+from roost.messages import Finished, Refused, SessionState, SpecStats, Tokens, Usage
 from roost.server import turns
-from roost.server.turns import Branch, Branches, Conversation, Conversations
+from roost.server.keys import Client
+from roost.server.turns import (
+    BRANCHES_MAX,
+    CHECK_AT_MIN,
+    WAITING_MAX,
+    Branch,
+    Branches,
+    Conversation,
+    Conversations,
+)
 
 ENDED = Finished(
     request_id="r0",
@@ -27,6 +40,17 @@ class Clock:
     def monotonic(self) -> float:
         """The time."""
         return self.now
+
+
+class Connected:
+    """A request whose client stays and says nothing."""
+
+    state = SimpleNamespace(client=Client())
+
+    async def receive(self) -> dict[str, str]:
+        """Nothing, for ever."""
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 @pytest.fixture
@@ -147,3 +171,88 @@ def test_a_name_may_be_used_again_even_by_what_goes_on_from_it() -> None:
     assert names(branches) == {"a", "b", "c"}
     ended(told(branches, "d", (7,), after="a", replaces=True), 8)
     assert names(branches) == {"a", "d"}
+
+
+def _usage(number: int) -> Usage:
+    return Usage(prompt_tokens=number, cached_tokens=0, completion_tokens=number)
+
+
+@pytest.mark.parametrize("num_kept", [0, 1, 2, 3])
+def test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told(num_kept: int) -> None:
+    conversation = Conversation("a", usages=[_usage(number) for number in range(3)])
+    conversation.rewound(
+        SessionState(
+            session_id="a",
+            length=0,
+            resident=0,
+            turns=num_kept,
+            state="idle",
+            idle_ms=0,
+            ttl_ms=None,
+            max_tokens=None,
+            salt="",
+        )
+    )
+    for number in range(num_kept):
+        with pytest.raises(RepeatedTurn) as repeated:
+            conversation.check_number(number)
+        assert repeated.value.usage == _usage(number)
+    for number in (num_kept, num_kept + 1):
+        conversation.check_number(number)
+    conversation.usages.append(_usage(10))
+    with pytest.raises(RepeatedTurn) as again:
+        conversation.check_number(num_kept)
+    assert again.value.usage == _usage(10)
+
+
+@pytest.mark.parametrize("num_ended", [BRANCHES_MAX - 1, BRANCHES_MAX, BRANCHES_MAX + 1, 2 * BRANCHES_MAX])
+def test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten(num_ended: int) -> None:
+    branches = Branches(None)
+    for number in range(num_ended):
+        branches.keep(f"r{number}", (number, 1))
+    first = max(0, num_ended - BRANCHES_MAX)
+    for number in range(num_ended):
+        if number >= first:
+            assert branches.find(f"r{number}") == (number, 1)
+        else:
+            with pytest.raises(RequestError, match="no request 'r"):
+                branches.find(f"r{number}")
+
+
+def test_a_request_that_ends_again_under_its_name_is_the_newest() -> None:
+    branches = Branches(None)
+    for number in range(BRANCHES_MAX):
+        branches.keep(f"r{number}", (number,))
+    branches.keep("r0", (7,))
+    branches.keep("another", (8,))
+    assert branches.find("r0") == (7,)
+    with pytest.raises(RequestError, match="no request 'r1'"):
+        branches.find("r1")
+
+
+@pytest.mark.parametrize("num_open", [CHECK_AT_MIN - 1, CHECK_AT_MIN, CHECK_AT_MIN + 1])
+def test_sessions_that_are_gone_are_looked_for_once_there_are_many(num_open: int) -> None:
+    conversations = Conversations()
+    for number in range(num_open):
+        conversations.open(Conversation(str(number)))
+    assert conversations.are_many == (num_open >= CHECK_AT_MIN)
+    conversations.forget_missing(conversations.snapshot(), {("", "0"), ("", "1")})
+    assert not conversations.are_many and len(conversations.snapshot()) == 2
+
+
+@pytest.mark.parametrize("num_waiting", [WAITING_MAX - 1, WAITING_MAX])
+def test_no_more_turns_wait_for_a_session_than_may(num_waiting: int) -> None:
+    conversations = Conversations()
+    conversations.open(Conversation("a"))
+    conversations.find("a").num_waiting = num_waiting
+
+    async def one_more() -> None:
+        async with conversations.turn(Connected(), TurnOf(session_id="a"), None, timeout_s=None):  # type: ignore[arg-type]
+            pass
+
+    if num_waiting < WAITING_MAX:
+        asyncio.run(one_more())
+    else:
+        with pytest.raises(CapacityError, match=f"{WAITING_MAX} turns wait"):
+            asyncio.run(one_more())
+    assert conversations.find("a").num_waiting == num_waiting
