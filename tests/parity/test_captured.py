@@ -166,3 +166,26 @@ def test_a_prompt_that_is_scored_beside_rounds_keeps_its_scores(depth: int, monk
         assert [score.start for score in scores] and scores[0].start == 1
         found.append([score.logprob for event in scores for score in event.scores])
     assert len(found[0]) == len(second) - 1 and found[1] == pytest.approx(found[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("drafter", ["plain", "target-chain"])
+def test_padding_starts_anew_in_every_replay(
+    drafter: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds in a batch of four, more often than a row is long: the fourth, nobody's, gets no longer."""
+    model, (head, _) = model_of("llama"), DRAFTERS[drafter]
+    made = None if head is None else head_of(head, "llama")
+    rehearsed(monkeypatch, graphs=True)
+    shape = Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed").shape
+    served = Served(model, configure(context=24, max_running=4, spec=shape), made)
+    asked = prompts(*[3] * 12, seed=6)
+    for number, prompt in enumerate(asked):
+        served.submit(f"r{number}", prompt, 20)
+        if number % 3 == 2:
+            served.run()
+    served.executor.close()
+    passes = served.executor.runner.passes
+    assert len(replays) > 2 * passes.tables[0].row_width / shape.accept_max
+    for number, prompt in enumerate(asked):
+        assert served.output(f"r{number}") == greedy("llama", prompt, 20)
+    assert int(passes.lengths.device[passes.sink]) == 0

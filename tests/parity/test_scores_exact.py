@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from roost.config import EngineConfig
@@ -126,3 +127,23 @@ def test_a_prompt_is_scored_without_output(depth: int) -> None:
     for place, score in scores.items():
         assert score.logprob == pytest.approx(expected[place - 1, prompt[place]], abs=NEAR)
         assert [id for id, _ in score.top] == (-expected[place - 1]).argsort(kind="stable")[:2].tolist()
+
+
+# positions that are scored in one step, on both sides of how many are at one time (256), of one prompt and of several
+@pytest.mark.parametrize("lengths", [(256,), (257,), (258,), (513, 3), (514,), (150, 150), (2, 600, 40)], ids=str)
+def test_a_chunk_of_any_length_is_scored_to_its_end(lengths: tuple[int, ...]) -> None:
+    submits = [
+        Submit(request_id=f"r{i}", tokens=prompt, max_new_tokens=0, logprobs=2, prompt_logprobs_from=0)
+        for i, prompt in enumerate(prompts(*lengths, seed=40))
+    ]
+    served = serve(submits, configure(depth=0, chunk=1024, context=640, page_size=16))
+    for submit in submits:
+        scores, expected = prompt_scores(served, submit.request_id), slow_logprobs("llama", submit.tokens)
+        assert list(scores) == list(range(1, len(submit.tokens)))
+        own = expected[np.arange(len(scores)), submit.tokens[1:]]
+        assert [score.logprob for score in scores.values()] == pytest.approx(own, abs=NEAR)
+        best = (-expected[:-1]).argsort(kind="stable")[:, :2]
+        assert [[id for id, _ in score.top] for score in scores.values()] == best.tolist()
+    assert [len(event.scores) for event in served.events if isinstance(event, PromptScores)] == [
+        length - 1 for length in lengths
+    ], "one step had all of it"

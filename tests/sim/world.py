@@ -24,6 +24,7 @@ from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
+from tests.sim.waste import Waste
 from tests.sim.wishes import Finder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
@@ -75,6 +76,7 @@ class World:
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
         self._prompts = prompts
         self._inject_allocation_faults()
+        self.waste = Waste(self.engine.state, resolved)
 
     # --- the executor, watched ---------------------------------------------------------------------------------
 
@@ -86,6 +88,7 @@ class World:
         by_row = {request.row: request for request in self.engine.state.running}
         named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
         self.rules.launched(plan, named, self.report.ticks)
+        self.waste.launched(plan, [request for request, _, _ in named])
         for step, before in self.rules.out.items():
             for request, _, _ in before:
                 user = by_row.get(self._rows[step][request.id])
@@ -193,14 +196,17 @@ class World:
             self.visits.expired(subject)
         elif kind == "admit":
             self.rules.admitted(subject, numbers[0])
+            self.waste.admitted()
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
         elif kind == "sit_out":
             self.checker.asks[subject].sat_out_at = self.report.ticks
+            self.waste.sits_out()
         elif kind == "retract":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self.rules.retracted(subject, *numbers)
+            self.waste.retracted(subject, *numbers)
 
     # --- clients -----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roost.exec import draw
 from roost.exec import sampler as sampler_module
 from roost.exec.device.cpu import CpuDevice
+from roost.exec.draw import RANKED_FIRST
 from roost.exec.sampler import Sampler
 from roost.sampling import Sampling
 from tests.unit.exec.plain import Case, Scores, changed_scores, choice, distribution, sampled, sampler_of
@@ -97,6 +99,36 @@ def test_a_row_does_not_see_the_others_in_a_large_vocabulary(vocab_size: int, mo
     assert sampled(sampler, logits[::-1].copy(), range(39, -1, -1), positions[::-1]) == together[::-1]
     monkeypatch.setattr(sampler_module, "CHUNK_ELEMENTS_MAX", 3 * vocab_size)
     assert sampled(sampler, logits, range(40), positions) == together
+
+
+def _flat_and_peaked(vocab_size: int) -> Scores:
+    """A row whose tokens are all about as likely, and two that have a favourite."""
+    logits = _random_logits(3, vocab_size, seed=5) / 100
+    logits[[0, 2], 7] += 30
+    return logits
+
+
+# on both sides of the number of tokens that are put in order first
+@pytest.mark.parametrize("vocab_size", [RANKED_FIRST - 1, RANKED_FIRST, RANKED_FIRST + 1, 5 * RANKED_FIRST])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.97])
+def test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones(vocab_size: int, top_p: float) -> None:
+    logits = _flat_and_peaked(vocab_size)
+    ks, ps = torch.full((3,), vocab_size), torch.full((3,), top_p, dtype=torch.float64)
+    kept = draw.truncated(*_weights(logits), ks, ps, vocab_size) > 0
+    for row, scores in zip(kept, logits, strict=True):
+        expected, unsure = distribution(Sampling(top_p=top_p), scores)
+        assert not unsure and row.nonzero().flatten().tolist() == list(expected)
+    assert kept[1].sum() > 0.9 * top_p * vocab_size
+    cases = [Case(sampling=Sampling(top_p=top_p, seed=seed)) for seed in range(3)]
+    sampler = sampler_of(cases, vocab_size)
+    for position in range(8):
+        alone = [sampled(sampler, logits[[row]], [row], [position])[0] for row in range(3)]
+        assert sampled(sampler, logits, range(3), [position] * 3) == alone
+
+
+def _weights(logits: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = draw.sane(torch.from_numpy(logits))
+    return scores, draw.weights_of(scores, torch.ones(len(logits), dtype=torch.float64))
 
 
 def test_the_row_and_its_past_do_not_matter() -> None:

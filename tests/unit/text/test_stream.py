@@ -1,8 +1,9 @@
 """A stream says what a whole decode says, a stop string ends an output at the right token, a client sees none of it."""
 
+import gc
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -89,6 +90,31 @@ def _certain_len(stops: tuple[str, ...], text: str) -> int:
 
 # as many and as long as may be asked for; each follows the others far, so that a text leaves one for the next
 MANY = tuple("ab" * number + "a" * (STOP_LEN_MAX - 2 * number - 1) + "c" for number in range(STOPS_MAX))
+
+
+def _kept(thing: object, seen: set[int]) -> int:
+    """Characters, bytes and entries that an object holds, the tokenizer left out."""
+    if id(thing) in seen or isinstance(thing, type | ModuleType | FunctionType | Tokenizer):
+        return 0
+    seen.add(id(thing))
+    size = len(thing) if isinstance(thing, str | bytes | list | tuple | dict) else 0
+    return size + sum(_kept(each, seen) for each in gc.get_referents(thing))
+
+
+@pytest.mark.parametrize("stops", [(), ("Z",), ("é",), ("ZZ",), ("Z", "never", "hello 🦉!"), ("never" * 10,)])
+def test_what_a_stream_keeps_does_not_grow_with_the_output(stops: tuple[str, ...]) -> None:
+    finder, cutter, stream = (
+        StopFinder(BYTE_LEVEL, stops, True),
+        StopCutter(stops),
+        TextStream(BYTE_LEVEL, skip_special=True),
+    )
+    words = BYTE_LEVEL.encode("hello 🦉 日本 ", special=False)
+    sizes = []
+    for _ in range(100):
+        assert finder.feed(words) is None
+        cutter.feed(stream.feed(words))
+        sizes.append(_kept([finder, cutter, stream], set()))
+    assert sizes[-1] == sizes[10], "after a few words it is what it stays"
 
 
 def _searched(tokens: Sequence[int], stops: tuple[str, ...], skip_special: bool) -> tuple[int, str] | None:

@@ -1,0 +1,165 @@
+"""Waste: nobody loses more than the need at hand asks for.
+
+An eviction takes the oldest, as many pages as are missing and no more than a node's worth beyond; a retract spares
+whoever can be spared; who is let in fits beside what the others were promised; prefill has its share of a mixed step.
+Looks into the engine; never changes it.
+"""
+
+from collections.abc import Sequence
+
+from roost.config import Resolved
+from roost.kv.holdings import num_freed, num_held
+from roost.kv.lease import Lease
+from roost.kv.ledger import OutOfPages
+from roost.kv.node import Node
+from roost.kv.pages import ceil_div
+from roost.sched.request import Mark, Request
+from roost.sched.state import State
+from roost.step import StepPlan
+from tests.sim.checker import Broken
+
+PREFILL_PARTS = 4  # prefill has one of so many parts of a mixed step at least, rounds may have the others
+
+
+class Waste:
+    """Watches what one engine takes from whom."""
+
+    def __init__(self, state: State, resolved: Resolved) -> None:
+        self._state, self._resolved = state, resolved
+        self._short: OutOfPages | None = None  # what room is being found for
+        self._victims: list[tuple[Request, int, int]] = []  # retracted for that, with the book and the need
+        self._watch_reserving()
+        self._watch_evicting()
+
+    # --- pages -------------------------------------------------------------------------------------------------
+
+    def _watch_reserving(self) -> None:
+        """Know what is missing; a lease gets the pages of its lengths, and none beside."""
+        store = self._state.store
+        reserve = store.reserve
+
+        def watched(lease: Lease, lengths: Sequence[int]) -> None:
+            self._short = None
+            before = [len(pages) for pages in lease.pages]
+            try:
+                reserve(lease, lengths)
+            except OutOfPages as short:
+                self._short = short
+                raise
+            for length, had, pages in zip(lengths, before, lease.pages, strict=True):
+                if len(pages) > max(had, ceil_div(length, store.page_size)):
+                    raise Broken(f"reserve: {lease.holder} has {len(pages)} pages for {length} positions, had {had}")
+
+        store.reserve = watched  # type: ignore[method-assign]
+
+    def _watch_evicting(self) -> None:
+        """Pages that are missing are evicted, the oldest first, and no node that could have stayed."""
+        store = self._state.store
+        evict, ledger, tree = store.tree.evict, store.ledger, store.tree
+
+        def watched(book: int, count: int) -> None:
+            if self._short is not None:
+                missing = self._short.need - ledger.num_free(book)
+                if book != self._short.book or count > max(0, missing):
+                    raise Broken(f"evict: {count} pages of book {book} are asked for, {missing} are missing")
+            before = {node.id: (node, node.num_held(book)) for node in self._evictable(book)}
+            evict(book, count)
+            after = {node.id for node in tree.nodes.values() if node.num_held(book)}
+            self._check_evicted(book, count, [each for each in before.values() if each[0].id not in after], after)
+
+        tree.evict = watched  # type: ignore[method-assign]
+
+    def _evictable(self, book: int) -> list[Node]:
+        """Nodes that nobody pins, and that hold something of a book."""
+        is_window = book == self._state.store.window_book
+        nodes = self._state.store.tree.nodes.values()
+        return [node for node in nodes if not (node.window_pins if is_window else node.pins) and node.num_held(book)]
+
+    def _check_evicted(self, book: int, count: int, gone: list[tuple[Node, int]], after: set[int]) -> None:
+        if not gone:
+            return
+        freed, largest = sum(held for _, held in gone), max(held for _, held in gone)
+        if count <= 0 or freed >= count + largest:
+            raise Broken(
+                f"evict: {freed} pages of book {book} go in nodes of at most {largest}, {count} were asked for"
+            )
+        newest = max(node.last_used for node, _ in gone)
+        is_window = book == self._state.store.window_book
+        left = [node for node in self._evictable(book) if node.id in after and (is_window or not node.children)]
+        fresh = {node.parent.id for node, _ in gone if node.parent is not None}  # leaves only since their child went
+        older = [node.id for node in left if node.last_used < newest and (is_window or node.id not in fresh)]
+        if older:
+            raise Broken(f"evict: nodes {older} stay, though they were used before {newest}")
+
+    # --- retracts ----------------------------------------------------------------------------------------------
+
+    def retracted(self, request_id: str, book: int, need: int) -> None:
+        """Somebody is to be retracted; more may follow for the same need."""
+        self._victims.append((self._state.requests[request_id], book, need))
+
+    def sits_out(self) -> None:
+        """All retracts for one need are known: each is needed, and together they do."""
+        victims, self._victims, self._short = self._victims, [], None
+        if not victims:
+            return
+        state = self._state
+        _, book, need = victims[0]
+        chosen = [request for request, _, _ in victims]
+        missing = need - state.store.ledger.num_free(book) - state.store.ledger.num_retiring(book)
+        leaving = [each for each in state.running if each.mark is not Mark.NONE and each not in chosen]
+
+        def brings(requests: list[Request]) -> int:
+            return num_freed(state.store, [each.lease for each in leaving + requests], book)
+
+        if brings(chosen) < missing:
+            raise Broken(f"retract: {[each.id for each in chosen]} bring {brings(chosen)} pages of {missing}: in vain")
+        for victim in chosen:
+            others = [each for each in chosen if each is not victim]
+            behind = [each for each in state.running if each.order > victim.order and each not in leaving]
+            if brings(others) >= missing:
+                raise Broken(f"retract: {victim.id} is retracted, the others bring {missing} pages without it")
+            if brings(behind) >= missing:
+                raise Broken(f"retract: {victim.id} is retracted, those behind it would bring {missing} pages")
+
+    # --- promises ----------------------------------------------------------------------------------------------
+
+    def admitted(self) -> None:
+        """Somebody was let in: all that run, with every round that can be in flight, fit into what can be had."""
+        state = self._state
+        idle = [session.lease for session in state.sessions.idle() if session.lease is not None]
+        for book in range(len(self._resolved.books)):
+            ledger = state.store.ledger
+            free = ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
+            spare = num_freed(state.store, idle, book)
+            wanted = sum(self._may_want(request, book) for request in state.running)
+            if wanted > free + spare:
+                names = [request.id for request in state.running]
+                raise Broken(f"promise: {names} may want {wanted} pages of book {book}, {free + spare} can be had")
+
+    def _may_want(self, request: Request, book: int) -> int:
+        """Pages that a request may come to want besides those it has, before one of its results is seen."""
+        resolved, lease = self._resolved, request.lease
+        rounds = 2 if resolved.sched.overlap else 1
+        length = max(request.turn.prefill_len, lease.hi_len) + rounds * resolved.reserves[book]
+        length = min(length, resolved.length_to_fit(book, request.length_max))
+        return max(0, resolved.pages_to_hold(book, length) - num_held(self._state.store, lease, book))
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def launched(self, plan: StepPlan, requests: list[Request]) -> None:
+        """A step runs no more prompt tokens than a chunk has, and no fewer than their share while some are left."""
+        total, chunk = len(plan.tokens), self._resolved.sched.chunk
+        if total > chunk:
+            raise Broken(f"chunk: step {plan.step} has {total} prompt tokens, --chunk is {chunk}")
+        halved = 2 if self._resolved.widths.is_auto else 1  # chunks are shortened at times, to learn what they cost
+        least = max(1, chunk // PREFILL_PARTS // halved)
+        ends = plan.starts + plan.widths
+        cut_short = [
+            request.id
+            for i, request in enumerate(requests)
+            if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
+        ]
+        if cut_short and total < least:
+            raise Broken(
+                f"chunk: step {plan.step} has {total} prompt tokens, {cut_short} have more: {least} is a share"
+            )

@@ -1,0 +1,36 @@
+"""Admission charges exactly what a request may come to hold before a result is seen: not a page less, not one more."""
+
+import pytest
+
+from roost.messages import Submit
+from tests.unit.sched.desk import Desk, desk
+
+PAGE = 4
+
+
+def _let_in(num_pages: int, length: int, spec: str, *, overlap: bool) -> Desk:
+    """An engine that two requests have just reached."""
+    at = desk(num_pages=num_pages, spec=spec, overlap=overlap)
+    for number in range(2):
+        tokens = tuple(range(20 * number, 20 * number + length))
+        at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=1), at.events.append)
+    at.tick()
+    return at
+
+
+# positions past the prompt that each is charged: a round's one, or seven with drafts; two rounds can be in flight
+@pytest.mark.parametrize(
+    ("spec", "overlap", "past_the_prompt"),
+    [("none", False, 1), ("none", True, 2), ("ngram", False, 7), ("ngram", True, 14)],
+)
+@pytest.mark.parametrize("length", [4, 5, 6, 7, 8])
+def test_two_are_let_in_exactly_when_prompts_and_rounds_of_both_fit(
+    spec: str, overlap: bool, past_the_prompt: int, length: int
+) -> None:
+    each = -(-(length + past_the_prompt) // PAGE)
+    fits = _let_in(2 * each, length, spec, overlap=overlap)
+    assert len(fits.engine.state.running) == 2 and fits.engine.waiting_for == ""
+    does_not = _let_in(2 * each - 1, length, spec, overlap=overlap)
+    assert len(does_not.engine.state.running) == 1 and f"{2 * each} pages" in does_not.engine.waiting_for
+    does_not.run()
+    assert {does_not.finished(name).reason for name in ("r0", "r1")} == {"length"}, "it only had to wait"
