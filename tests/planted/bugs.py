@@ -12,6 +12,7 @@ from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.text_bugs import TEXT_BUGS
+from tests.planted.threshold_bugs import THRESHOLD_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
 _SIMULATED = (
@@ -391,5 +392,6 @@ BUGS = (
     *FOREIGN_BUGS,
     *EDGE_BUGS,
     *TEXT_BUGS,
+    *THRESHOLD_BUGS,
     *mode_bugs(_SIMULATED),
 )

@@ -1,0 +1,134 @@
+"""Planted bugs that show only past a threshold of the source, or as waste: what is right but costs others too much."""
+
+from tests.planted.bug import Bug
+
+_SCORES = "roost.exec.scores"
+_ROOM = "roost.sched.room"
+_RADIX = "roost.kv.radix"
+_TURNS = "roost.server.turns"
+_SCORED = "tests/parity/test_scores_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
+_TOP_P = "tests/unit/exec/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
+_OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
+_SPARED = "tests/unit/sched/test_room.py::test_whoever_can_be_spared_is_not_retracted"
+_BRANCHES = "tests/unit/server/test_turns.py::"
+_SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
+_NEXT_VICTIM = "    while newer and num_freed(store, leaving + [each.lease for each in victims], book) < missing:"
+
+THRESHOLD_BUGS = (
+    # --- thresholds ---
+    Bug(
+        "scores_past_the_first_piece",
+        _SCORES,
+        "    return [slice(first, first + _SCORED_MAX) for first in range(0, length, _SCORED_MAX)]",
+        "    return [slice(first, first + _SCORED_MAX) for first in range(0, min(length, _SCORED_MAX), _SCORED_MAX)]",
+        "prompt positions past the 256th of a chunk are not scored",
+        test=_SCORED,
+    ),
+    Bug(
+        "scores_of_their_own_piece",
+        _SCORES,
+        '        logits = logits_of(hidden[sent["index"][part]])',
+        '        logits = logits_of(hidden[sent["index"][: len(sent["index"][part])]])',
+        "prompt positions past the 256th of a chunk are scored by the logits of those before",
+        test=_SCORED,
+    ),
+    Bug(
+        "padding_starts_anew",
+        "roost.exec.passes",
+        "        ends = ends.masked_fill(inputs.rows == self.sink, 0)",
+        "        ends = ends.clone()",
+        "the row that pads captured rounds gets longer with every replay, until it is longer than a row",
+        test="tests/parity/test_captured.py::test_padding_starts_anew_in_every_replay[plain]",
+    ),
+    Bug(
+        "ranked_enough_for_every_row",
+        "roost.exec.draw",
+        "        if bool((held >= total.to(torch.float64) * top_p.unsqueeze(1)).all()):",
+        "        if bool((held >= total.to(torch.float64) * top_p.unsqueeze(1)).any()):",
+        "a flat row is cut to its 1,024 best tokens, if that is enough for a row beside it",
+        test=_TOP_P,
+    ),
+    Bug(
+        "order_after_a_sweep",
+        _RADIX,
+        "                heapq.heapify(heap)",
+        "                heap.reverse()",
+        "once entries that are out of date are swept away, eviction takes what was just used",
+        test=_OLDEST,
+    ),
+    Bug(
+        "usages_are_rewound",
+        _TURNS,
+        "        del self.usages[num_turns:]",
+        "        del self.usages[len(self.usages) :]",
+        "after a rewind a new turn is taken for the one that had its number",
+        test=_BRANCHES + "test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told",
+    ),
+    Bug(
+        "oldest_branch_goes",
+        _TURNS,
+        "            self._tokens.popitem(last=False)",
+        "            self._tokens.popitem()",
+        "from the 257th on, a request cannot be gone on from",
+        test=_BRANCHES + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
+    ),
+    # --- waste ---
+    Bug(
+        "evict_what_is_missing",
+        _ROOM,
+        "    tree.evict(book, need - ledger.num_free(book))",
+        "    tree.evict(book, need)",
+        "as many pages are evicted as are wanted, not as many as are missing",
+    ),
+    Bug(
+        "evict_what_a_reclaim_left_missing",
+        _ROOM,
+        "        tree.evict(book, need - ledger.num_free(book))",
+        "        tree.evict(book, need)",
+        "the same, after an idle session was reclaimed",
+    ),
+    Bug(
+        "evict_no_node_beyond",
+        _RADIX,
+        "        goal = max(0, self._num_evictable[book] - count)",
+        "        goal = max(0, self._num_evictable[book] - count - 1)",
+        "one node is evicted beyond what was asked for",
+    ),
+    Bug(
+        "spare_who_is_not_needed",
+        _ROOM,
+        _SPARE,
+        _SPARE.replace(">=", ">"),
+        "one is retracted beyond those that bring exactly what is missing",
+        test=_SPARED,
+    ),
+    Bug(
+        "last_in_line_first",
+        _ROOM,
+        _NEXT_VICTIM,
+        _NEXT_VICTIM.replace("<", "<="),
+        "an older one is retracted in place of those behind it that bring exactly what is missing",
+    ),
+    Bug(
+        "rounds_in_flight_are_charged",
+        "roost.sched.admission",
+        "    soon = max(prefill_len, lease.hi_len) + (1 + resolved.depth) * resolved.reserves[book]",
+        "    soon = max(prefill_len, lease.hi_len) + max(1, resolved.depth) * resolved.reserves[book]",
+        "at depth 1 a request is let in with the pages of one round, where two can be in flight",
+    ),
+    Bug(
+        "prefill_has_its_share",
+        "roost.sched.planner",
+        "_PREFILL_SHARE = 4  # a mixed step leaves at least chunk / 4 tokens to prefill",
+        "_PREFILL_SHARE = 10**6",
+        "beside many rounds a prompt is prefilled one token a step",
+    ),
+    Bug(
+        "tail_of_a_stop_of_one_character",
+        "roost.text.stream",
+        "            self._tail = text[max(0, len(text) - self._tail_len) :]",
+        "            self._tail = text[-self._tail_len :]",
+        "with stops of one character all output is kept, and searched with every token",
+        test="tests/unit/text/test_stream.py::test_what_a_stream_keeps_does_not_grow_with_the_output",
+    ),
+)
