@@ -88,3 +88,26 @@ def test_a_decoding_row_is_bit_equal_whatever_rows_are_beside_it() -> None:
         reads = plan_reads(table, [span], page_size=16, window=None, head_dim=HEAD_DIM)
         alone = paged_attention(query[row : row + 1], keys, values, reads, scale=SCALE)
         assert torch.equal(alone, together[row : row + 1]), length
+
+
+# rows that decode, on both sides of how many slots are gathered at a time and of where their padding gets coarser
+@pytest.mark.parametrize("ends", [(64,) * 33, (65,) * 17, (512, 513), (1024,) * 3, (2048, 2049, 3), (1, 2, 3) * 24])
+@pytest.mark.parametrize("width", [1, 3])
+def test_any_number_of_rounds_of_any_length_read_all_their_keys(ends: tuple[int, ...], width: int) -> None:
+    generator = torch.Generator().manual_seed(len(ends))
+    number = torch.arange(width)
+    tree = None if width == 1 else Tree(depths=number, sees=number <= number[:, None])
+    ends = tuple(end + width - 1 for end in ends)
+    offsets = [sum(ends[:row]) for row in range(len(ends))]  # a page is one slot
+    table = torch.zeros(len(ends), max(ends), dtype=torch.int32)
+    keys, values = torch.randn((2, sum(ends), NUM_KV_HEADS, HEAD_DIM), generator=generator)
+    query = torch.randn((len(ends) * width, NUM_HEADS, HEAD_DIM), generator=generator)
+    spans, dense = [], []
+    for row, (end, offset) in enumerate(zip(ends, offsets, strict=True)):
+        table[row, :end] = torch.arange(offset, offset + end)
+        start, at = end - width, row * width
+        spans.append(Span(row=row, offset=at, width=width, start=start, tree=tree))
+        own = (each[offset : offset + end] for each in (keys, values))
+        dense.append(causal_attention(query[at : at + width], *own, start=start, first=0, window=None, scale=SCALE))
+    reads = plan_reads(table, spans, page_size=1, window=None)
+    torch.testing.assert_close(paged_attention(query, keys, values, reads, scale=SCALE), torch.cat(dense))

@@ -12,7 +12,7 @@ from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Node
-from roost.kv.pages import ceil_div
+from roost.kv.pages import ceil_div, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.step import StepPlan
@@ -27,6 +27,7 @@ class Waste:
     def __init__(self, state: State, resolved: Resolved) -> None:
         self._state, self._resolved = state, resolved
         self._short: OutOfPages | None = None  # what room is being found for
+        self._asked: dict[int, list[int]] = {}  # by lease: the lengths, per book, that it last had room made for
         self._victims: list[tuple[Request, int, int]] = []  # retracted for that, with the book and the need
         self._watch_reserving()
         self._watch_evicting()
@@ -39,7 +40,7 @@ class Waste:
         reserve = store.reserve
 
         def watched(lease: Lease, lengths: Sequence[int]) -> None:
-            self._short = None
+            self._short, self._asked[lease.id] = None, list(lengths)
             before = [len(pages) for pages in lease.pages]
             try:
                 reserve(lease, lengths)
@@ -51,6 +52,17 @@ class Waste:
                     raise Broken(f"reserve: {lease.holder} has {len(pages)} pages for {length} positions, had {had}")
 
         store.reserve = watched  # type: ignore[method-assign]
+
+    def after_tick(self) -> None:
+        """Nobody keeps a window page that no continuation from its last whole page reads, but for a turn's anchor."""
+        store = self._state.store
+        if store.window_book is None:
+            return
+        for lease in store.leases.values():
+            whole_len = floor_to(max(0, lease.settled_len - 1), store.page_size)
+            first = store.books[store.window_book].first_needed(whole_len, store.page_size)
+            if lease.evicted_len < first:
+                raise Broken(f"window: {lease} keeps what lies before {first}")
 
     def _watch_evicting(self) -> None:
         """Pages that are missing are evicted, the oldest first, and no node that could have stayed."""
@@ -147,7 +159,12 @@ class Waste:
     # --- steps -------------------------------------------------------------------------------------------------
 
     def launched(self, plan: StepPlan, requests: list[Request]) -> None:
-        """A step runs no more prompt tokens than a chunk has, and no fewer than their share while some are left."""
+        """Room was made for what the step writes; prompts have no more of it than a chunk, and no less than a share."""
+        for i, request in enumerate(requests):
+            end, reserves = int(plan.his[i] + plan.widths[i]), self._resolved.reserves
+            needs = [end if plan.is_prefill[i] else int(plan.his[i]) + reserve for reserve in reserves]
+            if self._asked[request.lease.id] != needs:
+                raise Broken(f"reserve: {request.id} had room made to {self._asked[request.lease.id]}, needs {needs}")
         total, chunk = len(plan.tokens), self._resolved.sched.chunk
         if total > chunk:
             raise Broken(f"chunk: step {plan.step} has {total} prompt tokens, --chunk is {chunk}")

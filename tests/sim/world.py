@@ -412,6 +412,7 @@ class World:
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
+        self.waste.after_tick()
         self.visits.after_tick()
         self.report.audits += 1
         for ask in aborted:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roost.errors import RequestError
-from roost.sampling import Sampling
+from roost.sampling import LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, SEED_END, TOP_K_MAX, Sampling
 from roost.values import fitted
 
 VOCAB_SIZE = 100
@@ -85,3 +85,20 @@ def test_plain_greedy_is_greedy_on_the_models_own_scores() -> None:
     assert Sampling(temperature=0, top_p=0.5, min_p=0.5, seed=3).plain_greedy
     assert not Sampling(temperature=0, logit_bias=((1, 1.0),)).plain_greedy
     assert not Sampling().plain_greedy
+
+
+LIMITS: list[tuple[str, Any, Any]] = [  # option, what is just allowed, the least that is not
+    ("top_k", TOP_K_MAX, TOP_K_MAX + 1),
+    ("seed", SEED_END - 1, SEED_END),
+    ("logit_bias", ((0, LOGIT_BIAS_MAX),), ((0, math.nextafter(LOGIT_BIAS_MAX, math.inf)),)),
+    ("logit_bias", ((0, -LOGIT_BIAS_MAX),), ((0, math.nextafter(-LOGIT_BIAS_MAX, -math.inf)),)),
+    ("logit_bias", *(tuple((i, 1.0) for i in range(LOGIT_BIAS_ENTRIES_MAX + more)) for more in (0, 1))),
+]
+
+
+@pytest.mark.parametrize(("name", "allowed", "refused"), LIMITS, ids=lambda value: str(value)[:20])
+def test_an_option_has_the_range_that_it_says(name: str, allowed: Any, refused: Any) -> None:
+    Sampling(**{name: allowed}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
+    with pytest.raises(RequestError) as caught:
+        Sampling(**{name: refused}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
+    assert caught.value.param == name

@@ -18,7 +18,16 @@ from roost.messages import (
     Submit,
 )
 from roost.sampling import Sampling
-from roost.sched.intake import take
+from roost.sched.intake import (
+    LOGPROBS_MAX,
+    PRIORITY_MAX,
+    STOP_IDS_MAX,
+    STOP_LEN_MAX,
+    STOPS_MAX,
+    TIMEOUT_MS_MAX,
+    take,
+)
+from roost.sched.sessions import ID_LEN_MAX, TOKENS_MAX, TTL_MS_MAX
 from roost.sched.state import State
 from tests.unit.sched.desk import VOCAB, Desk, desk
 
@@ -223,3 +232,51 @@ def test_a_request_that_names_no_limit_is_told_the_one_it_got() -> None:
     finished = at.events[-1]
     assert isinstance(finished, Finished) and finished.reason == "length"
     assert finished.max_new_tokens == finished.usage.completion_tokens == 61
+
+
+def _open(name: str = "t", **more: object) -> OpenSession:
+    return OpenSession(session_id=name, **more)  # type: ignore[arg-type]
+
+
+# (as much as is allowed, the least that is not)
+LIMITS: dict[str, tuple[Command, Command]] = {
+    "logprobs": (_submit(logprobs=LOGPROBS_MAX), _submit(logprobs=LOGPROBS_MAX + 1)),
+    "priority": (_submit(priority=PRIORITY_MAX), _submit(priority=PRIORITY_MAX + 1)),
+    "least priority": (_submit(priority=-PRIORITY_MAX), _submit(priority=-PRIORITY_MAX - 1)),
+    "timeout": (_submit(timeout_ms=TIMEOUT_MS_MAX), _submit(timeout_ms=TIMEOUT_MS_MAX + 1)),
+    "least timeout": (_submit(timeout_ms=1), _submit(timeout_ms=0)),
+    "stops": (_submit(stop=("7",) * STOPS_MAX), _submit(stop=("7",) * (STOPS_MAX + 1))),
+    "length of a stop": (_submit(stop=("7" * STOP_LEN_MAX,)), _submit(stop=("7" * (STOP_LEN_MAX + 1),))),
+    "min_new_tokens": (_submit(min_new_tokens=4), _submit(min_new_tokens=5)),
+    "logprob_start_len": (_submit(prompt_logprobs_from=3), _submit(prompt_logprobs_from=4)),
+    "context": (_submit(max_new_tokens=61), _submit(max_new_tokens=62)),
+    "length of an id": (_open("x" * ID_LEN_MAX), _open("x" * (ID_LEN_MAX + 1))),
+    "length of a fork's id": tuple(ForkSession(session_id="s", new_id="x" * (ID_LEN_MAX + more)) for more in (0, 1)),
+    "ttl": (_open(ttl_ms=TTL_MS_MAX), _open(ttl_ms=TTL_MS_MAX + 1)),
+    "least ttl": (_open(ttl_ms=1), _open(ttl_ms=0)),
+    "tokens of a session": (_open(max_tokens=TOKENS_MAX), _open(max_tokens=TOKENS_MAX + 1)),
+    "least tokens of a session": (_open(max_tokens=1), _open(max_tokens=0)),
+    "length of a rewind": (RewindSession(session_id="s", length=5), RewindSession(session_id="s", length=6)),
+    "turn of a rewind": (RewindSession(session_id="s", turn=1), RewindSession(session_id="s", turn=2)),
+}
+
+
+@pytest.mark.parametrize("limit", list(LIMITS))
+def test_what_is_just_allowed_is_taken_and_one_more_is_refused(limit: str) -> None:
+    answers = []
+    for command in LIMITS[limit]:
+        at = desk()
+        at.send(OpenSession(session_id="s"))
+        at.send(_submit("first", session_id="s", max_new_tokens=2))
+        at.run()
+        answers.append(at.send(command))
+        at.run()
+    assert not any(isinstance(event, Refused) for event in answers[0]), answers[0]
+    assert [type(event) for event in answers[1]] == [Refused]
+
+
+@pytest.mark.parametrize("num_ids", [STOP_IDS_MAX, STOP_IDS_MAX + 1])
+def test_as_many_stop_ids_are_looked_at_as_may_be_given(num_ids: int) -> None:
+    (refused,) = desk().send(_submit(stop_token_ids=frozenset(range(num_ids))))
+    too_many = f"at most {STOP_IDS_MAX}" in refused.message  # type: ignore[union-attr]
+    assert isinstance(refused, Refused) and too_many == (num_ids > STOP_IDS_MAX), "the vocabulary is smaller"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roost.errors import RequestError
 from roost.server import body
-from roost.server.body import PARTS_MAX, VALUES_MAX, convert
+from roost.server.body import _NAME_LEN_MAX, _NUMBER_END, DEPTH_MAX, PARTS_MAX, VALUES_MAX, convert
 from roost.server.schema import ChatBody, CompletionBody, GenerateBody
 
 
@@ -94,3 +94,34 @@ def test_values_are_counted_as_they_are_wherever_a_body_is_cut(value: Any, slice
             except RequestError:
                 is_refused = True
             assert is_refused == (values_max < num_values or parts_max < num_parts)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a": '])
+def test_a_body_may_be_as_deep_as_it_says_and_no_deeper(opening: str) -> None:
+    closing = {"[": "]", '{"a": ': "}"}[opening]
+    for depth in (DEPTH_MAX - 1, DEPTH_MAX):  # and the body itself
+        body = '{"text": ' + opening * depth + "1" + closing * depth + "}"
+        said = _refusal(body)
+        assert (f"must be nested at most {DEPTH_MAX} deep" in said) == (depth == DEPTH_MAX), said
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("place", ["{}", "[{}]", '{{"a": {}}}'])
+def test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond(place: str, sign: str) -> None:
+    for number in (_NUMBER_END - 1, _NUMBER_END, 10**20, 10**21):
+        said = _refusal('{"text": ' + place.format(f"{sign}{number}") + "}")
+        assert ("less than 2**63" in said) == (number >= _NUMBER_END), said
+        assert said.startswith("text"), said
+
+
+def test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length() -> None:
+    for length in (_NAME_LEN_MAX, _NAME_LEN_MAX + 1, 10**5):
+        name = "x" * length
+        said = _refusal('{"' + name + '": 1}')
+        assert said.startswith("x" * min(length, _NAME_LEN_MAX) + ":") and len(said) < 2 * _NAME_LEN_MAX
+
+
+def _refusal(body: str) -> str:
+    with pytest.raises(RequestError) as refused:
+        convert(body.encode(), GenerateBody)
+    return str(refused.value)
