@@ -48,12 +48,18 @@ def test_slots_change_places_within_a_group(device: torch.device) -> None:
     check((2, 23, 2, 40), torch.bfloat16, torch.arange(20, device=device)[None], order[None].to(device))
 
 
-@pytest.mark.parametrize("group_len", [65, 130, 512])
+@pytest.mark.parametrize("group_len", [65, 130, 512, copy._GROUP_LEN_MAX])
 def test_slots_change_places_within_a_long_group(group_len: int, device: torch.device) -> None:
     orders = [Random(seed).sample(range(group_len), group_len) for seed in range(2)]
     sources = torch.arange(2 * group_len).view(2, -1)
     dests = torch.stack([group_len * number + torch.tensor(order) for number, order in enumerate(orders)])
     check((2, 2 * group_len, 1, 48), torch.float16, sources.to(device), dests.to(device))
+
+
+def test_a_group_longer_than_a_program_holds_is_refused(device: torch.device) -> None:
+    slots = torch.arange(copy._GROUP_LEN_MAX + 1, device=device)[None]
+    with pytest.raises(AssertionError, match="does not fit a program"):
+        check((1, copy._GROUP_LEN_MAX + 1, 1, 16), torch.float16, slots, slots)
 
 
 def test_groups_that_are_one_in_memory_copy_from_one_place(device: torch.device) -> None:

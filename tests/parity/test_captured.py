@@ -189,3 +189,28 @@ def test_padding_starts_anew_in_every_replay(
     for number, prompt in enumerate(asked):
         assert served.output(f"r{number}") == greedy("llama", prompt, 20)
     assert int(passes.lengths.device[passes.sink]) == 0
+
+
+def test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    rehearsed(monkeypatch, graphs=True)
+    served = Served(model, configure(chunk=40, max_running=5, context=64))
+    served.executor.close()
+    rounds, chunks = served.executor.runner._graphs, served.executor.runner._chunks
+    assert rounds is not None and chunks is not None
+    sizes = [found and found.sizes.rows for found in (rounds.find(number, 1) for number in range(1, 7))]
+    assert sizes == [1, 2, 4, 4, 5, None] and rounds.find(1, 2) is None
+    for (num_chunks, num_tokens), size in {
+        (1, 1): (2, 15),
+        (2, 15): (2, 15),
+        (3, 15): (4, 31),  # too many for the smallest
+        (1, 16): (4, 31),
+        (4, 31): (4, 31),
+        (5, 31): (5, 40),
+        (1, 32): (5, 40),
+        (5, 40): (5, 40),
+        (5, 41): None,
+        (6, 40): None,
+    }.items():
+        found = chunks.find(num_chunks, num_tokens)
+        assert (found and (found.size.chunks, found.size.tokens)) == size, (num_chunks, num_tokens)

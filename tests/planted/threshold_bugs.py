@@ -10,6 +10,7 @@ _SCORED = "tests/parity/test_scores_exact.py::test_a_chunk_of_any_length_is_scor
 _TOP_P = "tests/unit/exec/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
 _SPARED = "tests/unit/sched/test_room.py::test_whoever_can_be_spared_is_not_retracted"
+_SMALLEST = "tests/parity/test_captured.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
 _BRANCHES = "tests/unit/server/test_turns.py::"
 _SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
 _NEXT_VICTIM = "    while newer and num_freed(store, leaving + [each.lease for each in victims], book) < missing:"
@@ -72,6 +73,14 @@ THRESHOLD_BUGS = (
         "from the 257th on, a request cannot be gone on from",
         test=_BRANCHES + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
     ),
+    Bug(
+        "fork_has_its_own_tokens",
+        "roost.session.record",
+        "        return Record(self._tokens[: self._len])",
+        "        twin = Record()\n        twin._tokens, twin._len = self._tokens, self._len\n        return twin",
+        "a fork and its source write their next tokens over each other's",
+        test="tests/unit/session/test_record.py::test_a_copy_and_what_it_was_made_of_go_on_each_by_itself",
+    ),
     # --- waste ---
     Bug(
         "evict_what_is_missing",
@@ -130,5 +139,68 @@ THRESHOLD_BUGS = (
         "            self._tail = text[-self._tail_len :]",
         "with stops of one character all output is kept, and searched with every token",
         test="tests/unit/text/test_stream.py::test_what_a_stream_keeps_does_not_grow_with_the_output",
+    ),
+    Bug(
+        "order_of_eviction_is_swept",
+        _RADIX,
+        "            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # mostly out-of-date entries by now",
+        "            if len(heap) > 10**9:",
+        "the order of eviction takes more memory with every use of a cached prefix",
+        test="tests/unit/kv/test_eviction.py::test_the_order_of_eviction_takes_no_more_memory_the_longer_a_server_runs",
+    ),
+    Bug(
+        "room_for_the_step_alone",
+        "roost.sched.planner",
+        "        needs = [hi + (chunk or each) for each in reserves]",
+        "        needs = [hi + chunk + each for each in reserves]",
+        "a chunk takes the pages of a round too, before there is one",
+    ),
+    Bug(
+        "windows_move_on",
+        "roost.kv.store",
+        "        whole_len = floor_to(max(0, length - 1), self.page_size)",
+        "        whole_len = floor_to(max(0, length - 1 - self.page_size), self.page_size)",
+        "every lease keeps a window page that nothing reads any more",
+    ),
+    Bug(
+        "retract_what_helps",
+        _ROOM,
+        "        return  # not even all of them would do: wait for the older ones",
+        "        pass",
+        "requests are retracted although all they have does not do",
+        test=_SPARED,
+    ),
+    Bug(
+        "waiting_is_not_looked_up",
+        "roost.sched.admission",
+        '    return "" if better else refusal.reason',
+        '    return ""',
+        "a long prompt that has to wait is looked up in the tree in every tick",
+        test="tests/unit/sched/test_admission.py::"
+        "test_who_has_to_wait_is_not_looked_up_again_before_something_has_changed",
+    ),
+    Bug(
+        "branch_that_ends_again_is_the_newest",
+        _TURNS,
+        "        self._tokens.move_to_end(name)  # one of that name may have ended before",
+        "        self._tokens.move_to_end(next(iter(self._tokens)), last=False)",
+        "a request that ends again under its name is forgotten as if it had ended only once",
+        test=_BRANCHES + "test_a_request_that_ends_again_under_its_name_is_the_newest",
+    ),
+    Bug(
+        "smallest_captured_round",
+        "roost.exec.graphs",
+        "        return self._captured[min(sizes), width] if sizes else None",
+        "        return self._captured[max(sizes), width] if sizes else None",
+        "one request is padded to the largest captured batch",
+        test=_SMALLEST,
+    ),
+    Bug(
+        "smallest_captured_chunks",
+        "roost.exec.chunk_graphs",
+        "        return next((each for each in self._captured if each.size.holds(num_rows, num_tokens)), None)",
+        "        return next((each for each in self._captured[::-1] if each.size.holds(num_rows, num_tokens)), None)",
+        "a short chunk is padded to the largest captured size",
+        test=_SMALLEST,
     ),
 )

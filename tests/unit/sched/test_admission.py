@@ -2,6 +2,8 @@
 
 import pytest
 
+from roost.kv.node import Key
+from roost.kv.radix import Match
 from roost.messages import Submit
 from tests.unit.sched.desk import Desk, desk
 
@@ -34,3 +36,25 @@ def test_two_are_let_in_exactly_when_prompts_and_rounds_of_both_fit(
     assert len(does_not.engine.state.running) == 1 and f"{2 * each} pages" in does_not.engine.waiting_for
     does_not.run()
     assert {does_not.finished(name).reason for name in ("r0", "r1")} == {"length"}, "it only had to wait"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_has_to_wait_is_not_looked_up_again_before_something_has_changed(overlap: bool) -> None:
+    at = desk(num_pages=12, overlap=overlap)
+    tree, looked_up = at.engine.state.store.tree, list[int]()
+    match = tree.match
+
+    def counted(space: str, key: Key) -> Match | None:
+        looked_up.append(len(key))
+        return match(space, key)
+
+    tree.match = counted  # type: ignore[method-assign]
+    for number in range(2):
+        tokens = tuple(range(25 * number, 25 * number + 24))
+        at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=20), at.events.append)
+    for _ in range(15):
+        at.tick()
+        assert len(at.engine.state.running) == 1 and at.engine.waiting_for
+    assert len(looked_up) <= 3, "one for each, and one for what the first has shared"
+    at.run()
+    assert len(looked_up) <= 6

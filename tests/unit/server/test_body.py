@@ -1,6 +1,8 @@
 """Bodies: too many values are refused unread, encodings other than UTF-8 are not read at all."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 
 from roost.errors import RequestError
 from roost.server import body
-from roost.server.body import _NAME_LEN_MAX, _NUMBER_END, DEPTH_MAX, PARTS_MAX, VALUES_MAX, convert
+from roost.server.body import (
+    _NAME_LEN_MAX,
+    _NUMBER_END,
+    BODY_BYTES_MAX,
+    DEPTH_MAX,
+    PARTS_MAX,
+    VALUES_MAX,
+    convert,
+    whole,
+)
 from roost.server.schema import ChatBody, CompletionBody, GenerateBody
 
 
@@ -125,3 +136,20 @@ def _refusal(body: str) -> str:
     with pytest.raises(RequestError) as refused:
         convert(body.encode(), GenerateBody)
     return str(refused.value)
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_body_is_as_long_as_it_may_be(num_more: int) -> None:
+    class Sent:
+        """A request that comes in two parts."""
+
+        async def stream(self) -> AsyncIterator[bytes]:
+            """The parts."""
+            yield b"x" * (BODY_BYTES_MAX - 1)
+            yield b"x" * (1 + num_more)
+
+    if num_more == 0:
+        assert len(asyncio.run(whole(Sent()))) == BODY_BYTES_MAX  # type: ignore[arg-type]
+    else:
+        with pytest.raises(RequestError, match=f"body: must be at most {BODY_BYTES_MAX} bytes"):
+            asyncio.run(whole(Sent()))  # type: ignore[arg-type]

@@ -73,3 +73,16 @@ def test_pairs_are_told_apart_by_both_halves_whatever_the_vocabulary() -> None:
     top = 2**31 - 1
     pairs = np.array([(top, 0), (0, top), (top, top), (1, 0), (0, 1)], dtype=np.int32)
     assert len({int(key_of(pair, pair=True)[0]) for pair in pairs}) == len(pairs)
+
+
+def test_a_copy_and_what_it_was_made_of_go_on_each_by_itself() -> None:
+    record = Record([1, 2, 3])
+    record.append([4])  # there is room for more behind it now
+    copy = record.copy()
+    record.append([5, 6])
+    copy.append([7])
+    assert record.slice(0, 6).tolist() == [1, 2, 3, 4, 5, 6]
+    assert copy.slice(0, 5).tolist() == [1, 2, 3, 4, 7]
+    copy.cut(2)
+    copy.append([8])
+    assert record.slice(0, 6).tolist() == [1, 2, 3, 4, 5, 6] and copy.slice(0, 3).tolist() == [1, 2, 8]

@@ -1,0 +1,161 @@
+"""Numbers of the source, by module and name: which test stands on both sides of each, or why it needs none.
+
+A number that decides which way something goes (a threshold, a size, a limit) names a test that crosses it. One that
+decides nothing, or only how good a guess is, says so. Whoever adds a number adds it here.
+"""
+
+_INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
+_SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
+_TURNS = "tests/unit/server/test_turns.py::"
+_BODY = "tests/unit/server/test_body.py::"
+_GENERATION = "tests/unit/server/test_generation.py::"
+_DRAFTING = "tests/unit/sched/test_drafting.py::"
+_CHUNKS = "tests/unit/sched/test_chunks.py::"
+_KERNELS = "tests/kernels/"
+_CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
+
+TESTED: dict[str, str] = {
+    # --- kv, sched ---
+    "roost.kv.radix._HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
+    "test_the_least_recently_used_goes_first_however_often_that_has_changed",
+    "roost.sched.intake.LOGPROBS_MAX": _INTAKE,
+    "roost.sched.intake.PRIORITY_MAX": _INTAKE,
+    "roost.sched.intake.TIMEOUT_MS_MAX": _INTAKE,
+    "roost.sched.intake.STOPS_MAX": _INTAKE,
+    "roost.sched.intake.STOP_LEN_MAX": _INTAKE,
+    "roost.sched.intake.STOP_IDS_MAX": "tests/unit/sched/test_intake.py::"
+    "test_as_many_stop_ids_are_looked_at_as_may_be_given",
+    "roost.sched.sessions.ID_LEN_MAX": _INTAKE,
+    "roost.sched.sessions.TTL_MS_MAX": _INTAKE,
+    "roost.sched.sessions.TOKENS_MAX": _INTAKE,
+    "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_fairness.py::"
+    "test_prefill_has_its_share_of_a_step_however_many_rounds_there_are",
+    "roost.sched.settle._FAILURES_MAX": "tests/unit/sched/test_engine.py::"
+    "test_failures_with_a_good_step_between_them_do_not_add_up",
+    "roost.sched.drafting._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
+    "roost.sched.drafting._NEAR": _DRAFTING
+    + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
+    "roost.sched.costs._NUM_BUSY": _DRAFTING + "test_busy_steps_count_only_where_rounds_alone_are_rare",
+    "roost.sched.chunks._APART": _CHUNKS + "test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing",
+    "roost.sched.chunks._NUM_KNOWN": _CHUNKS + "test_until_then_a_step_of_chunks_alone_bounds_it",
+    "roost.sched.chunks._REST_LEAST": _CHUNKS
+    + "test_where_a_chunk_takes_almost_all_of_a_step_nothing_is_said_of_its_rounds",
+    "roost.spec.widths.AUTO_STEPS_MAX": "tests/unit/spec/test_widths.py::test_what_may_be_chosen_is_captured",
+    "roost.spec.ngram.MATCH_MAX": "tests/unit/spec/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+    "roost.sampling.TOP_K_MAX": _SAMPLING,
+    "roost.sampling.SEED_END": _SAMPLING,
+    "roost.sampling.LOGIT_BIAS_MAX": _SAMPLING,
+    "roost.sampling.LOGIT_BIAS_ENTRIES_MAX": _SAMPLING,
+    # --- exec, layers, kernels ---
+    "roost.exec.draw.RANKED_FIRST": "tests/unit/exec/test_sampler.py::"
+    "test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones",
+    "roost.exec.draw.VOCAB_SIZE_MAX": "tests/unit/exec/test_draw.py::"
+    "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
+    "roost.exec.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/exec/test_sampler.py::"
+    "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
+    "roost.exec.scores._SCORED_MAX": "tests/parity/test_scores_exact.py::"
+    "test_a_chunk_of_any_length_is_scored_to_its_end",
+    "roost.exec.sizes.TILE_LEN_MAX": "tests/unit/exec/test_sizes.py::"
+    "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
+    "roost.exec.sizes._TOKENS_PER_CHUNK": "tests/unit/exec/test_sizes.py::"
+    "test_captured_chunks_rise_to_the_largest_there_can_be",
+    "roost.layers.attention._GATHER_MAX": "tests/parity/test_attention.py::"
+    "test_any_number_of_rounds_of_any_length_read_all_their_keys",
+    "roost.kernels.argmax._CHUNK": _KERNELS + "test_argmax.py::test_the_lowest_id_of_the_largest_score",
+    "roost.kernels.attention._SPLITS_MAX": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
+    "roost.kernels.attention._SPLIT_LEN_MIN": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
+    "roost.kernels.attention._BLOCK_M_MAX": _KERNELS + "test_attention.py::test_a_token_of_a_chunk_reads_up_to_itself",
+    "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
+    "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS + "test_copy.py::test_a_group_longer_than_a_program_holds_is_refused",
+    "roost.kernels.gate._BLOCK": _KERNELS + "test_gate.py::test_the_gate_equals_the_reference",
+    "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
+    "roost.kernels.rope._BLOCK": _KERNELS + "test_rope.py::test_rope_write_turns_and_writes",
+    # --- front, server, text ---
+    "roost.front.options.N_MAX": _GENERATION + "test_a_prompt_has_as_many_outputs_as_may_be_asked_for",
+    "roost.front.options.TIMEOUT_S_MIN": _GENERATION
+    + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
+    "roost.server.generation.OUTPUTS_MAX": _GENERATION
+    + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
+    "roost.server.desk.PROMPTS_MAX": "tests/server/test_limits.py::test_a_request_has_as_many_prompts_as_it_may",
+    "roost.server.native.RID_LEN_MAX": "tests/server/test_limits.py::test_a_name_is_as_long_as_it_may_be",
+    "roost.server.openai._TOP_LOGPROBS_MAX": "tests/server/test_limits.py::"
+    "test_a_token_has_as_many_alternatives_as_it_may",
+    "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
+    "roost.server.body.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
+    "roost.server.body._LONG": _BODY + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.body._NAME_LEN_MAX": _BODY + "test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length",
+    "roost.server.body._NUMBER_END": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
+    "roost.server.serve.HEADER_BYTES_MAX": "tests/server/test_access.py::test_headers_that_are_too_large_are_refused",
+    "roost.server.turns.BRANCHES_MAX": _TURNS
+    + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
+    "roost.server.turns.CHECK_AT_MIN": _TURNS + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
+    "roost.server.turns.WAITING_MAX": _TURNS + "test_no_more_turns_wait_for_a_session_than_may",
+    "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
+    "test_events_that_came_together_leave_together_in_order_and_none_is_lost",
+    "roost.text.template.SOURCE_BYTES_MAX": "tests/unit/text/test_template.py::"
+    "test_a_template_longer_than_any_honest_one_is_refused",
+    "roost.text.template.TEXT_CHARS_MAX": "tests/unit/text/test_template.py::test_a_text_of_just_the_cap_is_taken",
+    # --- cli, train ---
+    "roost.train.answers.CIRCLES_MIN": _CIRCLES,
+    "roost.train.answers.PERIOD_MAX": _CIRCLES,
+}
+
+_GUESS = "how good a guess is, not whether an answer is right; tests/unit/sched/test_drafting.py bounds what it costs"
+_NUMBER = "part of a formula"
+_SIGN = "a mark, compared with for equality alone"
+_DEFAULT = "a default, which every test that says nothing else runs with"
+_KEPT = "how much is kept for a dump"
+
+UNTESTED: dict[str, str] = {
+    "roost.sched.drafting._FIRST_SHARE": _GUESS,
+    "roost.sched.drafting._MEMORY": _GUESS,
+    "roost.sched.drafting._TRIAL_SHARE": _GUESS,
+    "roost.sched.drafting._TRIALS_MAX": _GUESS,
+    "roost.sched.drafting._TRIAL_LEAST": _GUESS,
+    "roost.sched.costs.NUM_KEPT": _GUESS,
+    "roost.sched.costs.NUM_KNOWN": _GUESS,
+    "roost.sched.chunks._NUM_KEPT": _GUESS,
+    "roost.sched.chunks._NUM_ALONE": _GUESS,
+    "roost.sched.sessions.MS": _NUMBER,
+    "roost.exec.draw.WEIGHT_ONE": _NUMBER,
+    "roost.exec.draw._GOLDEN": _NUMBER,
+    "roost.exec.draw._MIX_1": _NUMBER,
+    "roost.exec.draw._MIX_2": _NUMBER,
+    "roost.exec.memory._WIDE": _NUMBER,
+    "roost.exec.memory._KEPT": _NUMBER,
+    "roost.exec.memory.MEMORY_FRACTION": _DEFAULT,
+    "roost.exec.device.cuda._FEW_BYTES": "only a GPU's: both ways bring the same numbers (bench/gpu_smoke.py)",
+    "roost.front.options._SEED_STRIDE": _NUMBER,
+    "roost.kernels.attention._LOG2_E": _NUMBER,
+    "roost.layers.linear._STEPS": _NUMBER,
+    "roost.layers.linear._SCALE_LEAST": _NUMBER,
+    "roost.kv.ledger._MOVES_KEPT": _KEPT,
+    "roost.obs.trace._NOTES_KEPT": _KEPT,
+    "roost.config.CONTEXT_DEFAULT": _DEFAULT,
+    "roost.config.SPEC_STEPS_DEFAULT": _DEFAULT,
+    "roost.config.TREE_TOKENS_DEFAULT": _DEFAULT,
+    "roost.config._CONTEXTS_IN_POOL": _DEFAULT,
+    "roost.spec.tree.NOTHING": _SIGN,
+    "roost.step.SAMPLED": _SIGN,
+    "roost.cli.chat.ENGINE_GONE": _SIGN,
+    "roost.cli.chat.DIGITS_MAX": "so that no endless number is read; one that is too large is refused the same way",
+    "roost.server.desk.LOGPROB_LEAST": "the least number that is said, where JSON has none",
+    "roost.server.link._STOP_S": "seconds of patience with a process that does not end",
+    "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",
+    "roost.text.template.REASON_CHARS_MAX": "how much of a template's words a client is told",
+    "roost.train.answers.TEMPERATURE": _DEFAULT,
+    "roost.train.answers.BLOCK": "the order of questions, not which are asked",
+    "roost.train.answers.REFILL": "how many requests are on their way, not what they say",
+    "roost.train.ask._CHARS_MIN": "which questions are kept, of a model's own making",
+    "roost.train.ask._TRIES": "when to give up, with a message",
+    "roost.train.job.VOCABULARY": _DEFAULT,
+    "roost.train.job.QUESTION_MAX": _DEFAULT,
+    "roost.train.loop.SAVE_EVERY_S": "how much a training that breaks off loses",
+    "roost.train.loop.LOOK_EVERY": "how often a person is told",
+    "roost.train.run.SHARD_ANSWERS": "how answers are cut into files",
+    "roost.train.run.CHUNK": _DEFAULT,
+    "roost.train.start.NOISE": _NUMBER,
+    "roost.train.target._SCORED_MAX": "memory of a training's forward pass; no answer of the engine depends on it",
+    "roost.weights.header._LENGTH_BYTES": "of a file format",
+    "roost.weights.pull._BLOCK_BYTES": "how a file is read, block by block",
+}
