@@ -81,6 +81,14 @@ THRESHOLD_BUGS = (
         "a fork and its source write their next tokens over each other's",
         test="tests/unit/session/test_record.py::test_a_copy_and_what_it_was_made_of_go_on_each_by_itself",
     ),
+    Bug(
+        "a_turn_that_waited_is_a_use",
+        "roost.session.table",
+        "            self._idle.move_to_end(session.id)",
+        "            session.last_used = now",
+        "a session whose turn was aborted in the queue is reclaimed before others that were used before it",
+        test="tests/unit/sched/test_sessions.py::test_a_turn_that_never_ran_is_a_use_of_its_session_all_the_same",
+    ),
     # --- waste ---
     Bug(
         "evict_what_is_missing",

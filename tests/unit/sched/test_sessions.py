@@ -474,3 +474,19 @@ def test_a_fork_goes_its_own_way_from_the_same_tokens() -> None:
     assert [_state(at, name).turns for name in ("s", "t")] == [3, 0]
     at.send(CloseSession(session_id="s"))
     assert _refused(at, ForkSession(session_id="t", new_id="t")).param == "new_id"
+
+
+def test_a_turn_that_never_ran_is_a_use_of_its_session_all_the_same() -> None:
+    at = desk(max_running=1)
+    for name in ("a", "b"):
+        at.send(OpenSession(session_id=name))
+        at.send(Submit(request_id=f"first {name}", tokens=(1, 2, 3), max_new_tokens=2, session_id=name))
+        at.run()
+        at.wait(5)
+    assert [session.id for session in at.engine.state.sessions.idle()] == ["a", "b"]
+    at.send(Submit(request_id="long", tokens=(4, 5), max_new_tokens=30))
+    at.send(Submit(request_id="waits", tokens=(6,), max_new_tokens=2, session_id="a"))
+    at.wait(5)
+    at.send(Abort(request_id="waits"))
+    assert [session.id for session in at.engine.state.sessions.idle()] == ["b", "a"], "the next to be reclaimed first"
+    at.run()
