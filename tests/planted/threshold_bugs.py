@@ -89,6 +89,22 @@ THRESHOLD_BUGS = (
         "a session whose turn was aborted in the queue is reclaimed before others that were used before it",
         test="tests/unit/sched/test_sessions.py::test_a_turn_that_never_ran_is_a_use_of_its_session_all_the_same",
     ),
+    Bug(
+        "fork_has_its_own_usages",
+        _TURNS,
+        "        self.usages = list(usages)  # of its committed turns",
+        "        self.usages = usages",
+        "what a fork's turns cost is gone when its source is rewound",
+        test=_BRANCHES + "test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound",
+    ),
+    Bug(
+        "menus_hold_their_last_size",
+        "roost.spec.widths",
+        "        return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)",
+        "        return next((menu for most, menu in _MENUS if num_rounds < most), _MENU_BEYOND)",
+        "eight rounds, and sixty-four, have the shorter drafts of more",
+        test="tests/unit/spec/test_widths.py::test_the_more_rounds_share_a_step_the_shorter_is_the_menu",
+    ),
     # --- waste ---
     Bug(
         "evict_what_is_missing",

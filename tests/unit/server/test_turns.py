@@ -256,3 +256,10 @@ def test_no_more_turns_wait_for_a_session_than_may(num_waiting: int) -> None:
         with pytest.raises(CapacityError, match=f"{WAITING_MAX} turns wait"):
             asyncio.run(one_more())
     assert conversations.find("a").num_waiting == num_waiting
+
+
+def test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound() -> None:
+    source = Conversation("a", usages=[_usage(0), _usage(1)])
+    fork = Conversation("b", usages=source.usages)
+    source.cut(0, 0)
+    assert fork.usages == [_usage(0), _usage(1)]

@@ -53,3 +53,8 @@ def test_a_step_that_a_row_sits_out_has_a_width_of_its_menu_too() -> None:
 def test_above_the_limit_there_is_no_choice() -> None:
     widths = Widths(shape=AUTO_CHAIN, is_auto=True, limit=3)
     assert len(widths.of(3)) > 1 and widths.of(4) == (1,)
+
+
+@pytest.mark.parametrize(("num_rounds", "longest"), [(1, 7), (8, 7), (9, 5), (64, 5), (65, 3), (1000, 3)])
+def test_the_more_rounds_share_a_step_the_shorter_is_the_menu(num_rounds: int, longest: int) -> None:
+    assert max(Widths(shape=AUTO_CHAIN, is_auto=True, limit=None).of(num_rounds)) == longest
