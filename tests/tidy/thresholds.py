@@ -76,8 +76,8 @@ TESTED: dict[str, str] = {
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
-    "roost.server.desk.PROMPTS_MAX": "tests/server/test_limits.py::test_a_request_has_as_many_prompts_as_it_may",
-    "roost.server.native.RID_LEN_MAX": "tests/server/test_limits.py::test_a_name_is_as_long_as_it_may_be",
+    "roost.server.desk.PROMPTS_MAX": "tests/server/test_request_limits.py::test_a_request_has_as_many_prompts_as_it_may",
+    "roost.server.schema.RID_LEN_MAX": "tests/server/test_request_limits.py::test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": "tests/server/test_limits.py::"
     "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
