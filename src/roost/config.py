@@ -343,6 +343,24 @@ def _context(sched: SchedConfig, traits: ModelTraits) -> int:
     return sched.context
 
 
+def _check_copies(page_size: int, spec: SpecShape, backend: Backend) -> None:
+    """Refuse a tree whose branches, or accepted paths, are more than a backend moves at once."""
+    most = backend.copied_max
+    if spec.topk == 1 or most is None:
+        return
+    if page_size > most:
+        raise ConfigError(
+            f"--page-size must be at most {most} with --spec-topk {spec.topk} on the {backend.name} backend, which "
+            f"copies a page for each branch at once, got {page_size}"
+        )
+    moved = max(spec.accept_max, spec.topk * (spec.accept_max - 3))  # an accepted path; those of all branches so far
+    if moved > most:
+        raise ConfigError(
+            f"--spec-steps {spec.steps} with --spec-topk {spec.topk} moves {moved} tokens of a round at once, the "
+            f"{backend.name} backend at most {most}; lower one of them, or --spec-tokens"
+        )
+
+
 def _route(
     memory: MemoryConfig, sched: SchedConfig, spec: SpecShape, traits: ModelTraits, backend: Backend
 ) -> tuple[SchedConfig, tuple[str, ...]]:
@@ -353,6 +371,7 @@ def _route(
             f"--spec-topk {spec.topk} with --page-size {memory.page_size} needs an attention backend with branch "
             f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
         )
+    _check_copies(memory.page_size, spec, backend)
     if sched.graphs and backend.needs_host_lengths:
         raise ConfigError(f"--graphs: the {backend.name} backend plans on the host, which cannot be captured")
     if traits.recurrent_state and sched.overlap:

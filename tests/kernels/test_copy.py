@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from roost.backend import TRITON
 from tests.kernels.canaries import DTYPES, Fenced
 
 copy = pytest.importorskip("roost.kernels.copy")
@@ -56,10 +57,15 @@ def test_slots_change_places_within_a_long_group(group_len: int, device: torch.d
     check((2, 2 * group_len, 1, 48), torch.float16, sources.to(device), dests.to(device))
 
 
-def test_a_group_longer_than_a_program_holds_is_refused(device: torch.device) -> None:
-    slots = torch.arange(copy._GROUP_LEN_MAX + 1, device=device)[None]
-    with pytest.raises(AssertionError, match="does not fit a program"):
-        check((1, copy._GROUP_LEN_MAX + 1, 1, 16), torch.float16, slots, slots)
+def test_a_group_is_as_long_as_the_backend_declares_and_no_longer(device: torch.device) -> None:
+    most = TRITON.copied_max
+    assert most is not None
+    slots = torch.arange(2 * most, device=device)
+    check((1, 2 * most, 1, 16), torch.float32, slots[None, :most], slots[None, most:])
+    one_more = slots[None, : most + 1]
+    buffer = torch.zeros(1, 2 * most, 1, 16, device=device)
+    with pytest.raises(AssertionError, match=f"a group of {most + 1} slots"):
+        copy.copy_slots(buffer, buffer.clone(), one_more, one_more)
 
 
 def test_groups_that_are_one_in_memory_copy_from_one_place(device: torch.device) -> None:

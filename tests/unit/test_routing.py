@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.backend import TORCH, Backend
+from roost.backend import TORCH, TRITON, Backend
 from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
 from roost.errors import ConfigError
 from roost.spec.shape import PLAIN, DraftKv, SpecShape
@@ -54,3 +54,28 @@ def test_a_tree_over_large_pages_needs_a_backend_with_branch_pages() -> None:
 @pytest.mark.parametrize(("spec", "page_size"), [(TREE, 1), (CHAIN, 16), (PLAIN, 16)])
 def test_a_backend_without_branch_pages_does_what_needs_none(spec: SpecShape, page_size: int) -> None:
     assert resolve(_config(spec, page_size), TRAITS, SIMPLE).spec == spec
+
+
+def _tree(steps: int, topk: int) -> SpecShape:
+    return SpecShape(steps=steps, topk=topk, tokens=steps + 1, draft_kv=DraftKv.PAIR)
+
+
+@pytest.mark.parametrize(
+    ("spec", "page_size", "message"),
+    [
+        (_tree(3, 4), 1025, "--page-size must be at most 1024 with --spec-topk 4 on the triton backend"),
+        (_tree(3, 4), 2048, "--page-size must be at most 1024 with --spec-topk 4 on the triton backend"),
+        (_tree(19, 64), 16, "--spec-steps 19 with --spec-topk 64 moves 1088 tokens of a round at once"),
+        (_tree(1024, 2), 1, "--spec-steps 1024 with --spec-topk 2 moves 2044 tokens of a round at once"),
+    ],
+)
+def test_a_tree_that_a_backend_cannot_move_at_once_is_refused(spec: SpecShape, page_size: int, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(_config(spec, page_size), TRAITS, TRITON)
+    assert str(refused.value).startswith(message)
+    assert resolve(_config(spec, page_size), TRAITS, TORCH).spec == spec
+
+
+@pytest.mark.parametrize(("spec", "page_size"), [(TREE, 1024), (CHAIN, 2048), (PLAIN, 2048), (_tree(18, 64), 16)])
+def test_what_a_backend_can_move_at_once_is_taken(spec: SpecShape, page_size: int) -> None:
+    assert resolve(_config(spec, page_size), TRAITS, TRITON).spec == spec
