@@ -220,9 +220,14 @@ class Checker:
         taken = submit.turn is not None and submit.turn < done
         early = submit.turn is not None and submit.turn > done and event.param == "turn"
         queued = self._limits(submit.client).queued
+        bad = {
+            "salt": ask.is_foreign,
+            "min_new_tokens": submit.max_new_tokens is None and submit.min_new_tokens > most,
+            "tokens": not submit.tokens and history == 0,
+        }
         explained = {
             403: self._is_too_urgent(submit),
-            400: ask.is_foreign if event.param == "salt" else not submit.tokens and history == 0,
+            400: bad.get(event.param, False),
             404: submit.session_id is not None and (conversation is None or conversation.closing),
             409: taken or early or (ask.met_busy and not submit.queue),
             410: conversation is not None and conversation.closing,
@@ -231,8 +236,7 @@ class Checker:
         }
         if not explained.get(event.status, False):
             raise Broken(f"refusal: {submit.request_id} got {event} with {history} tokens before it, for no reason")
-        bad = "salt" if event.param == "salt" else "tokens"
-        param = {400: bad, 403: "priority", 413: "tokens", 429: ""}.get(event.status, "session_id")
+        param = {400: event.param, 403: "priority", 413: "tokens", 429: ""}.get(event.status, "session_id")
         if event.status == 409 and (taken or early):
             param = "turn"
         if event.param != param:
@@ -321,7 +325,7 @@ class Checker:
         if event.reason in ("stop", "length"):
             asked = ask.submit.max_new_tokens
             allowed = self._most_new(event.usage.prompt_tokens, ask.conversation) if asked is None else asked
-            if event.max_new_tokens != allowed:
+            if event.max_new_tokens != allowed or ask.submit.min_new_tokens > allowed:
                 raise Broken(f"limit: {ask.submit.request_id} was allowed {event.max_new_tokens} tokens, not {allowed}")
         if not 0 <= event.usage.cached_tokens <= event.usage.prompt_tokens:
             raise Broken(f"usage: {event.usage} for {ask.submit.request_id}")

@@ -8,6 +8,7 @@ _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_a
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
 _TURNS = "tests/unit/server/test_turns.py::"
 _BODY = "tests/unit/server/test_body.py::"
+_REQUESTS = "tests/server/test_request_limits.py::"
 _GENERATION = "tests/unit/server/test_generation.py::"
 _DRAFTING = "tests/unit/sched/test_drafting.py::"
 _CHUNKS = "tests/unit/sched/test_chunks.py::"
@@ -76,10 +77,9 @@ TESTED: dict[str, str] = {
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
-    "roost.server.desk.PROMPTS_MAX": "tests/server/test_request_limits.py::test_a_request_has_as_many_prompts_as_it_may",
-    "roost.server.schema.RID_LEN_MAX": "tests/server/test_request_limits.py::test_a_name_is_as_long_as_it_may_be",
-    "roost.server.openai._TOP_LOGPROBS_MAX": "tests/server/test_limits.py::"
-    "test_a_token_has_as_many_alternatives_as_it_may",
+    "roost.server.desk.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
+    "roost.server.schema.RID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
+    "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
     "roost.server.body.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
     "roost.server.body._LONG": _BODY + "test_long_work_does_not_hold_up_the_event_loop",

@@ -20,6 +20,10 @@ def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session
     most = min([limit - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
     wanted = submit.max_new_tokens if submit.max_new_tokens is not None else max(1, most)
     if wanted <= most:
+        if submit.min_new_tokens > wanted:  # as much as fits is allowed, and it asks for more
+            why = f"{name} is {limit}" if prompt_len + wanted == limit else "an empty pool holds no more"
+            said = f"a prompt of {prompt_len} tokens leaves room for {wanted} new ones: {why}"
+            raise RequestError(400, "min_new_tokens", f"must be in [0, {wanted}], got {submit.min_new_tokens}; {said}")
         return wanted
     if prompt_len + wanted > limit:
         raise RequestError(

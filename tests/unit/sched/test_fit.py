@@ -86,6 +86,24 @@ def test_the_context_limits_prompt_and_output_together() -> None:
         resolve_max_new(resolved, _submit(0), 101)
 
 
+@pytest.mark.parametrize(("prompt_len", "most"), [(60, 40), (99, 1)])
+def test_a_least_output_past_the_context_is_refused_by_its_name(prompt_len: int, most: int) -> None:
+    resolved = resolve(EngineConfig(sched=SchedConfig(context=100)), ModelTraits(vocab_size=10))
+    fits, large = (Submit(request_id="a", tokens=(1,), min_new_tokens=least) for least in (most, most + 1))
+    assert resolve_max_new(resolved, fits, prompt_len) == most
+    with pytest.raises(RequestError, match=rf"must be in \[0, {most}\], got {most + 1}; .* --context is 100") as error:
+        resolve_max_new(resolved, large, prompt_len)
+    assert (error.value.status, error.value.param) == (400, "min_new_tokens")
+
+
+def test_a_least_output_past_the_pool_or_the_session_is_refused_by_its_name() -> None:
+    large = Submit(request_id="a", tokens=(1,), min_new_tokens=17)
+    with pytest.raises(RequestError, match=r"must be in \[0, 16\], got 17; .*an empty pool holds no more"):
+        resolve_max_new(RESOLVED, large, 20)
+    with pytest.raises(RequestError, match=r"must be in \[0, 5\], got 17; .*the session's max_tokens is 25"):
+        resolve_max_new(RESOLVED, large, 20, session_max=25)
+
+
 def test_a_window_pool_that_holds_the_windows_limits_no_length() -> None:
     memory = MemoryConfig(page_size=4, pool_tokens=4000, window_pool_tokens=400)
     config = EngineConfig(memory=memory, sched=SchedConfig(context=900, chunk=16))

@@ -55,6 +55,7 @@ BAD = [
     (_submit(min_new_tokens=5), 400, ["min_new_tokens", "[0, 4]", "5"]),
     (_submit(min_new_tokens=2**63, max_new_tokens=None), 400, ["min_new_tokens", "[0, 2147483647]"]),
     (_submit(min_new_tokens=1, max_new_tokens=0), 400, ["min_new_tokens", "[0, 0]", "1"]),
+    (_submit(min_new_tokens=100, max_new_tokens=None), 400, ["min_new_tokens", "[0, ", "100", "--context is 64"]),
     (_submit(min_new_tokens=-1, max_new_tokens=None), 400, ["min_new_tokens", "at least 0"]),
     (_submit(logprobs=-1), 400, ["logprobs", "[0, 100]", "-1"]),
     (_submit(logprobs=101), 400, ["logprobs", "[0, 100]", "101"]),
