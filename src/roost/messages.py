@@ -4,8 +4,9 @@ Clients post commands with a reply function; the engine answers with events. Eve
 terminal event: Finished or Refused. Imported by sched and by everything above it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from roost.sampling import Sampling
 
@@ -145,12 +146,48 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Scores of tokens that follow each other, as columns: made into a `Score` each by whoever reads them.
+
+    A chunk of a prompt can have 50,000 alternatives, and the engine's thread has other things to do.
+    """
+
+    num_tops: int = 0  # alternatives with each
+    logprobs: bytes = b""  # float32 [len]
+    top_ids: bytes = b""  # int32 [len, num_tops], best first
+    top_logprobs: bytes = b""  # float32, the same
+
+    def __len__(self) -> int:
+        return len(self.logprobs) // _ITEM
+
+    def __iter__(self) -> Iterator[Score]:
+        columns = memoryview(self.top_ids).cast("i"), memoryview(self.top_logprobs).cast("f")
+        tops = zip(*(column.tolist() for column in columns), strict=True)
+        for logprob in memoryview(self.logprobs).cast("f").tolist():
+            yield Score(logprob=logprob, top=tuple(islice(tops, self.num_tops)))
+
+    def first(self, number: int) -> "Scores":
+        """Those of the first tokens."""
+        tops = number * self.num_tops * _ITEM
+        return Scores(
+            num_tops=self.num_tops,
+            logprobs=self.logprobs[: number * _ITEM],
+            top_ids=self.top_ids[:tops],
+            top_logprobs=self.top_logprobs[:tops],
+        )
+
+
+_ITEM = 4  # bytes of a number in these columns
+NO_SCORES = Scores()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """More output."""
 
     request_id: str
     tokens: tuple[int, ...]
-    scores: tuple[Score, ...] = ()  # one per token, if asked for
+    scores: Scores = NO_SCORES  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +196,7 @@ class PromptScores:
 
     request_id: str
     start: int
-    scores: tuple[Score, ...]
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

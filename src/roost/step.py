@@ -108,7 +108,7 @@ class StepPlan(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores(_Columns):
+class ScoreColumns(_Columns):
     """Log-probabilities under the model itself, row by row: entries `offsets[i]:offsets[i+1]` belong to row i."""
 
     offsets: Ints  # [num_rows + 1]
@@ -127,8 +127,8 @@ class StepResult(_Columns):
     accept_lens: Ints  # [num_rows] tokens added to the output: 0 after a chunk that is not final
     tokens: Ints  # [num_rows, accept_max] the accepted tokens, then padding
     lengths: Ints  # [num_rows] device length after the step
-    scores: Scores | None = None  # of the accepted tokens of all rows, if one wants them
-    prompt_scores: Scores | None = None  # of the tokens after positions score_froms … score_ends - 1
+    scores: ScoreColumns | None = None  # of the accepted tokens of all rows, if one wants them
+    prompt_scores: ScoreColumns | None = None  # of the tokens after positions score_froms … score_ends - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ import pytest
 from roost.exec.batch import Batch
 from roost.exec.capture import Captured
 from roost.exec.chunk_graphs import CapturedChunks, ChunkGraphs
+from roost.exec.runner import Finish, Runner
 from roost.exec.sizes import ChunkSize
 from roost.layers.ops import TORCH_OPS
-from roost.messages import PromptScores, Submit
+from roost.messages import PromptScores, Score, Submit, Tokens
 from roost.step import StepPlan
 from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
@@ -147,25 +148,52 @@ def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeyp
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_prompt_that_is_scored_beside_rounds_keeps_its_scores(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_beside_rounds_are_those_of_a_step_that_ran_whole(
+    depth: int, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_of("llama")
-    first, second = prompts(6, 41, seed=5)
+    first, second, third = prompts(6, 41, 9, seed=5)
     config = configure(depth=depth, chunk=20, pool_tokens=1024, page_size=4)
+    plans: list[StepPlan] = []
+    start = Runner.run
+
+    def noted(runner: Runner, plan: StepPlan) -> Finish:
+        plans.append(plan)
+        return start(runner, plan)
+
+    monkeypatch.setattr(Runner, "run", noted)
     found = []
-    for graphs in (None, True):
-        if graphs is not None:
-            rehearsed(monkeypatch, graphs=graphs)
+    for graphs in (False, True):
+        if graphs:
+            rehearsed(monkeypatch, graphs=True)
         served = Served(model, config)
-        served.submit("first", first, 30)
+        replays.clear()
+        plans.clear()
+        served.post(Submit(request_id="first", tokens=first, max_new_tokens=30, logprobs=2))
         for _ in range(4):
             served.engine.tick()
-        served.post(Submit(request_id="second", tokens=second, max_new_tokens=3, prompt_logprobs_from=0))
+        served.post(Submit(request_id="second", tokens=second, max_new_tokens=3, prompt_logprobs_from=0, logprobs=5))
+        served.submit("third", third, 12)
         served.run()
         served.executor.close()
-        scores = [event for event in served.events if isinstance(event, PromptScores)]
-        assert [score.start for score in scores] and scores[0].start == 1
-        found.append([score.logprob for event in scores for score in event.scores])
-    assert len(found[0]) == len(second) - 1 and found[1] == pytest.approx(found[0], abs=1e-4)
+        mixed = [plan for plan in plans if plan.is_prefill.any() and not plan.is_prefill.all()]
+        assert any((plan.score_froms >= 0).any() for plan in mixed) and any(plan.is_final.any() for plan in mixed)
+        assert len(replays) == 2 * (len(plans) + len(mixed)) * graphs  # nothing ran operation by operation
+        assert not _scores(served, "third")
+        found.append({name: _scores(served, name) for name in ("first", "second")})
+    for name, num_scores, top in (("first", 30, 2), ("second", 40 + 3, 5)):
+        whole, parts = found[0][name], found[1][name]
+        assert len(whole) == len(parts) == num_scores and {len(score.top) for score in parts} == {top}
+        assert [score.logprob for score in parts] == pytest.approx([score.logprob for score in whole], abs=1e-4)
+        for mine, right in zip(parts, whole, strict=True):
+            assert [token for token, _ in mine.top] == [token for token, _ in right.top]
+            assert [value for _, value in mine.top] == pytest.approx([value for _, value in right.top], abs=1e-4)
+
+
+def _scores(served: Served, name: str) -> list[Score]:
+    """Of the prompt, if it was asked for, then of the output."""
+    events = [event for event in served.events if isinstance(event, PromptScores | Tokens) and event.request_id == name]
+    return [score for event in events for score in event.scores]
 
 
 @pytest.mark.parametrize("drafter", ["plain", "target-chain"])

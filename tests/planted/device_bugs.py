@@ -14,6 +14,7 @@ _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_t
 _OPTIONS = _OUTPUT + "test_29_options_and_scores_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
 _CAPTURED = "tests/parity/test_captured.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
+_SCORED = "tests/parity/test_captured.py::test_scores_beside_rounds_are_those_of_a_step_that_ran_whole"
 
 _EAGLE = "roost.spec.eagle"
 _RUNNER = "roost.exec.runner"
@@ -353,12 +354,28 @@ DEVICE_BUGS = (
         test=_CAPTURED + "[plain]",
     ),
     Bug(
-        "a_step_whose_prompts_are_scored_stays_whole",
+        "scores_of_parts_keep_their_rows",
+        "roost.exec.scores",
+        "        at, width = np.flatnonzero(part[rows]), scores.top_ids.shape[1]",
+        "        at, width = np.arange(len(scores.logprobs)), scores.top_ids.shape[1]",
+        "scores of chunks and of rounds beside them are mixed up",
+        test=_SCORED,
+    ),
+    Bug(
+        "scores_of_prompts_beside_rounds_are_joined",
         _RUNNER,
-        "        if (plan.tops >= 0).any() or (plan.score_froms >= 0).any():",
-        "        if (plan.tops >= 0).any():",
+        "        prompt_scores=joined_scores([(part, result.prompt_scores) for part, result in parts]),",
+        "        prompt_scores=parts[-1][1].prompt_scores,",
         "scores of a prompt that is prefilled beside rounds are lost",
-        test="tests/parity/test_captured.py::test_a_prompt_that_is_scored_beside_rounds_keeps_its_scores",
+        test=_SCORED,
+    ),
+    Bug(
+        "scores_are_made_in_pieces",
+        "roost.exec.scores",
+        "    return _whole([log_probabilities(logits[at[part]], tokens[part], top) for part in _parts(len(at))])",
+        "    return log_probabilities(logits[at], tokens, top)",
+        "log-probabilities of many rows take memory that nobody counted",
+        test="tests/unit/exec/test_scores.py",
     ),
     Bug(
         "parts_of_a_step_keep_their_rows",

@@ -161,7 +161,8 @@ WISH_BUGS = (
     Bug(
         "scores_cut_with_tokens",
         "roost.sched.settle",
-        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores[:kept]))",
+        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), "
+        "scores=scores.first(kept)))",
         "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores))",
         "29: scores of tokens past the end of the output are sent",
     ),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from roost.config import Resolved
 from roost.errors import StepFailure
 from roost.spec.shape import DraftKv
-from roost.step import SAMPLED, Ints, RowSetup, Scores, StepId, StepPlan, StepResult, Ticket
+from roost.step import SAMPLED, Ints, RowSetup, ScoreColumns, StepId, StepPlan, StepResult, Ticket
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
@@ -69,7 +69,10 @@ class Outcome:
 
 
 class Witness:
-    """The device. `decide(what)` asks the seed: 'early' to run a step at launch, 'fail' to break it."""
+    """The device. `decide(what)` asks the seed: 'early' to run a step at launch, 'fail' to break it.
+
+    Steps that are too large for it break, too.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Witness:
         model: Model,
         layer_books: tuple[int, int],
         decide: Callable[[str], bool],
+        is_too_large: Callable[[StepPlan], bool] = lambda plan: False,
     ) -> None:
         self.page_size = resolved.page_size
         self.tables = [
@@ -96,6 +100,7 @@ class Witness:
         self._pending: list[StepPlan] = []
         self._results: dict[StepId, StepResult] = {}
         self._decide = decide
+        self._is_too_large = is_too_large
         self._broken = False
         self.doomed: set[StepId] = set()  # steps that break, whatever the seed says
 
@@ -121,7 +126,7 @@ class Witness:
     def _run_until(self, step: StepId) -> None:
         while self._pending and self._pending[0].step <= step:
             plan = self._pending.pop(0)
-            self._broken = self._broken or plan.step in self.doomed or self._decide("fail")
+            self._broken = self._broken or plan.step in self.doomed or self._decide("fail") or self._is_too_large(plan)
             self._apply_deltas(plan)
             for setup in plan.setups:
                 self._setups[setup.row] = None if self._broken else setup
@@ -162,10 +167,10 @@ class Witness:
             else None,
         )
 
-    def _scores(self, rows: list[Scored], tops: Ints) -> Scores:
+    def _scores(self, rows: list[Scored], tops: Ints) -> ScoreColumns:
         top, flat = int(tops.max()), [entry for row in rows for entry in row]
         columns = [self._model.top(state, top) for state, _ in flat]
-        return Scores(
+        return ScoreColumns(
             offsets=np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32),
             logprobs=np.array([self._model.logprob(state, token) for state, token in flat], dtype=np.float32),
             top_ids=np.array([[token for token, _ in column] for column in columns], np.int32).reshape(len(flat), top),

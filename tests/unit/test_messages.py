@@ -1,6 +1,8 @@
 """Messages: what derives from their fields, and does not travel."""
 
-from roost.messages import Finished, SpecStats, Usage
+from array import array
+
+from roost.messages import Finished, PromptScores, Score, Scores, SpecStats, Usage
 from roost.server.wire import pack, unpack
 
 
@@ -16,3 +18,26 @@ def test_the_accept_length_is_derived_on_both_sides_of_the_wire() -> None:
     data = pack([(7, event)])
     assert unpack(data) == [(7, event)] and b"accept_length" not in data
     assert unpack(data)[0][1].spec.accept_length == 1.5
+
+
+def _scores() -> Scores:
+    logprobs, ids, tops = array("f", [-0.5, -1.5, -2.5]), array("i", range(6)), array("f", range(6))
+    return Scores(num_tops=2, logprobs=logprobs.tobytes(), top_ids=ids.tobytes(), top_logprobs=tops.tobytes())
+
+
+def test_scores_are_columns_on_the_wire_and_one_by_one_for_who_reads_them() -> None:
+    event = PromptScores(request_id="a", start=1, scores=_scores())
+    ((number, came),) = unpack(pack([(3, event)]))
+    assert (number, came) == (3, event)
+    assert len(came.scores) == 3
+    assert list(came.scores) == [
+        Score(logprob=-0.5, top=((0, 0.0), (1, 1.0))),
+        Score(logprob=-1.5, top=((2, 2.0), (3, 3.0))),
+        Score(logprob=-2.5, top=((4, 4.0), (5, 5.0))),
+    ]
+
+
+def test_the_first_scores_are_those_of_the_first_tokens() -> None:
+    assert list(_scores().first(2)) == list(_scores())[:2] and not len(_scores().first(0))
+    bare = Scores(logprobs=array("f", [-1.0, -2.0]).tobytes())
+    assert list(bare.first(1)) == [Score(logprob=-1.0)]

@@ -20,7 +20,7 @@ from roost.exec.device.device import Device, Fetched
 from roost.exec.graphs import Graphs
 from roost.exec.passes import Ahead, Done, Inputs, Passes
 from roost.exec.sampler import Sampler
-from roost.exec.scores import Columns, output_scores, prompt_counts, prompt_scores, scores_of
+from roost.exec.scores import Columns, joined_scores, output_scores, prompt_counts, prompt_scores, scores_of
 from roost.models.model import Head, Model
 from roost.step import Bools, StepPlan, StepResult
 
@@ -80,13 +80,8 @@ class Runner:
         return self._finish(plan, batch, ahead, done)
 
     def _is_captured_apart(self, plan: StepPlan) -> bool:
-        """Whether chunks and rounds of a mixed step can be replayed one after the other.
-
-        Scores are made for all rows at once: where some are wanted, the step stays whole.
-        """
+        """Whether chunks and rounds of a mixed step can be replayed one after the other."""
         if self._graphs is None or self._chunks is None or plan.is_prefill.all() or not plan.is_prefill.any():
-            return False
-        if (plan.tops >= 0).any() or (plan.score_froms >= 0).any():
             return False
         widths = plan.widths[~plan.is_prefill]
         is_even = bool((widths == widths[0]).all())
@@ -194,15 +189,21 @@ class Runner:
 
 
 def _joined(plan: StepPlan, parts: list[tuple[Bools, StepResult]]) -> StepResult:
-    """The result of a step that ran in parts, none of which has scores."""
+    """The result of a step that ran in parts."""
     accept_lens, lengths = np.zeros(len(plan.rows), dtype=np.int32), np.zeros(len(plan.rows), dtype=np.int32)
     tokens = np.zeros((len(plan.rows), plan.shape.accept_max), dtype=np.int32)
     for part, result in parts:
-        assert result.scores is None and result.prompt_scores is None
         accept_lens[part], lengths[part] = result.accept_lens, result.lengths
         tokens[part] = result.tokens
     return StepResult(
-        step=plan.step, rows=plan.rows, epochs=plan.epochs, accept_lens=accept_lens, tokens=tokens, lengths=lengths
+        step=plan.step,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        accept_lens=accept_lens,
+        tokens=tokens,
+        lengths=lengths,
+        scores=joined_scores([(part, result.scores) for part, result in parts]),
+        prompt_scores=joined_scores([(part, result.prompt_scores) for part, result in parts]),
     )
 
 

@@ -1,7 +1,7 @@
 """Scores of a step: log-probabilities of its output tokens and of the prompt's own, for the rows that ask.
 
-Works on logits that the step has anyway; those of a long prompt are made piece by piece. Nothing waits for the device:
-columns stay there until the result is fetched. Called by the runner.
+Works on logits that the step has anyway; those of a long prompt are made, and all are looked at, piece by piece.
+Nothing waits for the device: columns stay there until the result is fetched. Called by the runner.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from torch import Tensor
 from roost.exec.batch import ramps
 from roost.exec.device.device import Device
 from roost.exec.logprobs import log_probabilities
-from roost.step import Ints, Scores, StepPlan
+from roost.step import Bools, Ints, ScoreColumns, StepPlan
 
-_SCORED_MAX = 256  # prompt positions whose scores over the vocabulary exist at one time
-
+SCORED_MAX = 256  # positions whose scores over the vocabulary exist at one time
 
 Columns = tuple[Tensor, Tensor, Tensor]  # log-probabilities [n], the best ids and theirs [n, top]
 
 
 def output_scores(logits: Tensor, at: Tensor, tokens: Tensor, top: int) -> Columns:
     """Columns of output tokens, each after the logits `at` its place."""
-    return log_probabilities(logits[at], tokens, min(top, logits.shape[-1]))
+    top = min(top, logits.shape[-1])
+    return _whole([log_probabilities(logits[at[part]], tokens[part], top) for part in _parts(len(at))])
 
 
 def prompt_counts(plan: StepPlan) -> np.ndarray:
@@ -49,15 +49,33 @@ def prompt_scores(
     for part in _parts(len(index)):
         logits = logits_of(hidden[sent["index"][part]])
         pieces.append(log_probabilities(logits, sent["followers"][part], min(int(top), logits.shape[-1])))
-    logprobs, top_ids, top_logprobs = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return logprobs, top_ids, top_logprobs
+    return _whole(pieces)
 
 
-def scores_of(counts: np.ndarray, columns: list[np.ndarray]) -> Scores:
+def scores_of(counts: np.ndarray, columns: list[np.ndarray]) -> ScoreColumns:
     """Fetched columns of as many entries as each row has."""
     logprobs, top_ids, top_logprobs = columns
     ids = top_ids.astype(np.int32)
-    return Scores(offsets=offsets_of(counts), logprobs=logprobs, top_ids=ids, top_logprobs=top_logprobs)
+    return ScoreColumns(offsets=offsets_of(counts), logprobs=logprobs, top_ids=ids, top_logprobs=top_logprobs)
+
+
+def joined_scores(parts: list[tuple[Bools, ScoreColumns | None]]) -> ScoreColumns | None:
+    """Scores of a step that ran in parts, each with some of its rows; alternatives that a part has not are zeros."""
+    scored = [(part, scores) for part, scores in parts if scores is not None]
+    if not scored:
+        return None
+    counts = np.zeros(len(scored[0][0]), dtype=np.int64)
+    for part, scores in scored:
+        counts[part] = np.diff(scores.offsets)
+    rows = np.repeat(np.arange(len(counts)), counts)  # of each entry
+    top = max(scores.top_ids.shape[1] for _, scores in scored)
+    logprobs, top_logprobs = np.zeros(len(rows), np.float32), np.zeros((len(rows), top), np.float32)
+    top_ids = np.zeros((len(rows), top), np.int32)
+    for part, scores in scored:
+        at, width = np.flatnonzero(part[rows]), scores.top_ids.shape[1]
+        logprobs[at] = scores.logprobs
+        top_ids[at, :width], top_logprobs[at, :width] = scores.top_ids, scores.top_logprobs
+    return scores_of(counts, [logprobs, top_ids, top_logprobs])
 
 
 def offsets_of(counts: np.ndarray) -> Ints:
@@ -74,5 +92,10 @@ def _followers(plan: StepPlan, row: int) -> Ints:
 
 
 def _parts(length: int) -> list[slice]:
-    """Pieces that keep the scores of a long prompt from filling the memory."""
-    return [slice(first, first + _SCORED_MAX) for first in range(0, length, _SCORED_MAX)]
+    """Pieces that keep the scores of a long prompt, or of many rows, from filling the memory."""
+    return [slice(first, first + SCORED_MAX) for first in range(0, length, SCORED_MAX)]
+
+
+def _whole(pieces: list[Columns]) -> Columns:
+    logprobs, top_ids, top_logprobs = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return logprobs, top_ids, top_logprobs

@@ -74,10 +74,11 @@ class Answer:
         match event:
             case Tokens():
                 self.tokens.extend(event.tokens)
-                self.scores.extend(event.scores)
+                scores = tuple(event.scores)
+                self.scores.extend(scores)
                 text = self._shown(event.tokens)
                 self.text += text
-                return Piece(text=text, tokens=event.tokens, scores=event.scores)
+                return Piece(text=text, tokens=event.tokens, scores=scores)
             case PromptScores():
                 if self.prompt_scored_from is None:
                     self.prompt_scored_from = event.start

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from roost.errors import InvariantError
 from roost.kv.lease import Lease
-from roost.messages import PromptScores, Score, Tokens
+from roost.messages import NO_SCORES, PromptScores, Scores, Tokens
 from roost.sched.counters import count_round
 from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import Flight, Mark, Request
 from roost.sched.state import State
-from roost.step import Scores, StepId, StepPlan, StepResult
+from roost.step import ScoreColumns, StepId, StepPlan, StepResult
 
 StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
 
@@ -54,7 +54,7 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
         state.drafting.collected(plan.step, live_lens, state.now)
 
 
-def _take_tokens(state: State, request: Request, tokens: list[int], scores: tuple[Score, ...], num_drafts: int) -> None:
+def _take_tokens(state: State, request: Request, tokens: list[int], scores: Scores, num_drafts: int) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
     record = request.turn.record
     room = request.max_new_tokens - request.output_len
@@ -65,7 +65,7 @@ def _take_tokens(state: State, request: Request, tokens: list[int], scores: tupl
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
-        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores[:kept]))
+        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores.first(kept)))
     if reason is not None:
         finish(state, request, reason, returned_len, matched)
 
@@ -106,16 +106,18 @@ def _take_prompt_scores(state: State, request: Request, plan: StepPlan, result: 
     state.send(request, PromptScores(request_id=request.id, start=first + 1, scores=scores))
 
 
-def _row_scores(scores: Scores | None, row: int, request: Request) -> tuple[Score, ...]:
-    """The scores of one row, with as many alternatives as it asked for."""
-    if scores is None:
-        return ()
+def _row_scores(columns: ScoreColumns | None, row: int, request: Request) -> Scores:
+    """The scores of one row, with as many alternatives as it asked for; still columns, whose making is cheap."""
+    if columns is None:
+        return NO_SCORES
     top = request.submit.logprobs or 0
-    entries = slice(scores.offsets[row], scores.offsets[row + 1])
-    columns = (scores.logprobs[entries], scores.top_ids[entries, :top], scores.top_logprobs[entries, :top])
-    return tuple(
-        Score(logprob=logprob, top=tuple(zip(ids, logprobs, strict=True)))
-        for logprob, ids, logprobs in zip(*(column.tolist() for column in columns), strict=True)
+    entries = slice(columns.offsets[row], columns.offsets[row + 1])
+    top_ids = columns.top_ids[entries, :top]  # a small vocabulary has fewer
+    return Scores(
+        num_tops=top_ids.shape[1],
+        logprobs=columns.logprobs[entries].tobytes(),
+        top_ids=top_ids.tobytes(),
+        top_logprobs=columns.top_logprobs[entries, :top].tobytes(),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from roost.config import EngineConfig, ModelTraits, SchedConfig, SpecConfig
 from roost.errors import ConfigError
 from roost.exec.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
+from roost.exec.scores import SCORED_MAX
 from roost.models.model import KvShape
 
 GIB = 2**30
@@ -65,6 +66,16 @@ def test_every_captured_width_is_counted() -> None:
     assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5
     assert logits_of(SpecConfig(spec="ngram")) == 15 * (1 + 2 + 3 + 4 + 5 + 7)
     assert logits_of(SpecConfig(spec="ngram", spec_max_batch=2)) == 3 * (1 + 2 + 3 + 4 + 5 + 7) + 12
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted(rows: int) -> None:
+    vocab_size, position = 152_000, 152_000 * (2 + 4 + 4 + 4 + 4 + 8)  # what log_probabilities has at one time
+    sched, spec = SchedConfig(max_running=rows, chunk=1, graphs=False), SpecConfig(spec="ngram", spec_steps=4)
+    traits = ModelTraits(vocab_size=vocab_size)
+    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits, 8)
+    logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
+    assert SCORED_MAX * position <= found - logits_and_counts <= 2 * SCORED_MAX * position
 
 
 def test_no_memory_left_says_what_to_change() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from roost import messages
 from roost.messages import OpenSession, PromptScores, Score, Submit, Tokens
 from roost.sched.request import Mark
 from tests.sim.model import states_of
@@ -122,3 +123,14 @@ def test_the_scores_of_tokens_past_the_end_are_not_sent() -> None:
     at.send(_submit(logprobs=0, max_new_tokens=2))
     at.run()
     assert sum(len(event.scores) for event in at.events if isinstance(event, Tokens)) == 2
+
+
+def test_the_engine_makes_no_object_for_a_scored_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = desk()
+    with monkeypatch.context() as patched:
+        patched.setattr(messages, "Score", None)  # whoever reads them makes them
+        at.send(_submit(prompt_logprobs_from=0, logprobs=3))
+        at.run()
+    scored = [event for event in at.events if isinstance(event, PromptScores | Tokens)]
+    assert sum(len(event.scores) for event in scored) == 13 + 4
+    assert [score for event in scored for score in event.scores] == _expected([*PROMPT, *at.output("a")], 1, 3)
