@@ -298,6 +298,8 @@ class Stats:
     sessions_closed: int  # by command
     sessions_expired: int  # by their ttl
     sessions_reclaimed: int  # how often an idle one had to leave its KV to the cache
+    step_rows_max: int | None = None  # what larger steps that broke have left a step; None: no limit
+    step_tokens_max: int | None = None  # the same, of prompts and drafts together
 
 
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions

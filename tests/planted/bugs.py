@@ -10,6 +10,7 @@ from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.foreign_bugs import FOREIGN_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
+from tests.planted.size_bugs import SIZE_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.text_bugs import TEXT_BUGS
 from tests.planted.threshold_bugs import THRESHOLD_BUGS
@@ -393,5 +394,6 @@ BUGS = (
     *EDGE_BUGS,
     *TEXT_BUGS,
     *THRESHOLD_BUGS,
+    *SIZE_BUGS,
     *mode_bugs(_SIMULATED),
 )

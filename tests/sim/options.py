@@ -35,6 +35,8 @@ class Faults:
     poison: float  # requests that break every step past one of their positions
     slow: float
     early: float  # not a fault: steps that run at launch instead of as late as possible
+    rows_max: int | None = None  # every step with more rows breaks
+    tokens_max: int | None = None  # every step with more tokens, those of one request's round aside, breaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def draw(seed: int) -> Options:
             draft_skill=rng.choice([0, 0.3, 0.7, 0.9, 1]),
         ),
         layer_books=(0 if full else window_book, window_book if traits.window is not None else 0),
-        faults=faults,
+        faults=_draw_sizes(seed, faults, resolved),
         num_sessions=rng.choice([0, 1, 3, 3, 6]),
         submit_rate=rng.choice([0.1, 0.3, 0.8]),
         num_stops=rng.choice([0, 0, 1]),
@@ -121,6 +123,16 @@ def draw(seed: int) -> Options:
         habits=habits,
         draft_ns=random.Random(f"node {seed}").choice([0, 20_000, 200_000]) if resolved.widths.is_auto else 0,
     )
+
+
+def _draw_sizes(seed: int, faults: Faults, resolved: Resolved) -> Faults:
+    """In some worlds where nothing else breaks steps, the device is too small for what it is told."""
+    rng = random.Random(f"sizes {seed}")
+    if faults.step or faults.poison or rng.random() > 0.2:
+        return faults
+    rows_max = rng.choice([None, rng.randint(1, max(1, resolved.sched.max_running // 2))])
+    tokens_max = resolved.spec.tokens + rng.randint(0, resolved.sched.chunk // 4) if rows_max is None else None
+    return replace(faults, rows_max=rows_max, tokens_max=tokens_max)
 
 
 def _draw_spec(rng: random.Random) -> SpecShape:

@@ -15,6 +15,7 @@ from roost.kv.pages import SINK, PageId, floor_to
 from roost.messages import Refused
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
+from roost.sched.step_limits import PATIENCE
 from roost.step import RowSetup, StepPlan, StepResult
 from tests.sim.checker import Ask, Broken, Checker
 
@@ -35,6 +36,7 @@ class Rules:
         self.num_evictions = 0
         self.out: dict[int, Named] = {}  # steps not collected yet
         self._proven: dict[int, int] = {}  # by lease: the length that results have shown
+        self._num_too_large = 0  # steps that broke for their size
         self._watch_publishing()
 
     def _order(self, request: Request) -> tuple[int, int]:
@@ -174,6 +176,7 @@ class Rules:
             self._check_setup(self._checker.asks[rows[setup.row].id], setup)
         self._begins -= {request.id for request in requests}
         self._check_widths(plan, requests)
+        self._check_size(plan)
 
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
         """All rounds of a step are as wide: as told, as chosen, or without drafts where too many rows wanted some."""
@@ -187,6 +190,24 @@ class Rules:
             allowed |= {1}
         if len(widths) > 1 or not widths <= allowed:
             raise Broken(f"width: step {plan.step} has {num_rounds} rounds of {widths}, limit {most}, of {shape}")
+
+    def _check_size(self, plan: StepPlan) -> None:
+        """A step is no larger than the engine says that steps may be; one row is always allowed."""
+        limits, num_tokens = self._state.limits, int(plan.widths.sum())
+        most = [(limits.rows.most, len(plan.rows)), (limits.tokens.most, num_tokens)]
+        if len(plan.rows) > 1 and any(limit is not None and size > limit for limit, size in most):
+            raise Broken(f"size: step {plan.step} has {len(plan.rows)} rows and {num_tokens} tokens, allowed: {limits}")
+
+    def broke_for_size(self) -> None:
+        """A step was too large: to learn that takes few of them, and few more in a long time."""
+        sched, spec = self._resolved.sched, self._resolved.spec
+        self._num_too_large += 1
+        widest = sched.chunk + sched.max_running * spec.tokens
+        tries = (self._state.totals.steps // PATIENCE + 1).bit_length()
+        if self._num_too_large > widest.bit_length() + tries:
+            raise Broken(
+                f"size: {self._num_too_large} steps were too large, after {self._state.totals.steps} good ones"
+            )
 
     def _check_setup(self, ask: Ask, setup: RowSetup) -> None:
         submit, prompt = ask.submit, ask.prompt

@@ -55,7 +55,7 @@ class World:
         self.troubled = True
         self.clock = VirtualClock()
         resolved = options.resolved
-        self.witness = Witness(resolved, options.model, options.layer_books, self._decide)
+        self.witness = Witness(resolved, options.model, options.layer_books, self._decide, self._is_too_large)
         self.engine = Engine(resolved, self, self.clock, Trace(self._note), Finder)
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
@@ -156,6 +156,16 @@ class World:
         if happens:
             self._count("fault: step")
         return happens
+
+    def _is_too_large(self, plan: StepPlan) -> bool:
+        """Whether a step does not fit the device: a single round always does."""
+        faults, num_tokens = self.options.faults, int(plan.widths.sum())
+        has_rows = faults.rows_max is not None and len(plan.rows) > faults.rows_max
+        has_tokens = faults.tokens_max is not None and num_tokens > faults.tokens_max
+        if has_rows or has_tokens:
+            self._count("fault: size")
+            self.rules.broke_for_size()
+        return has_rows or has_tokens
 
     def _inject_allocation_faults(self) -> None:
         store = self.engine.state.store
@@ -302,7 +312,8 @@ class World:
         resolved = self.options.resolved
         if not resolved.sched.overlap or not resolved.sched.mixed or event.max_new_tokens == 0:
             return
-        if self.options.faults.step or self.options.faults.poison:  # after a failure, requests go alone for a step
+        faults = self.options.faults
+        if faults.step or faults.poison or faults.rows_max or faults.tokens_max:  # then requests go alone for a step
             return
         if ask.last_launch <= self._collecting and ask.sat_out_at < self.report.ticks - 2:
             raise Broken(f"last round: {ask.submit.request_id} ended with nothing in flight")

@@ -18,7 +18,7 @@ def admit(state: State) -> str:
         request = first_allowed(state)
         if request is None:
             return "each client in line has as many running as it may"
-        reason = _no_place(state) or _refused_before(state, request)
+        reason = _no_place(state, request) or _refused_before(state, request)
         if reason:
             return reason
         lease = state.sessions.find_lease(request.turn, request.unscored_from)
@@ -55,14 +55,23 @@ def _margins(state: State) -> list[int]:
     return [_available(state, book) - _promised(state, book) for book in range(len(state.resolved.books))]
 
 
-def _no_place(state: State) -> str:
+def _no_place(state: State, request: Request) -> str:
     if len(state.running) >= state.resolved.sched.max_running:
         return f"{len(state.running)} requests run: --max-running"
+    is_suspect = request.num_failures > 0  # it runs alone first: what it proves is worth more than its pages
+    if not is_suspect and not _fits_a_step(state, len(state.running) + 1):
+        return f"{len(state.running)} requests run: larger steps broke"
     if state.rows.num_free == 0:
         return "every free row is still named by a launched step"
     if any(request.mark is not Mark.NONE for request in state.running):
         return "a running request is being retracted or ended"
     return ""
+
+
+def _fits_a_step(state: State, num_running: int) -> bool:
+    """Whether so many requests could decode in one step, of the size that steps may have."""
+    width = state.resolved.widths.of(num_running)[0]
+    return state.limits.has_place(num_running - 1, (num_running - 1) * width, width)
 
 
 def _no_pages(state: State, request: Request, lease: Lease) -> str:

@@ -1,7 +1,8 @@
 """Planner: turns what is running into the next step.
 
 Oldest first: prefill chunks and decode rounds, together or (without `mixed`) prefill before decode. Reserves each
-row's worst case, guards the row's width, and opens the claims. Never reads a result. Called by the loop.
+row's worst case, guards the row's width, and opens the claims. Keeps to the size that steps may have. Never reads a
+result. Called by the loop.
 """
 
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     decode = [
         request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
     ]
-    chunk = state.resolved.sched.chunk
+    chunk = max(1, state.limits.tokens_left(0, state.resolved.sched.chunk))
     width = state.drafting.choose(len(decode), has_prefill=bool(prefill))
     if not state.resolved.sched.mixed:
         if state.prefilled_last:  # decode has its turn, however many prompts keep coming
@@ -98,8 +99,9 @@ def _decodes_on(state: State, request: Request) -> bool:
 
 
 def _with_room(state: State, requests: Sequence[Request], budget: int, round_width: int) -> list[Line]:
-    """Those for whom there are pages; `budget` tokens of prefill in all."""
-    lines, reserves, row_width = [], state.resolved.reserves, state.resolved.row_width
+    """Those for whom there are pages, as many as one step may hold; `budget` tokens of prefill in all."""
+    lines: list[Line] = []
+    num_tokens, limits, reserves, row_width = 0, state.limits, state.resolved.reserves, state.resolved.row_width
     for request in requests:
         if request.mark is not Mark.NONE:  # retracted for the sake of an older one, just now
             continue
@@ -109,12 +111,16 @@ def _with_room(state: State, requests: Sequence[Request], budget: int, round_wid
         )  # only a prefill has a rest: a round starts where the prompt ends, or later
         if rest > 0 and budget == 0:
             continue
-        chunk = min(budget, rest) if rest > 0 else 0
+        chunk = min(limits.tokens_left(num_tokens, budget), rest) if rest > 0 else 0
+        width = chunk or round_width
+        if not limits.has_place(len(lines), num_tokens, width):
+            continue
         needs = [hi + (chunk or each) for each in reserves]
         if max(needs) > row_width:
             raise _too_wide(state, request, needs)
         if reserve(state, request, needs):
-            lines.append(Line(request, chunk, chunk or round_width, hi))
+            lines.append(Line(request, chunk, width, hi))
+            num_tokens += width
             budget -= chunk
     return [line for line in lines if line.request.mark is Mark.NONE]
 

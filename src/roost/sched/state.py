@@ -16,6 +16,7 @@ from roost.sched.counters import Counters, Totals
 from roost.sched.drafting import Drafting
 from roost.sched.request import Flight, Mark, NewFinder, Request
 from roost.sched.rows import Rows
+from roost.sched.step_limits import Limits
 from roost.session.table import Sessions
 
 
@@ -48,6 +49,7 @@ class State:
     rows: Rows
     counters: Counters
     drafting: Drafting
+    limits: Limits = field(default_factory=Limits)
     totals: Totals = field(default_factory=Totals)
     new_finder: NewFinder | None = None  # None: stop texts are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id

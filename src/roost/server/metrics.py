@@ -75,6 +75,9 @@ class _EngineStats(Collector):
         yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, while there is work", age_s)
         yield CounterMetricFamily("roost_steps", "Steps collected", stats.steps)
         yield CounterMetricFamily("roost_failed_steps", "Steps that broke", stats.failed_steps)
+        for what, most in (("rows", stats.step_rows_max), ("tokens", stats.step_tokens_max)):
+            text = f"Most {what} of a step, since larger ones broke; +Inf: no limit"
+            yield GaugeMetricFamily(f"roost_step_{what}_limit", text, float("inf") if most is None else most)
         yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of ended requests", stats.prompt_tokens)
         yield CounterMetricFamily("roost_cached_tokens", "Of those, found in the cache", stats.cached_tokens)
         yield CounterMetricFamily("roost_completion_tokens", "Tokens generated", stats.completion_tokens)
