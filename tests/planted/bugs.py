@@ -331,7 +331,9 @@ _SIMULATED = (
         "roost.sched.planner",
         "        lines = _lines(state, suspects[:1])",
         "        lines = _lines(state, ready)",
-        "35: a request that breaks every step takes the others with it",
+        "35: a request that breaks every step breaks those of the others, until steps are small enough",
+        test="tests/unit/sched/test_engine.py::"
+        "test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_together",
     ),
     Bug(
         "retry_once",
