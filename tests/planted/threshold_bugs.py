@@ -20,8 +20,8 @@ THRESHOLD_BUGS = (
     Bug(
         "scores_past_the_first_piece",
         _SCORES,
-        "    return [slice(first, first + _SCORED_MAX) for first in range(0, length, _SCORED_MAX)]",
-        "    return [slice(first, first + _SCORED_MAX) for first in range(0, min(length, _SCORED_MAX), _SCORED_MAX)]",
+        "    return [slice(first, first + SCORED_MAX) for first in range(0, length, SCORED_MAX)]",
+        "    return [slice(first, first + SCORED_MAX) for first in range(0, min(length, SCORED_MAX), SCORED_MAX)]",
         "prompt positions past the 256th of a chunk are not scored",
         test=_SCORED,
     ),
@@ -60,8 +60,8 @@ THRESHOLD_BUGS = (
     Bug(
         "usages_are_rewound",
         _TURNS,
-        "        del self.usages[num_turns:]",
-        "        del self.usages[len(self.usages) :]",
+        "            del self.usages[event.turns :]",
+        "            del self.usages[len(self.usages) :]",
         "after a rewind a new turn is taken for the one that had its number",
         test=_BRANCHES + "test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told",
     ),
@@ -157,11 +157,11 @@ THRESHOLD_BUGS = (
         "beside many rounds a prompt is prefilled one token a step",
     ),
     Bug(
-        "tail_of_a_stop_of_one_character",
+        "nothing_is_held_where_no_stop_begins",
         "roost.text.stream",
-        "            self._tail = text[max(0, len(text) - self._tail_len) :]",
-        "            self._tail = text[-self._tail_len :]",
-        "with stops of one character all output is kept, and searched with every token",
+        "        self._held = text[certain_len:]",
+        "        self._held = text[-self._stops.depth(self._state) :]",
+        "where no stop string begins all output is kept, and copied with every token",
         test="tests/unit/text/test_stream.py::test_what_a_stream_keeps_does_not_grow_with_the_output",
     ),
     Bug(
@@ -206,8 +206,8 @@ THRESHOLD_BUGS = (
     Bug(
         "branch_that_ends_again_is_the_newest",
         _TURNS,
-        "        self._tokens.move_to_end(name)  # one of that name may have ended before",
-        "        self._tokens.move_to_end(next(iter(self._tokens)), last=False)",
+        "        self._tokens.pop(name, None)  # another had this name before",
+        "        self._tokens.get(name)",
         "a request that ends again under its name is forgotten as if it had ended only once",
         test=_BRANCHES + "test_a_request_that_ends_again_under_its_name_is_the_newest",
     ),

@@ -18,6 +18,7 @@ from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
 from roost.step import StepPlan, StepResult, Ticket
+from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
@@ -475,28 +476,13 @@ class World:
         self._calm_down()
 
     def _final_count(self) -> None:
-        state = self.engine.state
-        missing = [name for name, ask in self.checker.asks.items() if not ask.ended]
-        if missing:
-            raise Broken(f"terminal: {missing} never ended")
-        if state.counters.snapshot() != self.checker.spec_sum:
-            raise Broken(f"statistics: requests make {self.checker.spec_sum}, the engine {state.counters.snapshot()}")
-        if state.rows.num_free != self.options.resolved.num_rows:
-            raise Broken(f"rows: {state.rows.num_free} of {self.options.resolved.num_rows} came back")
-        idle = {id(session.lease) for session in state.sessions.table.values() if session.lease}
-        if {id(lease) for lease in state.store.leases.values()} != idle:
-            raise Broken(f"leases: {list(state.store.leases.values())} are held, but not by idle sessions")
+        state, resolved = self.engine.state, self.options.resolved
+        check_all_ended(state, self.checker, resolved)
         self.questions.ask_stats()
         for conversation in list(self.checker.conversations.values()):
             self._close(conversation)
         self._tick()
-        if self.checker.conversations:
-            raise Broken(f"close: {list(self.checker.conversations)} did not close")
-        for book, spec in enumerate(self.options.resolved.books):
-            state.store.tree.evict(book, spec.num_pages)
-        free = [state.store.ledger.num_free(book) for book in range(len(self.options.resolved.books))]
-        if free != [spec.num_pages - 1 for spec in self.options.resolved.books] or state.store.tree.nodes:
-            raise Broken(f"pool: {free} pages are free after everything ended")
+        check_all_free(state, self.checker, resolved)
 
     def _count(self, what: str) -> None:
         self.report.counts[what] = self.report.counts.get(what, 0) + 1

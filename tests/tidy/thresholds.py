@@ -13,6 +13,11 @@ _GENERATION = "tests/unit/server/test_generation.py::"
 _DRAFTING = "tests/unit/sched/test_drafting.py::"
 _CHUNKS = "tests/unit/sched/test_chunks.py::"
 _KERNELS = "tests/kernels/"
+_ASIDE = "tests/unit/server/test_aside.py::"
+_LISTENER = "tests/unit/server/test_listener.py::"
+_LOGS = "tests/unit/server/test_logs.py::"
+_REACH = "tests/unit/text/test_reach.py::"
+_LOCALITY = "tests/unit/text/test_locality.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
@@ -33,6 +38,8 @@ TESTED: dict[str, str] = {
     "test_prefill_has_its_share_of_a_step_however_many_rounds_there_are",
     "roost.sched.settle._FAILURES_MAX": "tests/unit/sched/test_engine.py::"
     "test_failures_with_a_good_step_between_them_do_not_add_up",
+    "roost.sched.step_limits.PATIENCE": "tests/unit/sched/test_step_limits.py::"
+    "test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before",
     "roost.sched.drafting._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
     "roost.sched.drafting._NEAR": _DRAFTING
     + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
@@ -54,12 +61,18 @@ TESTED: dict[str, str] = {
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
     "roost.exec.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/exec/test_sampler.py::"
     "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
-    "roost.exec.scores._SCORED_MAX": "tests/parity/test_scores_exact.py::"
-    "test_a_chunk_of_any_length_is_scored_to_its_end",
+    "roost.exec.scores.SCORED_MAX": "tests/unit/exec/test_scores.py::"
+    "test_outputs_are_scored_in_pieces_and_as_if_at_once",
+    "roost.exec.memory._SCORED_BYTES": "tests/unit/exec/test_memory.py::"
+    "test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted",
     "roost.exec.sizes.TILE_LEN_MAX": "tests/unit/exec/test_sizes.py::"
     "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
     "roost.exec.sizes._TOKENS_PER_CHUNK": "tests/unit/exec/test_sizes.py::"
     "test_captured_chunks_rise_to_the_largest_there_can_be",
+    "roost.layers.alike.KEY_BLOCK": "tests/parity/test_one_order.py::"
+    "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
+    "roost.layers.alike.KEY_STEP": "tests/parity/test_one_order.py::"
+    "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
     "roost.layers.attention._GATHER_MAX": "tests/parity/test_attention.py::"
     "test_any_number_of_rounds_of_any_length_read_all_their_keys",
     "roost.kernels.argmax._CHUNK": _KERNELS + "test_argmax.py::test_the_lowest_id_of_the_largest_score",
@@ -67,7 +80,8 @@ TESTED: dict[str, str] = {
     "roost.kernels.attention._SPLIT_LEN_MIN": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
     "roost.kernels.attention._BLOCK_M_MAX": _KERNELS + "test_attention.py::test_a_token_of_a_chunk_reads_up_to_itself",
     "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
-    "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS + "test_copy.py::test_a_group_longer_than_a_program_holds_is_refused",
+    "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS
+    + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",
     "roost.kernels.gate._BLOCK": _KERNELS + "test_gate.py::test_the_gate_equals_the_reference",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rope._BLOCK": _KERNELS + "test_rope.py::test_rope_write_turns_and_writes",
@@ -82,19 +96,55 @@ TESTED: dict[str, str] = {
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
     "roost.server.body.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
-    "roost.server.body._LONG": _BODY + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.body.VALUES_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
+    "roost.server.body.PARTS_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
+    "roost.server.body._SLICE": _BODY + "test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut",
+    "roost.server.body._ENDLESS_LEN": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
+    "roost.server.aside.LONG": _ASIDE + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.aside.VERY_LONG": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.aside.NUM_THREADS": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.config.CONNECTIONS_DEFAULT": _LISTENER
+    + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
+    "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flags.py::"
+    "test_names_of_the_model_may_be_given_one_by_one_or_with_commas_between",
+    "roost.server.connections.LOBBY_PLACES": "tests/unit/server/test_connections.py::"
+    "test_when_all_are_at_work_newcomers_get_the_lobby_and_then_nothing",
+    "roost.server.listener._OWN_FILES": _LISTENER
+    + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
+    "roost.server.listener._BURST": _LISTENER + "test_so_many_are_refused_at_a_time_and_no_more",
+    "roost.server.logs._LINES_A_SECOND": _LOGS
+    + "test_one_line_of_a_kind_is_written_a_second_and_the_others_are_counted",
+    "roost.server.logs._REQUESTS_A_SECOND": _LOGS + "test_request_lines_have_more_room_but_not_all",
+    "roost.server.logs._WIDTH_MAX": _LOGS + "test_a_line_has_an_end",
+    "roost.server.request_log._PATH_LEN_MAX": "tests/unit/server/test_connection.py::"
+    "test_a_path_is_told_but_not_at_length",
     "roost.server.body._NAME_LEN_MAX": _BODY + "test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length",
     "roost.server.body._NUMBER_END": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
     "roost.server.serve.HEADER_BYTES_MAX": "tests/server/test_access.py::test_headers_that_are_too_large_are_refused",
     "roost.server.turns.BRANCHES_MAX": _TURNS
     + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
     "roost.server.turns.CHECK_AT_MIN": _TURNS + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
+    "roost.server.turns.MESSAGE_COST": "tests/unit/server/test_desk.py::"
+    "test_long_conversations_are_rendered_beside_the_event_loop",
     "roost.server.turns.WAITING_MAX": _TURNS + "test_no_more_turns_wait_for_a_session_than_may",
     "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
     "test_events_that_came_together_leave_together_in_order_and_none_is_lost",
     "roost.text.template.SOURCE_BYTES_MAX": "tests/unit/text/test_template.py::"
     "test_a_template_longer_than_any_honest_one_is_refused",
     "roost.text.template.TEXT_CHARS_MAX": "tests/unit/text/test_template.py::test_a_text_of_just_the_cap_is_taken",
+    "roost.text.continuation._ENDING": _LOCALITY + "test_questions_and_answers_add_what_the_whole_conversation_adds",
+    "roost.text.locality.OPENING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
+    "roost.text.locality._ENDING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
+    "roost.text.locality._COUNT_MAX": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
+    "roost.text.marks._WINDOW": "tests/unit/text/test_language.py::"
+    "test_a_long_text_is_hidden_like_a_short_one_wherever_it_is_looked_through",
+    "roost.text.reach.DECOMPOSED_MAX": _REACH + "test_no_character_is_composed_of_more_than_is_reckoned_with",
+    "roost.text.reach._ASCII_END": _REACH + "test_a_text_has_at_least_the_tokens_that_its_length_says",
+    "roost.text.tokenizer.CHARS_MAX": _REACH
+    + "test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too",
+    "roost.text.tokenizer._LONG": _REACH + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
+    "roost.values._SHOWN_MAX": "tests/unit/test_values.py::test_a_value_is_repeated_in_a_message_but_not_at_length",
+    "roost.values._WHOLE_BITS_MAX": "tests/unit/test_values.py::test_a_whole_number_has_so_many_bits_and_no_more",
     # --- cli, train ---
     "roost.train.answers.CIRCLES_MIN": _CIRCLES,
     "roost.train.answers.PERIOD_MAX": _CIRCLES,
@@ -139,6 +189,20 @@ UNTESTED: dict[str, str] = {
     "roost.step.SAMPLED": _SIGN,
     "roost.cli.chat.ENGINE_GONE": _SIGN,
     "roost.cli.chat.DIGITS_MAX": "so that no endless number is read; one that is too large is refused the same way",
+    "roost.cli.api._ERROR_BYTES_MAX": "so that no endless refusal is read; what is cut is told by its beginning",
+    "roost.cli.api._TIMEOUT_S": "seconds of patience with a server that says nothing",
+    "roost.cli.lines._PASTE_S": "how fast people type: a test on both sides of it would measure the machine",
+    "roost.cli.remote._LEFT_S": "how often is looked",
+    "roost.cli.remote._LEFT_S_MAX": "seconds of patience with a server that does not notice who has left",
+    "roost.feed._FULL": _SIGN,
+    "roost.feed._RETRY_S": "how often is asked again",
+    "roost.messages._ITEM": _NUMBER,
+    "roost.server.keys.SESSION_TTL_S": _DEFAULT,
+    "roost.server.link._ANSWER_S": "seconds of patience with an answer on its way; a later one is heeded all the same",
+    "roost.server.refusals.ABORTED": _SIGN,
+    "roost.server.refusals._OVERFLOW": _SIGN,
+    "roost.server.serve._SWITCH_S": "how threads take turns, not what any of them does",
+    "roost.text.stops.START": _SIGN,
     "roost.server.desk.LOGPROB_LEAST": "the least number that is said, where JSON has none",
     "roost.server.link._STOP_S": "seconds of patience with a process that does not end",
     "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",

@@ -47,6 +47,16 @@ def test_a_size_that_is_reached_step_by_step_is_known_exactly_after_one_that_bro
     assert limit.most == 40
 
 
+def test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before() -> None:
+    limit = Limit()
+    limit.broke(64, NOBODY)
+    for _ in range(PATIENCE - 1):
+        limit.worked(32)
+    assert limit.most == 32
+    limit.worked(32)
+    assert limit.most == 48
+
+
 def test_a_fault_that_passes_limits_nobody_for_ever() -> None:
     limit = Limit()
     limit.broke(64, NOBODY)

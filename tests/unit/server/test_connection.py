@@ -19,7 +19,7 @@ from roost.server.desk import Desk
 from roost.server.link import Link
 from roost.server.listener import open_entrance
 from roost.server.logs import REQUESTS
-from roost.server.request_log import RequestLog
+from roost.server.request_log import _PATH_LEN_MAX, RequestLog
 
 LIMITS = ServerConfig(port=0, stall_s=1, keep_alive_s=1, body_s=1)
 PATIENCE_S = 120
@@ -187,5 +187,22 @@ def test_which_requests_are_told_of_can_be_chosen(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level("INFO", REQUESTS):
         talk(RequestLog(app, which), client)
-    paths = [record.getMessage().split()[1] for record in caplog.records if record.name == REQUESTS]
-    assert paths == ["/health", "/generate", "/none"][3 - told :]
+    assert _told(caplog) == ["/health", "/generate", "/none"][3 - told :]
+
+
+def test_a_path_is_told_but_not_at_length(caplog: pytest.LogCaptureFixture) -> None:
+    whole = "/" + "a" * (_PATH_LEN_MAX - 1)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        for path in (whole, whole + "b"):
+            writer.write(f"GET {path} ".encode() + HEAD + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+
+    with caplog.at_level("INFO", REQUESTS):
+        talk(RequestLog(PlainTextResponse(b""), "usual"), client)
+    assert _told(caplog) == [whole, whole + "…"]
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The paths of the requests that were told of."""
+    return [record.getMessage().split()[1] for record in caplog.records if record.name == REQUESTS]

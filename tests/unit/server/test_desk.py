@@ -8,11 +8,13 @@ from typing import Any, cast
 import pytest
 
 from roost.errors import RequestError
+from roost.server.aside import LONG
 from roost.server.config import ServerConfig
 from roost.server.desk import Desk
 from roost.server.inputs import plain_messages
 from roost.server.link import Link
 from roost.server.schema import Message
+from roost.server.turns import MESSAGE_COST
 from roost.text.language import Language
 from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
 from tests.unit.text.small import byte_level
@@ -83,9 +85,11 @@ class Told(ChatTemplate):
 
 
 @pytest.mark.parametrize(
-    "messages", [[{"role": "user", "content": "hell" * 2500}], [{"role": "user", "content": ""}] * 400]
+    ("num_messages", "content"), [(1, "h" * (LONG - MESSAGE_COST)), (LONG // MESSAGE_COST, "")], ids=["long", "many"]
 )
-def test_long_conversations_are_rendered_beside_the_event_loop(messages: list[dict[str, Any]]) -> None:
+def test_long_conversations_are_rendered_beside_the_event_loop(num_messages: int, content: str) -> None:
     template = Told(CHAT, bos="", eos="<|im_end|>")
-    _refusal(_desk(template=template).conversation(messages, "messages"))
-    assert template.thread not in (0, threading.get_ident())
+    messages = [{"role": "user", "content": content}] * num_messages
+    for said, is_beside in ((messages, False), ([*messages, {"role": "user", "content": ""}], True)):
+        _refusal(_desk(template=template).conversation(said, "messages"))
+        assert (template.thread != threading.get_ident()) == is_beside

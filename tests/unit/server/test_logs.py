@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from roost.server.logs import REQUESTS, LogHandler, printable
+from roost.server.logs import _WIDTH_MAX, REQUESTS, LogHandler, printable
 
 
 class Log:
@@ -59,7 +59,8 @@ def test_nothing_that_a_client_sent_begins_a_line_or_steers_a_terminal(text: str
 
 
 def test_a_line_has_an_end() -> None:
-    assert len(printable("a" * 10**6)) < 1000
+    assert printable("a" * _WIDTH_MAX) == "a" * _WIDTH_MAX
+    assert printable("a" * (_WIDTH_MAX + 1)) == "a" * _WIDTH_MAX + "…"
 
 
 def test_an_error_is_told_with_its_origin_indented() -> None:

@@ -177,22 +177,24 @@ def _usage(number: int) -> Usage:
     return Usage(prompt_tokens=number, cached_tokens=0, completion_tokens=number)
 
 
+def _state(turns: int) -> SessionState:
+    return SessionState(
+        session_id="a",
+        length=0,
+        resident=0,
+        turns=turns,
+        state="idle",
+        idle_ms=0,
+        ttl_ms=None,
+        max_tokens=None,
+        salt="",
+    )
+
+
 @pytest.mark.parametrize("num_kept", [0, 1, 2, 3])
 def test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told(num_kept: int) -> None:
     conversation = Conversation("a", usages=[_usage(number) for number in range(3)])
-    conversation.rewound(
-        SessionState(
-            session_id="a",
-            length=0,
-            resident=0,
-            turns=num_kept,
-            state="idle",
-            idle_ms=0,
-            ttl_ms=None,
-            max_tokens=None,
-            salt="",
-        )
-    )
+    conversation.rewound(_state(num_kept))
     for number in range(num_kept):
         with pytest.raises(RepeatedTurn) as repeated:
             conversation.check_number(number)
@@ -261,5 +263,6 @@ def test_no_more_turns_wait_for_a_session_than_may(num_waiting: int) -> None:
 def test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound() -> None:
     source = Conversation("a", usages=[_usage(0), _usage(1)])
     fork = Conversation("b", usages=source.usages)
-    source.cut(0, 0)
+    source.rewound(_state(0))
+    assert source.usages == []
     assert fork.usages == [_usage(0), _usage(1)]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Inner
 
 from roost.errors import RequestError
 from roost.text.reach import DECOMPOSED_MAX
-from roost.text.tokenizer import CHARS_MAX, Tokenizer
+from roost.text.tokenizer import _LONG, CHARS_MAX, Tokenizer
 from tests.unit.text.small import CONTROL, THINK, byte_fields, byte_level, piece_fields, sentencepiece, spelled
 
 
@@ -167,6 +167,7 @@ def test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too()
     try:
         with pytest.raises(RequestError, match="characters, at most 4194304"):
             tokenizer.encode("\x04" * (CHARS_MAX + 1), special=False, tokens_max=1)
+        tokenizer.check_len("\x04" * CHARS_MAX, 1)
         assert tokenizer._plain.asked == []  # type: ignore[attr-defined]
     finally:
         tokenizer._plain = before
@@ -175,16 +176,17 @@ def test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too()
 @settings(max_examples=25, deadline=None)
 @given(text=texts)
 def test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one(text: str) -> None:
+    long = (text + "hello abc " * (_LONG // 10 + 1))[:_LONG]
     for tokenizer in VOCABULARIES.values():
-        long = text + "hello abc " * 500
-        watched, before = Watched(tokenizer._plain), tokenizer._plain
-        tokenizer._plain = watched  # type: ignore[assignment]
-        try:
-            ids = tokenizer.encode(long, special=False)
-        finally:
-            tokenizer._plain = before
-        assert watched.asked == ["encode_batch_fast"]
-        assert ids == before.encode(long, add_special_tokens=False).ids
+        for each, how in ((long, "encode_batch_fast"), (long[:-1], "encode")):
+            watched, before = Watched(tokenizer._plain), tokenizer._plain
+            tokenizer._plain = watched  # type: ignore[assignment]
+            try:
+                ids = tokenizer.encode(each, special=False)
+            finally:
+                tokenizer._plain = before
+            assert watched.asked == [how]
+            assert ids == before.encode(each, add_special_tokens=False).ids
 
 
 def test_a_file_that_cuts_or_pads_texts_does_not_cut_or_pad_prompts() -> None:
