@@ -176,7 +176,9 @@ class Waste:
             for i, request in enumerate(requests)
             if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
         ]
-        if cut_short and total < least:
+        most = self._state.limits.tokens.most  # what a device that was found too small for more has
+        is_full = most is not None and plan.widths.sum() >= most
+        if cut_short and total < least and not is_full:
             raise Broken(
                 f"chunk: step {plan.step} has {total} prompt tokens, {cut_short} have more: {least} is a share"
             )
