@@ -6,6 +6,7 @@ Found by the seeds, or by a test where chance would not do or the server is mean
 from tests.planted.bug import Bug
 
 _LATE, _TENANTS = "tests/unit/server/test_late_answers.py::", "tests/unit/server/test_tenants.py::"
+_SHARING, _SHARED = "roost.sched.sharing", "tests/unit/sched/test_sharing.py::"
 _LIMITS, _MODULE = "tests/unit/sched/test_limits.py::", "roost.sched.limits"
 
 CLIENT_BUGS = (
@@ -58,8 +59,8 @@ CLIENT_BUGS = (
     Bug(
         "client_running_limit",
         _MODULE,
-        "        if most is None or num_running[request.submit.client] < most:",
-        "        if most is None or num_running[request.submit.client] <= most:",
+        "        return most is None or num_running[request.submit.client] < most",
+        "        return most is None or num_running[request.submit.client] <= most",
         "a client runs one more than it may",
     ),
     Bug(
@@ -72,10 +73,57 @@ CLIENT_BUGS = (
     Bug(
         "client_limit_holds_nobody_up",
         _MODULE,
-        "    for request in state.queued:",
-        "    for request in state.queued[:1]:",
+        "    return sorted(filter(may_run, state.queued), key=place)",
+        "    return sorted(filter(may_run, state.queued[:1]), key=place)",
         "a client at its limit holds up everybody behind it",
         test=_LIMITS + "test_a_client_at_its_running_limit_is_passed_over_and_holds_nobody_up",
+    ),
+    Bug(
+        "who_runs_least_starts_first",
+        _MODULE,
+        "        return -request.submit.priority, num_running[request.submit.client], request.arrival",
+        "        return -request.submit.priority, 0, request.arrival",
+        "a client that sends much keeps others out of all places",
+        test=_LIMITS + "test_where_places_are_few_the_client_that_runs_least_starts_first",
+    ),
+    Bug(
+        "short_prompts_do_not_wait_for_long_ones",
+        _SHARING,
+        "        shorter = [number for number in others if wants[number].rest < wants[first].rest]",
+        "        shorter: list[int] = []",
+        "a short prompt waits for every long one before it",
+        test=_SHARED + "test_a_short_prompt_waits_for_shorter_ones_and_not_for_long_ones",
+    ),
+    Bug(
+        "the_first_prompt_goes_on",
+        _SHARING,
+        "        shares[first] = min(wants[first].rest, -(-part // 2) if shorter else part)",
+        "        shares[first] = 0 if shorter else min(wants[first].rest, part)",
+        "a long prompt waits for as long as shorter ones keep coming",
+        test=_SHARED + "test_a_long_prompt_ends_although_shorter_ones_keep_coming",
+    ),
+    Bug(
+        "clients_have_equal_parts",
+        _SHARING,
+        "            part = min(sizes[client], -(-budget // (len(clients) - number)))",
+        "            part = min(sizes[client], budget)",
+        "a client with less to read leaves nothing to the others",
+        test=_SHARED + "test_each_clients_first_has_half_of_its_part_and_clients_have_equal_parts",
+    ),
+    Bug(
+        "overtaken_a_few_times_only",
+        "roost.sched.admission",
+        "    return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX",
+        "    return not request.turn.started",
+        "what needs many pages waits for as long as what needs few keeps coming",
+        test=_SHARED + "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
+    ),
+    Bug(
+        "retracted_keep_their_place",
+        "roost.sched.admission",
+        "    return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX",
+        "    return request.num_overtaken < OVERTAKEN_MAX",
+        "who was retracted for want of pages is overtaken by newcomers",
     ),
     Bug(
         "client_queue_limit",

@@ -145,8 +145,8 @@ THRESHOLD_BUGS = (
     Bug(
         "rounds_in_flight_are_charged",
         "roost.sched.admission",
-        "    soon = max(prefill_len, lease.hi_len) + (1 + resolved.depth) * resolved.reserves[book]",
-        "    soon = max(prefill_len, lease.hi_len) + max(1, resolved.depth) * resolved.reserves[book]",
+        "    soon = length + (1 + resolved.depth) * resolved.reserves[book]",
+        "    soon = length + max(1, resolved.depth) * resolved.reserves[book]",
         "at depth 1 a request is let in with the pages of one round, where two can be in flight",
     ),
     Bug(

@@ -124,8 +124,8 @@ WISH_BUGS = (
     Bug(
         "scored_tokens_run",
         "roost.sched.admission",
-        "        lease = state.sessions.find_lease(request.turn, request.unscored_from)",
-        "        lease = state.sessions.find_lease(request.turn)",
+        "    lease = state.sessions.find_lease(request.turn, request.unscored_from)",
+        "    lease = state.sessions.find_lease(request.turn)",
         "20: a prompt that is found in place is not scored",
     ),
     Bug(
@@ -146,8 +146,8 @@ WISH_BUGS = (
     Bug(
         "inherited_not_scored",
         "roost.sched.admission",
-        "            request.score_from = max(request.score_from, request.lease.settled_len)",
-        "            request.score_from = max(request.score_from, 0)",
+        "        request.score_from = max(request.score_from, request.lease.settled_len)",
+        "        request.score_from = max(request.score_from, 0)",
         "20: a turn that is retracted early runs its whole history again, for scores nobody was promised",
     ),
     Bug(
@@ -169,8 +169,8 @@ WISH_BUGS = (
     Bug(
         "row_set_up_again",
         "roost.sched.admission",
-        "        request.row, request.row_begins = state.rows.take(), True",
-        "        request.row, request.row_begins = state.rows.take(), request.output_len == 0",
+        "    request.row, request.row_begins = state.rows.take(), True",
+        "    request.row, request.row_begins = state.rows.take(), request.output_len == 0",
         "29: a request that resumes samples with the options of the row's last user",
     ),
     Bug(

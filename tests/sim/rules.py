@@ -1,9 +1,12 @@
 """Rules: what must hold of lines, followers, rows and pages, whatever the clients do.
 
 Order is by priority, then by when a request was sent, with the checker's own numbers: nobody starts while one before it
-is in the queue, a step's rows are in order, the first is never retracted. A follower starts once its leader has its
-first token or has ended, and then finds the leader's pages. Looks into the engine; never changes it.
+is in the queue, but for a few that need fewer pages or whose client runs less; a step's rows are in order and share its
+prefill; the first is never retracted. A follower starts once its leader has its first token or has ended, and then
+finds the leader's pages. Looks into the engine; never changes it.
 """
+
+from collections import Counter
 
 from roost.clients import scoped
 from roost.config import Resolved
@@ -13,6 +16,7 @@ from roost.kv.ledger import describe, leased
 from roost.kv.node import Key
 from roost.kv.pages import SINK, PageId, floor_to
 from roost.messages import Refused
+from roost.sched.admission import OVERTAKEN_MAX
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.sched.step_limits import PATIENCE
@@ -36,6 +40,7 @@ class Rules:
         self.num_evictions = 0
         self.out: dict[int, Named] = {}  # steps not collected yet
         self._proven: dict[int, int] = {}  # by lease: the length that results have shown
+        self._overtaken: Counter[str] = Counter()  # how often somebody behind started first
         self._num_too_large = 0  # steps that broke for their size
         self._watch_publishing()
 
@@ -48,12 +53,11 @@ class Rules:
         """A request leaves the queue: nobody who waits there comes before it, and its leader has what it shares."""
         ask, request = self._checker.asks[request_id], self._state.requests[request_id]
         before = [
-            each.id
+            each
             for each in self._state.queued
             if self._order(each) < ask.order and not self._is_full(each.submit.client, request)
         ]
-        if before:
-            raise Broken(f"order: {request_id} starts before {before}")
+        self._check_overtaken(request, [each for each in before if not self._runs_more(each, request)])
         leader = self._checker.asks.get(ask.submit.shares_with or "")
         if leader is not None:
             self._check_follower(ask, leader, settled_len)
@@ -61,6 +65,31 @@ class Rules:
         self._checker.admitted(ask, settled_len)
         self._begins.add(request_id)
         self._shared_at_start[request_id] = request.lease.shared_len
+
+    def _runs_more(self, waiting: Request, newest: Request) -> bool:
+        """Whether the client of one that waits ran more than the newest's did, which goes first then."""
+        clients = [each.submit.client for each in self._state.running if each is not newest]
+        is_equal = waiting.submit.priority == newest.submit.priority
+        return (
+            bool(self._resolved.clients)
+            and is_equal
+            and clients.count(waiting.submit.client) > clients.count(newest.submit.client)
+        )
+
+    def _check_overtaken(self, newest: Request, before: list[Request]) -> None:
+        """Only who waits for pages and never ran is overtaken, by its equals, and a few times at most."""
+        if not before:
+            return
+        refusal = self._state.refusal
+        for each in before:
+            self._overtaken[each.id] += 1
+        if (
+            refusal is None
+            or refusal.turn not in {each.turn.id for each in self._state.queued}
+            or any(each.turn.started or each.submit.priority != newest.submit.priority for each in before)
+            or any(self._overtaken[each.id] > OVERTAKEN_MAX for each in before)
+        ):
+            raise Broken(f"order: {newest.id} starts before {[each.id for each in before]}")
 
     def _is_full(self, client: str, newest: Request) -> bool:
         """Whether a client had as many running as it may before the newest started."""
@@ -162,12 +191,8 @@ class Rules:
         requests = [request for request, _, _ in named]
         if requests != sorted(requests, key=self._order):
             raise Broken(f"order: step {plan.step} has rows for {[each.id for each in requests]}")
-        chunks = [request for i, request in enumerate(requests) if plan.is_prefill[i]]
-        for request in self._state.running if chunks and not requests[0].num_failures else []:
-            passed = request not in requests and request.mark is Mark.NONE and request.in_prefill
-            sat_out = self._checker.asks[request.id].sat_out_at == tick or request.num_failures
-            if passed and not sat_out and self._order(request) < self._order(chunks[-1]):
-                raise Broken(f"order: step {plan.step} has a chunk for {chunks[-1].id}, none for {request.id}")
+        if plan.is_prefill.any() and not requests[0].num_failures:
+            self._check_shares(plan, requests, tick)
         rows = {request.row: request for request in requests}
         begin = {request.row for request in requests if request.id in self._begins}
         if sorted(setup.row for setup in plan.setups) != sorted(row for row in begin if row is not None):
@@ -177,6 +202,34 @@ class Rules:
         self._begins -= {request.id for request in requests}
         self._check_widths(plan, requests)
         self._check_size(plan)
+
+    def _check_shares(self, plan: StepPlan, requests: list[Request], tick: int) -> None:
+        """Nobody is passed over but for a shorter prompt, a higher priority or a client that has had less."""
+        running = [each for each in self._state.running if each.mark is Mark.NONE and not each.num_failures]
+        widths = dict(zip((each.id for each in requests), (plan.widths * plan.is_prefill).tolist(), strict=True))
+        asks = self._checker.asks
+        is_even = all(asks[each.id].sat_out_at != tick for each in running) and self._state.limits.tokens.most is None
+        waiting = [each for each in running if widths.get(each.id) or each.in_prefill]
+        shares = [
+            (each, widths.get(each.id, 0), each.turn.prefill_len - each.lease.claimed_len)
+            for each in sorted(waiting, key=self._order)
+            if asks[each.id].sat_out_at != tick
+        ]  # what each has of the step, and what it still lacks after it
+        for at, (each, has, lacks) in enumerate(shares):
+            if not lacks:
+                continue
+            for other, got, _ in shares[at + 1 :]:
+                if got and other.submit.priority < each.submit.priority and is_even:
+                    raise Broken(f"share: step {plan.step} has a chunk for {other.id}, {each.id} lacks {lacks}")
+            own = [share for share in shares if share[0].submit.client == each.submit.client]
+            own = [share for share in own if share[0].submit.priority == each.submit.priority]
+            others = sum(got for other, got, _ in own[1:])
+            if own[0][0] is each and has < others:
+                raise Broken(f"share: step {plan.step} has {has} tokens for {each.id}, {others} for those behind it")
+            first = next(number for number, (_, _, left) in enumerate(own) if left)  # all before it have all they want
+            longer = [other.id for other, got, left in own[first + 1 :] if got and got + left > has + lacks]
+            if own[first][0] is not each and longer and is_even:
+                raise Broken(f"share: step {plan.step} has chunks for {longer}, {each.id} is shorter")
 
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
         """All rounds of a step are as wide: as told, as chosen, or without drafts where too many rows wanted some."""

@@ -27,6 +27,7 @@ class Waste:
     def __init__(self, state: State, resolved: Resolved) -> None:
         self._state, self._resolved = state, resolved
         self._short: OutOfPages | None = None  # what room is being found for
+        self._was_short = False  # since the last step: then a share may have been left by who sat out
         self._asked: dict[int, list[int]] = {}  # by lease: the lengths, per book, that it last had room made for
         self._victims: list[tuple[Request, int, int]] = []  # retracted for that, with the book and the need
         self._watch_reserving()
@@ -45,7 +46,7 @@ class Waste:
             try:
                 reserve(lease, lengths)
             except OutOfPages as short:
-                self._short = short
+                self._short, self._was_short = short, True
                 raise
             for length, had, pages in zip(lengths, before, lease.pages, strict=True):
                 if len(pages) > max(had, ceil_div(length, store.page_size)):
@@ -178,7 +179,8 @@ class Waste:
         ]
         most = self._state.limits.tokens.most  # what a device that was found too small for more has
         is_full = most is not None and plan.widths.sum() >= most
-        if cut_short and total < least and not is_full:
+        was_short, self._was_short = self._was_short, False
+        if cut_short and total < least and not is_full and not was_short:
             raise Broken(
                 f"chunk: step {plan.step} has {total} prompt tokens, {cut_short} have more: {least} is a share"
             )

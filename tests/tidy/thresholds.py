@@ -34,6 +34,8 @@ TESTED: dict[str, str] = {
     "roost.sched.sessions.ID_LEN_MAX": _INTAKE,
     "roost.sched.sessions.TTL_MS_MAX": _INTAKE,
     "roost.sched.sessions.TOKENS_MAX": _INTAKE,
+    "roost.sched.admission.OVERTAKEN_MAX": "tests/unit/sched/test_sharing.py::"
+    "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
     "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_fairness.py::"
     "test_prefill_has_its_share_of_a_step_however_many_rounds_there_are",
     "roost.sched.settle._FAILURES_MAX": "tests/unit/sched/test_engine.py::"

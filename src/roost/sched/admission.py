@@ -1,42 +1,79 @@
 """Admission: who may leave the queue, and if nobody, why.
 
-By priority, then first come, first served; requests of a client that has as many running as it may are passed over. A
-request is let in when its whole prompt and the worst case of its rounds fit beside what those already running were
-promised; nothing is taken yet. Called by the loop.
+By priority, then first come, first served; where clients have names, who runs least comes first. A request is let in
+when its whole prompt and the worst case of its rounds fit beside what those already running were promised; nothing is
+taken yet. While the next one waits for pages, a few that need less may start before it. Called by the loop.
 """
 
 from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
-from roost.sched.limits import first_allowed
+from roost.sched.limits import in_line
 from roost.sched.request import Mark, Request
 from roost.sched.state import Refusal, State
+
+OVERTAKEN_MAX = 8  # requests that may start before one that waits for pages
 
 
 def admit(state: State) -> str:
     """Let in as many as fit; returns why the next one has to wait, or '' if none waits."""
     while state.queued:
-        request = first_allowed(state)
-        if request is None:
+        line = in_line(state)
+        if not line:
             return "each client in line has as many running as it may"
-        reason = _no_place(state, request) or _refused_before(state, request)
+        reason = _no_place(state, line[0])
         if reason:
             return reason
-        lease = state.sessions.find_lease(request.turn, request.unscored_from)
-        reason = _no_pages(state, request, lease)
-        if reason:
-            state.sessions.refuse_lease(request.turn, lease, state.now)
-            margins, num_kept = _margins(state), state.sessions.num_kept
-            state.refusal = Refusal(turn=request.turn.id, margins=margins, num_kept=num_kept, reason=reason)
+        reason = _refused_before(state, line[0]) or _start(state, line[0])
+        if reason and not _let_one_pass(state, line):
             return reason
-        state.sessions.begin(request.turn, lease)
-        if request.score_from is not None:  # what a session inherits is not computed again, so not scored
-            request.score_from = max(request.score_from, request.lease.settled_len)
-        if request.cached_len < 0:
-            request.cached_len, request.scored_from = request.turn.cached_len, request.score_from
-        request.row, request.row_begins = state.rows.take(), True
-        state.start_running(request)
-        state.trace.note("admit", request.id, request.lease.settled_len, request.turn.prefill_len)
     return ""
+
+
+def _start(state: State, request: Request) -> str:
+    """Let a request in; or why it does not fit, which is remembered."""
+    lease = state.sessions.find_lease(request.turn, request.unscored_from)
+    reason = _no_pages(state, request, lease)
+    if reason:
+        state.sessions.refuse_lease(request.turn, lease, state.now)
+        margins, num_kept = _margins(state), state.sessions.num_kept
+        state.refusal = Refusal(turn=request.turn.id, margins=margins, num_kept=num_kept, reason=reason)
+        return reason
+    state.sessions.begin(request.turn, lease)
+    if request.score_from is not None:  # what a session inherits is not computed again, so not scored
+        request.score_from = max(request.score_from, request.lease.settled_len)
+    if request.cached_len < 0:
+        request.cached_len, request.scored_from = request.turn.cached_len, request.score_from
+    request.row, request.row_begins = state.rows.take(), True
+    state.start_running(request)
+    state.trace.note("admit", request.id, request.lease.settled_len, request.turn.prefill_len)
+    return ""
+
+
+def _let_one_pass(state: State, line: list[Request]) -> bool:
+    """Let in one behind the first, which waits for pages, if all before it may be overtaken once more."""
+    margins = _margins(state)
+    for number, request in enumerate(line[1:], 1):
+        if not _may_be_overtaken(line[number - 1]) or request.submit.priority != line[0].submit.priority:
+            return False
+        if _fits(state, request, margins) and not _no_place(state, request):
+            passed = line[:number]
+            if _start(state, request):
+                return False
+            for each in passed:
+                each.num_overtaken += 1
+            return True
+    return False
+
+
+def _may_be_overtaken(request: Request) -> bool:
+    """Whether one behind may start first: not too often, and never before one that ran already and was retracted."""
+    return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX
+
+
+def _fits(state: State, request: Request, margins: list[int]) -> bool:
+    """Whether all that a request may need soon is there, were none of it cached."""
+    length = request.turn.next_prefill_len
+    return all(_pages_for(state, book, request, length) <= margin for book, margin in enumerate(margins))
 
 
 def _refused_before(state: State, request: Request) -> str:
@@ -94,11 +131,15 @@ def _promised(state: State, book: int) -> int:
 
 def _charge(state: State, book: int, request: Request, lease: Lease, prefill_len: int) -> int:
     """Pages a request may still need for its prompt and for the rounds that can be in flight."""
+    soon = max(prefill_len, lease.hi_len)
+    return max(0, _pages_for(state, book, request, soon) - num_held(state.store, lease, book))
+
+
+def _pages_for(state: State, book: int, request: Request, length: int) -> int:
+    """Pages that a request of so many tokens may hold while rounds are in flight."""
     resolved = state.resolved
-    soon = max(prefill_len, lease.hi_len) + (1 + resolved.depth) * resolved.reserves[book]
-    ever = resolved.length_to_fit(book, request.length_max)
-    length = min(soon, ever)
-    return max(0, resolved.pages_to_hold(book, length) - num_held(state.store, lease, book))
+    soon = length + (1 + resolved.depth) * resolved.reserves[book]
+    return resolved.pages_to_hold(book, min(soon, resolved.length_to_fit(book, request.length_max)))
 
 
 def _available(state: State, book: int) -> int:

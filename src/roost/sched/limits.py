@@ -52,13 +52,17 @@ def check_sessions(state: State, client: str) -> None:
         raise CapacityError(429, f"{num_open} sessions of this key are open: it may have {most}")
 
 
-def first_allowed(state: State) -> Request | None:
-    """The first in line whose client may have one more running."""
+def in_line(state: State) -> list[Request]:
+    """Who may start, in order: as they are queued; where clients have names, those first whose client runs least."""
     if not state.resolved.clients:
-        return state.queued[0]
+        return state.queued
     num_running = Counter(each.submit.client for each in state.running)
-    for request in state.queued:
+
+    def may_run(request: Request) -> bool:
         most = limits_of(state, request.submit.client).running
-        if most is None or num_running[request.submit.client] < most:
-            return request
-    return None
+        return most is None or num_running[request.submit.client] < most
+
+    def place(request: Request) -> tuple[int, int, int]:
+        return -request.submit.priority, num_running[request.submit.client], request.arrival
+
+    return sorted(filter(may_run, state.queued), key=place)

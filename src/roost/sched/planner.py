@@ -1,8 +1,8 @@
 """Planner: turns what is running into the next step.
 
-Oldest first: prefill chunks and decode rounds, together or (without `mixed`) prefill before decode. Reserves each
-row's worst case, guards the row's width, and opens the claims. Keeps to the size that steps may have. Never reads a
-result. Called by the loop.
+Oldest first: prefill chunks and decode rounds, together or (without `mixed`) prefill before decode; prompts share the
+prefill of a step. Reserves each row's worst case, guards the row's width, and opens the claims. Keeps to the size that
+steps may have. Never reads a result. Called by the loop.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.errors import InvariantError
-from roost.kv.lease import Claim
+from roost.kv.lease import Claim, TurnId
 from roost.sched.request import Flight, Mark, Request
 from roost.sched.room import reserve
+from roost.sched.sharing import Want, prefill_shares
 from roost.sched.state import State
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 
@@ -102,27 +103,42 @@ def _with_room(state: State, requests: Sequence[Request], budget: int, round_wid
     """Those for whom there are pages, as many as one step may hold; `budget` tokens of prefill in all."""
     lines: list[Line] = []
     num_tokens, limits, reserves, row_width = 0, state.limits, state.resolved.reserves, state.resolved.row_width
+    shares = _shares(requests, budget)
+    unused = 0  # of those who sat out
     for request in requests:
         if request.mark is not Mark.NONE:  # retracted for the sake of an older one, just now
             continue
         hi = request.lease.hi_len
-        rest = (
-            request.turn.prefill_len - hi
-        )  # only a prefill has a rest: a round starts where the prompt ends, or later
-        if rest > 0 and budget == 0:
+        rest = _rest(request)
+        share = min(rest, shares.get(request.turn.id, 0) + unused)
+        chunk = limits.tokens_left(num_tokens, share) if rest > 0 else 0
+        if rest > 0 and chunk == 0:
             continue
-        chunk = min(limits.tokens_left(num_tokens, budget), rest) if rest > 0 else 0
         width = chunk or round_width
         if not limits.has_place(len(lines), num_tokens, width):
             continue
         needs = [hi + (chunk or each) for each in reserves]
         if max(needs) > row_width:
             raise _too_wide(state, request, needs)
-        if reserve(state, request, needs):
+        has_room = reserve(state, request, needs)
+        if has_room:
             lines.append(Line(request, chunk, width, hi))
             num_tokens += width
-            budget -= chunk
+        if rest > 0:
+            unused += shares[request.turn.id] - (chunk if has_room else 0)
     return [line for line in lines if line.request.mark is Mark.NONE]
+
+
+def _rest(request: Request) -> int:
+    """Tokens of a prompt that no step has; a round starts where the prompt ends, or later, and has none."""
+    return max(0, request.turn.prefill_len - request.lease.hi_len)
+
+
+def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
+    """How many tokens of its prompt each request that has a rest of it may run in a step."""
+    waiting = [request for request in requests if _rest(request) > 0 and request.mark is Mark.NONE]
+    wants = [Want(each.submit.priority, each.submit.client, _rest(each)) for each in waiting]
+    return {each.turn.id: share for each, share in zip(waiting, prefill_shares(wants, budget), strict=True)}
 
 
 def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantError:

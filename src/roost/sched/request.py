@@ -57,6 +57,7 @@ class Request:
     row: RowId | None = None  # while it runs
     row_begins: bool = False  # the device has not been told how this row is sampled
     mark: Mark = Mark.NONE
+    num_overtaken: int = 0  # how often one behind it started first, for want of its pages
     cached_len: int = -1  # of the prompt, what it found in place when it first started
     num_failures: int = 0  # steps that broke under it, since it last got past `failed_len`
     failed_len: int = -1  # where: the length it would have had after the last one

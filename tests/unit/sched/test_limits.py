@@ -59,6 +59,18 @@ def test_a_client_at_its_running_limit_is_passed_over_and_holds_nobody_up() -> N
     assert at.finished("a2").reason == "length"
 
 
+def test_where_places_are_few_the_client_that_runs_least_starts_first() -> None:
+    at = desk(ClientLimits(name="a"), ClientLimits(name="b"), max_running=2, max_queued=8)
+    for name, client in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
+        at.send(submit(name, client))
+    assert running(at) == ["a1", "a2"]
+    at.send(Abort(request_id="a1"))
+    assert running(at) == ["a2", "b1"], "b runs less than a, though it came later"
+    at.send(Abort(request_id="a2"))
+    assert running(at) == ["a3", "b1"], "and now a does"
+    at.run()
+
+
 def test_a_retracted_request_counts_again_only_when_it_runs_again() -> None:
     at = desk(ClientLimits(name="a", running=1))
     at.send(submit("a1", "a"))

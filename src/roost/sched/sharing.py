@@ -1,0 +1,52 @@
+"""Sharing: how the prefill of a step is divided among the prompts that wait for it.
+
+Higher priorities first. Then equal parts for the clients that have prompts, as far as each can use its own. A client's
+part goes to its prompts in line; but half of it to shorter ones than the first, the shortest before the others, if
+there are any. So the first always goes on, and a short prompt waits for shorter ones and never for long ones. Plain
+arithmetic. Called by the planner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A prompt that waits, in line."""
+
+    priority: int
+    client: str
+    rest: int  # tokens of it that no step has yet
+
+
+def prefill_shares(wants: Sequence[Want], budget: int) -> list[int]:
+    """Tokens for each of some prompts, which are in line: by priority, then by arrival; `budget` in all, at most."""
+    shares = [0] * len(wants)
+    for _, group in groupby(range(len(wants)), key=lambda number: wants[number].priority):
+        by_client: dict[str, list[int]] = {}
+        for number in group:
+            by_client.setdefault(wants[number].client, []).append(number)
+        sizes = {client: sum(wants[number].rest for number in own) for client, own in by_client.items()}
+        clients = sorted(by_client, key=lambda client: sizes[client])  # what one does not need, the others have
+        for number, client in enumerate(clients):
+            part = min(sizes[client], -(-budget // (len(clients) - number)))
+            _share(wants, by_client[client], part, shares)
+            budget -= part
+    return shares
+
+
+def _share(wants: Sequence[Want], own: list[int], part: int, shares: list[int]) -> None:
+    """Divide a client's part among its prompts."""
+    while own and part:
+        first, *others = own
+        shorter = [number for number in others if wants[number].rest < wants[first].rest]
+        shares[first] = min(wants[first].rest, -(-part // 2) if shorter else part)
+        part -= shares[first]
+        for number in sorted(shorter, key=lambda number: wants[number].rest):
+            shares[number] = min(wants[number].rest, part)
+            part -= shares[number]
+        more = min(wants[first].rest - shares[first], part)  # what shorter ones have left
+        shares[first] += more
+        part -= more
+        own = [number for number in others if number not in shorter]
