@@ -187,5 +187,5 @@ def test_what_cannot_be_opened_is_not_promised(tmp_path: Path) -> None:
     server = Server(tmp_path, "--max-connections", "500", wait=False, num_files=300)
     assert server.process.wait(PATIENCE_S) == 2
     (said,) = server.log.splitlines()
-    assert said.startswith("roost: --max-connections 500 needs ")
+    assert said.startswith("roost serve: error: --max-connections 500 needs ")
     server.kill()

@@ -58,7 +58,8 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_loaded(tmp_path: P
         port = str(taken.getsockname()[1])
         server = Server(tmp_path, "--port", port, "--model", str(tmp_path / "no such model"), wait=False)
         assert server.process.wait(PATIENCE_S) == 2
-    assert server.log == f"roost: --port {port} at 127.0.0.1 is in use by another program: give another --port\n"
+    said = f"--port {port} at 127.0.0.1 is in use by another program: give another --port"
+    assert server.log == f"roost serve: error: {said}\n"
     server.kill()
 
 
