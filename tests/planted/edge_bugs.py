@@ -28,6 +28,14 @@ EDGE_BUGS = (
         "tests/unit/server/test_connections.py::test_when_all_are_at_work_newcomers_get_the_lobby_and_then_nothing",
     ),
     Bug(
+        "edge_sends_at_once",
+        "roost.server.listener",
+        "        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else the loop sends late",
+        "        super().__init__(family, socket.SOCK_STREAM)",
+        "the end of every answer waits for a client's delayed acknowledgement, some 40 ms",
+        "tests/unit/server/test_connection.py::test_what_is_said_is_sent_at_once_and_not_when_the_last_was_confirmed",
+    ),
+    Bug(
         "edge_reads_have_a_host",
         "roost.server.gate",
         '        if not self._hosts.has(headers.get("host")):',

@@ -27,7 +27,7 @@ class Listener(socket.socket):
     """A socket that accepts as long as there is room."""
 
     def __init__(self, family: int, connections: Connections) -> None:
-        super().__init__(family, socket.SOCK_STREAM)
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else the loop sends late
         self._connections = connections
         self._has_failed = False
 

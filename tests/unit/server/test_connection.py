@@ -1,6 +1,7 @@
 """One line to a server without an engine: answers that nobody reads, answers that break, requests without sense."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -74,6 +75,17 @@ def test_who_reads_slowly_is_given_time_as_long_as_it_reads() -> None:
             pass
 
     talk(PlainTextResponse(b"a" * LARGE), client)
+
+
+def test_what_is_said_is_sent_at_once_and_not_when_the_last_was_confirmed() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
+        while not connections._main._guests:
+            await asyncio.sleep(0)
+        (connection,) = cast(set[Connection], connections._main._guests)
+        line = connection.transport.get_extra_info("socket")
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    talk(PlainTextResponse(b""), client)
 
 
 def test_bytes_that_drip_win_no_time() -> None:
