@@ -25,6 +25,7 @@ from roost.messages import (
     OpenSession,
     PromptScores,
     Refused,
+    SessionClosed,
     Submit,
     Tokens,
 )
@@ -158,11 +159,13 @@ class Talks(Served):
         return event
 
     def end(self, *sessions: str) -> None:
-        """Close sessions."""
+        """Close sessions; each is told so once."""
+        events: list[Event] = []
         for session in sessions:
-            self.post(CloseSession(session_id=session))
+            self.engine.post(CloseSession(session_id=session), events.append)
             del self.talks[session]
         self.finish_all()
+        assert [type(event) for event in events] == [SessionClosed] * len(sessions), events
 
     def tick(self, num_ticks: int = 1) -> None:
         """Some turns of the loop, under the cell's load."""

@@ -195,6 +195,8 @@ class World:
         self._count("note: " + kind)
         if kind == "lost_client":
             raise Broken(f"client: {subject}")
+        if kind == "broken_command":  # the others would go on, but it is a bug
+            raise Broken(f"command: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
             self.rules.publishes(subject, self.engine.state.requests[subject].lease, numbers[0])

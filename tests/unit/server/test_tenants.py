@@ -60,9 +60,10 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
 
 
-async def arrived(link: Silent, count: int) -> None:
-    """Wait until so many commands were sent."""
+async def arrived(link: Silent, count: int, *tasks: asyncio.Task[Any]) -> None:
+    """Wait until so many commands were sent, as long as nobody who should send one was answered without."""
     while len(link.sent) < count:
+        assert not any(task.done() for task in tasks)
         await asyncio.sleep(0)
 
 
@@ -89,7 +90,7 @@ def test_a_request_can_be_named_as_anothers_and_is_ended_by_its_own_key_alone() 
         async with served("one", "two") as (link, http):
             body, hers = {"text": "a", "rid": "same"}, {"authorization": "Bearer one"}
             tasks = [asyncio.create_task(http.post("/generate", json=body, headers=each)) for each in (hers, MINE)]
-            await arrived(link, 2)
+            await arrived(link, 2, *tasks)
             names = {each.client: each.request_id for each in link.commands(Submit) if isinstance(each, Submit)}
             assert set(names) == {"key-1", "key-2"}
             assert (await http.post("/generate", json=body, headers=MINE)).status_code == 409
