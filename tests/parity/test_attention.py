@@ -109,5 +109,5 @@ def test_any_number_of_rounds_of_any_length_read_all_their_keys(ends: tuple[int,
         spans.append(Span(row=row, offset=at, width=width, start=start, tree=tree))
         own = (each[offset : offset + end] for each in (keys, values))
         dense.append(causal_attention(query[at : at + width], *own, start=start, first=0, window=None, scale=SCALE))
-    reads = plan_reads(table, spans, page_size=1, window=None)
+    reads = plan_reads(table, spans, page_size=1, window=None, head_dim=HEAD_DIM)
     torch.testing.assert_close(paged_attention(query, keys, values, reads, scale=SCALE), torch.cat(dense))
