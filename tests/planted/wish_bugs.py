@@ -268,6 +268,6 @@ WISH_BUGS = (
         "        self._share = max(1, max_queued // 2)  # of the queue",
         "        self._share = max(1, max_queued)  # of the queue",
         "a long list of prompts shuts everybody else out of the queue",
-        "tests/unit/test_feed.py::test_a_long_list_leaves_room_in_the_queue_for_others",
+        "tests/unit/test_feed.py::test_half_of_the_queue_is_left_to_others_while_nothing_has_started",
     ),
 )

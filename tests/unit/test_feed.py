@@ -5,13 +5,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
 from roost.errors import CapacityError, RequestError
 from roost.feed import Feed
+from roost.line import Inbox, Line
 from roost.llm import BatchError
+from roost.messages import Command, Refused, Submit
 from roost.step import StepPlan
 from tests.unit.chain import save_chain, token
 from tests.unit.test_llm import WAIT_S, idle, in_thread
@@ -86,6 +89,37 @@ def test_a_long_list_leaves_room_in_the_queue_for_others(llm: LLM) -> None:
         most = max(most, llm.stats().queued)
     asked.join(WAIT_S)
     assert found == [16] and most <= 3
+
+
+class Gone:
+    """A line on which nothing is heard but that the engine has ended."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def inbox(self, *request_ids: str) -> Inbox:
+        """A place for that."""
+        inbox = Inbox(number=0, request_ids=request_ids)
+        inbox.events.put(Refused(request_id="", status=503, message="the engine has ended"))
+        return inbox
+
+    def send(self, command: Command, inbox: Inbox) -> None:
+        """Note what is sent."""
+        self.sent.append(command)
+
+    def abort(self, inbox: Inbox) -> None:
+        """Nothing runs."""
+
+    def forget(self, inbox: Inbox) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize(("max_queued", "share"), [(1, 1), (2, 1), (3, 1), (4, 2), (1024, 512)])
+def test_half_of_the_queue_is_left_to_others_while_nothing_has_started(max_queued: int, share: int) -> None:
+    line, asked = Gone(), [Submit(request_id=str(number), tokens=(1,)) for number in range(2000)]
+    with pytest.raises(CapacityError, match="the engine has ended"):
+        next(Feed(cast(Line, line), asked, max_queued).events())
+    assert line.sent == asked[:share]
 
 
 def test_several_lists_at_once_are_all_answered(llm: LLM) -> None:
