@@ -19,7 +19,7 @@ def test_a_server_without_its_packages_says_which_to_install() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     (said,) = ran.stderr.splitlines()
-    assert said.startswith("roost: serve needs the package uvicorn: pip install '")
+    assert said.startswith("roost serve: error: the package uvicorn is missing: pip install '")
     named = {re.split("[<>=]", each)[0] for each in re.findall("'(.*?)'", said)}
     assert named == {re.split("[<>=]", each)[0] for each in PROJECT["optional-dependencies"]["server"]}
 

@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
         from roost.server.listener import open_entrance  # noqa: PLC0415
         from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve needs the package {error.name}: pip install {_server_packages()}") from error
+        raise ConfigError(f"the package {error.name} is missing: pip install {_server_packages()}") from error
     config = group_of(args, ServerConfig)
     names = served_names(config.served_model_name)
     config = replace(config, api_key=api_keys(config.api_key), served_model_name=names)
