@@ -82,9 +82,13 @@ def plan_reads(
             num_keys = alike.keys_for(span.end - _first_key(span.start, window))
             groups.setdefault((span.width, num_keys, span.tree is not None), []).append(span)
     for (width, num_keys, are_trees), group in groups.items():
-        read = _tree_read if are_trees else _round_read
-        for part in _at_once(len(group), num_keys * width if are_trees else num_keys):
-            reads.append(read(table, group[part], num_keys, page_size, window, alike))
+        if are_trees:
+            for part in _at_once(len(group), num_keys * width):
+                for nodes in _at_once(width, num_keys):
+                    reads.append(_tree_read(table, group[part], nodes, num_keys, page_size, window, alike))
+        else:
+            for part in _at_once(len(group), num_keys):
+                reads.append(_round_read(table, group[part], num_keys, page_size, window, alike))
     return reads
 
 
@@ -162,9 +166,9 @@ def _round_read(
 
 
 def _tree_read(
-    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, alike: Alike
+    table: Tensor, spans: list[Span], nodes: slice, num_keys: int, page_size: int, window: int | None, alike: Alike
 ) -> Read:
-    """The nodes of trees, each as a row of its own: it reads what is before the tree, then its path from the root.
+    """Some nodes of trees, each as a row of its own: it reads what is before the tree, then its path from the root.
 
     So its keys are in the order of their positions, as they are when the path has become plain text.
     """
@@ -174,17 +178,17 @@ def _tree_read(
     depths = torch.stack([tree.depths for tree in trees])  # [num_rows, width]
     sees = torch.stack([tree.sees for tree in trees])
     paths = torch.where(sees, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on
-    positions = starts + depths[:, :, None]  # [num_rows, width, 1]
-    at = at.expand(-1, width, -1)
+    paths, positions = paths[:, nodes], (starts + depths[:, :, None])[:, nodes]  # [num_rows, num_nodes, …]
+    at = at.expand(-1, positions.shape[1], -1)
     live = torch.minimum(at.clamp(min=firsts), positions)
     on_path = starts + paths.gather(2, (live - starts).clamp(min=0))
     places = torch.where(live < starts, live, on_path)
     offsets = torch.tensor([span.offset for span in spans], device=device)
     return Read(
-        tokens=(offsets[:, None] + torch.arange(width, device=device)).flatten(),
+        tokens=(offsets[:, None] + torch.arange(width, device=device)[nodes]).flatten(),
         slots=_slots(table, rows, places, page_size).flatten(),
         mask=_mask(_seen(at, positions, window)).flatten(0, 1)[:, None, None],
-        num_rows=len(spans) * width,
+        num_rows=len(spans) * positions.shape[1],
         width=1,
         rows=alike.rows,
     )
