@@ -99,7 +99,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         executor=executor,
         language=language,
         resolved=resolved,
-        settings=_settings(config, resolved, model, weights, device),
+        settings=_settings(config, resolved, loaded, weights, device),
         load_s=time.monotonic() - began,
     )
 
@@ -112,6 +112,7 @@ class _Loaded:
     model: Decoder
     traits: ModelTraits
     head: Head | None
+    warnings: tuple[str, ...]
 
 
 def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, backend: Backend) -> _Loaded:
@@ -128,7 +129,8 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
         if spec.draft is not None:
             head = load_head(folder, drafter_of(spec), model, layer_ids=ids, weights=weights, device=device)
     traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
-    return _Loaded(language=source.language(), model=model, traits=traits, head=head)
+    warnings = _inexact(model, weights, device)  # computes, as loading does
+    return _Loaded(language=source.language(), model=model, traits=traits, head=head, warnings=warnings)
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
@@ -233,10 +235,10 @@ def _weights(config: ModelConfig, device: torch.device) -> str:
 
 
 def _settings(
-    config: EngineConfig, resolved: Resolved, model: Model, weights: str, device: torch.device
+    config: EngineConfig, resolved: Resolved, loaded: _Loaded, weights: str, device: torch.device
 ) -> dict[str, object]:
     """What was chosen, for people to read."""
-    warnings = (*resolved.warnings, *_inexact(model, weights, device))
+    warnings = (*resolved.warnings, *loaded.warnings)
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
@@ -252,7 +254,7 @@ def _settings(
         "windows": [book.window for book in resolved.books],
         "strict_memory": resolved.memory.strict_memory,
         "context": resolved.context,
-        "num_layers": len(model.kv.windows),
+        "num_layers": len(loaded.model.kv.windows),
         "vocab_size": resolved.vocab_size,
         **({"warnings": warnings} if warnings else {}),
     }
