@@ -111,6 +111,22 @@ CLIENT_BUGS = (
         test=_SHARED + "test_each_clients_first_has_half_of_its_part_and_clients_have_equal_parts",
     ),
     Bug(
+        "too_few_tokens_are_for_who_came_first",
+        _SHARING,
+        "        served = list(by_client)[: max(1, budget)]  # where there is not a token for each, those who came first",
+        "        served = list(by_client)",
+        "with fewer tokens than clients, the one with most to read never has any",
+        test=_SHARED + "test_where_there_is_not_a_token_for_each_client_who_came_first_has_it",
+    ),
+    Bug(
+        "a_part_of_the_queue_is_looked_at",
+        "roost.sched.admission",
+        "    for number, request in enumerate(line[1 : 1 + LOOKED_AT_MAX], 1):",
+        "    for number, request in enumerate(line[1:], 1):",
+        "while the first waits for pages, every tick walks the whole queue",
+        test=_SHARED + "test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less",
+    ),
+    Bug(
         "overtaken_a_few_times_only",
         "roost.sched.admission",
         "    return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX",

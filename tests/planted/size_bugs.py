@@ -69,4 +69,20 @@ SIZE_BUGS = (
         "steps of a size that works now and then break again and again",
         test=_TESTS + "test_a_size_that_has_worked_is_suspected_only_when_it_breaks_again",
     ),
+    Bug(
+        "rounds_are_narrow_where_tokens_are_few",
+        "roost.sched.planner",
+        "    if most is None or not num_rounds:",
+        "    if True:",
+        "where a step may have few tokens, one row's drafts take them all and the others stand still",
+        test=_TESTS + "test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on",
+    ),
+    Bug(
+        "a_limit_between_widths_is_left",
+        _LIMITS,
+        "            further = self.most + (self.most > self.good)  # no step was as large: rounds come in widths",
+        "            further = self.most",
+        "a fault that passed limits steps of wide rounds for ever",
+        test=_TESTS + "test_a_fault_that_passes_limits_nobody_also_where_sizes_come_in_widths",
+    ),
 )

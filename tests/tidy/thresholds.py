@@ -34,6 +34,8 @@ TESTED: dict[str, str] = {
     "roost.sched.sessions.ID_LEN_MAX": _INTAKE,
     "roost.sched.sessions.TTL_MS_MAX": _INTAKE,
     "roost.sched.sessions.TOKENS_MAX": _INTAKE,
+    "roost.sched.admission.LOOKED_AT_MAX": "tests/unit/sched/test_sharing.py::"
+    "test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less",
     "roost.sched.admission.OVERTAKEN_MAX": "tests/unit/sched/test_sharing.py::"
     "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
     "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_fairness.py::"

@@ -12,6 +12,7 @@ from roost.sched.request import Mark, Request
 from roost.sched.state import Refusal, State
 
 OVERTAKEN_MAX = 8  # requests that may start before one that waits for pages
+LOOKED_AT_MAX = 32  # behind it, so that a long queue costs a tick no more than a short one
 
 
 def admit(state: State) -> str:
@@ -52,7 +53,7 @@ def _start(state: State, request: Request) -> str:
 def _let_one_pass(state: State, line: list[Request]) -> bool:
     """Let in one behind the first, which waits for pages, if all before it may be overtaken once more."""
     margins = _margins(state)
-    for number, request in enumerate(line[1:], 1):
+    for number, request in enumerate(line[1 : 1 + LOOKED_AT_MAX], 1):
         if not _may_be_overtaken(line[number - 1]) or request.submit.priority != line[0].submit.priority:
             return False
         if _fits(state, request, margins) and not _no_place(state, request):

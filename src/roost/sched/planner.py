@@ -76,7 +76,7 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
         request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
     ]
     chunk = max(1, state.limits.tokens_left(0, state.resolved.sched.chunk))
-    width = state.drafting.choose(len(decode), has_prefill=bool(prefill))
+    width = _round_width(state, len(decode), has_prefill=bool(prefill))
     if not state.resolved.sched.mixed:
         if state.prefilled_last:  # decode has its turn, however many prompts keep coming
             return _with_room(state, decode, 0, width) or _with_room(state, prefill, chunk, width)
@@ -88,6 +88,16 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     if state.drafting.shortens_chunks(len(decode)):
         budget = max(1, budget // 2)
     return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget, width)
+
+
+def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
+    """How many nodes each of so many rounds verifies: what pays most, as far as a step may have them for all."""
+    width, most = state.drafting.choose(num_rounds, has_prefill=has_prefill), state.limits.tokens.most
+    if most is None or not num_rounds:
+        return width
+    room = most - max(1, most // _PREFILL_SHARE) if has_prefill else most
+    allowed = state.resolved.widths.of(num_rounds)
+    return min(width, max((each for each in allowed if each * num_rounds <= room), default=min(allowed)))
 
 
 def _decodes_on(state: State, request: Request) -> bool:

@@ -47,7 +47,8 @@ class Limit:
             return
         self.num_waited += 1
         if self.num_waited >= self.patience:
-            self.most, self.is_tried = max(self.most, (self.good + self.bad + 1) // 2), True
+            further = self.most + (self.most > self.good)  # no step was as large: rounds come in widths
+            self.most, self.is_tried = min(self.bad, max(further, (self.good + self.bad + 1) // 2)), True
             self.num_waited = 0
 
     def lift(self) -> None:

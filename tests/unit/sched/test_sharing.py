@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.messages import Submit, Tokens
-from roost.sched.admission import OVERTAKEN_MAX
+from roost.sched.admission import LOOKED_AT_MAX, OVERTAKEN_MAX
 from roost.sched.sharing import Want, prefill_shares
 from tests.unit.sched.desk import Desk, desk
 
@@ -46,6 +46,12 @@ def test_a_lower_priority_has_what_the_higher_one_leaves() -> None:
     line = [Want(1, "", 5), Want(1, "", 5), Want(0, "", 90)]
     assert prefill_shares(line, 8) == [5, 3, 0]
     assert prefill_shares(line, 30) == [5, 5, 20]
+
+
+@pytest.mark.parametrize(("num_clients", "budget"), [(3, 2), (2, 1), (4, 3), (3, 3), (3, 30)])
+def test_where_there_is_not_a_token_for_each_client_who_came_first_has_it(num_clients: int, budget: int) -> None:
+    line = [Want(0, "first", 1000), *(Want(0, f"c{number}", 5) for number in range(num_clients - 1))]
+    assert prefill_shares(line, budget)[0] > 0
 
 
 CHUNK, LONG, SHORT = 16, 400, 6
@@ -103,6 +109,18 @@ def test_a_client_with_many_prompts_takes_no_more_than_its_part() -> None:
     at = desk(chunk=CHUNK, max_running=8, num_pages=4000, context=512)
     others = [f"a{number}" for number in range(6)]
     assert _steps_to_first_token(at, 40, "b", others) <= -(-40 // (CHUNK // 2)) + 3
+
+
+@pytest.mark.parametrize("is_behind_all", [False, True])
+def test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less(is_behind_all: bool) -> None:
+    at = desk(num_pages=14, max_running=16, max_queued=100)
+    at.send(Submit(request_id="runs", tokens=tuple(range(1, 33)), max_new_tokens=14))
+    for number in range(LOOKED_AT_MAX + is_behind_all):
+        tokens = tuple(range(1, 33))
+        at.engine.post(Submit(request_id=f"w{number}", tokens=tokens, max_new_tokens=4, salt="x"), at.events.append)
+    at.send(Submit(request_id="small", tokens=(1,), max_new_tokens=1))
+    started = [subject for kind, subject, _ in at.engine.state.trace.last() if kind == "admit"]
+    assert ("small" in started) == (not is_behind_all)
 
 
 def test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more() -> None:

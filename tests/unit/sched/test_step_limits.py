@@ -6,6 +6,7 @@ from math import ceil, log2
 import pytest
 
 from roost.messages import Finished, GetStats, Stats, Submit
+from roost.sched.drafting import Drafting
 from roost.sched.step_limits import PATIENCE, Limit, Limits
 from roost.step import StepPlan
 from tests.unit.sched.desk import Desk, desk, resolved, witness
@@ -62,6 +63,19 @@ def test_a_fault_that_passes_limits_nobody_for_ever() -> None:
     limit.broke(64, NOBODY)
     assert limit.most == 32
     assert _drive(limit, 64, lambda size: True, 7 * PATIENCE) == 0
+    assert limit.most is None
+
+
+@pytest.mark.parametrize("width", [2, 5, 7])
+def test_a_fault_that_passes_limits_nobody_also_where_sizes_come_in_widths(width: int) -> None:
+    limit = Limit()
+    for number in range(1, 20):
+        limit.worked(number * width)
+    limit.broke(20 * width, NOBODY)
+    for _ in range(400 * PATIENCE):
+        if limit.most is None:
+            break
+        limit.worked(limit.most // width * width)
     assert limit.most is None
 
 
@@ -147,3 +161,19 @@ def test_what_is_in_force_is_told() -> None:
 def test_a_row_always_has_a_place_in_an_empty_step() -> None:
     limits = Limits(rows=Limit(most=1), tokens=Limit(most=2))
     assert limits.has_place(0, 0, 5) and not limits.has_place(1, 1, 1)
+
+
+def test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: self._widths.of(num_rounds)[-1])
+    at = desk(witness(resolved(spec="ngram", max_running=8, num_pages=200)), spec="ngram", max_running=8, num_pages=200)
+    limit = at.engine.state.limits.tokens
+    limit.most, limit.good, limit.bad, limit.patience = 8, 8, 1000, 10**9
+    for number in range(3):
+        tokens = tuple([1, 2, 3, 4] * 3)
+        at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=40), at.events.append)
+    for _ in range(30):
+        at.tick()
+    rows = [request.output_len for request in at.engine.state.running]
+    assert len(rows) == 3 and min(rows) > max(rows) // 4, rows
+    while at.engine.has_work:
+        at.tick()
