@@ -1,5 +1,6 @@
 """Bare `make` says what can be made and makes nothing; what is built is nothing that git sees."""
 
+import os
 import re
 import subprocess
 
@@ -9,7 +10,8 @@ from tests.install.resolve import ROOT
 
 
 def make(*args: str) -> str:
-    return subprocess.run(["make", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *args], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def test_bare_make_lists_every_target_with_one_line_and_makes_nothing() -> None:

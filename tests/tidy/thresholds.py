@@ -98,6 +98,7 @@ TESTED: dict[str, str] = {
     "roost.server.desk.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
     "roost.server.schema.RID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
+    "roost.server.body._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
     "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
     "roost.server.body.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
     "roost.server.body.VALUES_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",

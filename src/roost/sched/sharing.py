@@ -28,7 +28,7 @@ def prefill_shares(wants: Sequence[Want], budget: int) -> list[int]:
         for number in group:
             by_client.setdefault(wants[number].client, []).append(number)
         sizes = {client: sum(wants[number].rest for number in own) for client, own in by_client.items()}
-        served = list(by_client)[: max(1, budget)]  # where there is not a token for each, those who came first
+        served = list(by_client)[: max(1, budget)]  # not a token for each: who came first
         clients = sorted(served, key=lambda client: sizes[client])  # what one does not need, the others have
         for number, client in enumerate(clients):
             part = min(sizes[client], -(-budget // (len(clients) - number)))

@@ -20,6 +20,7 @@ DEPTH_MAX = 32
 VALUES_MAX = 2**18  # in one body
 PARTS_MAX = 2**16  # names, lists and objects, each of which takes longer to read than a number
 _NUMBER_END = 2**63
+_DIGITS_MAX = 1024  # of a real number
 _NAME_LEN_MAX = 100  # of what a client wrote, in a message
 _SLICE = 64 * 1024  # bytes that are looked through in one go: other threads wait for no more
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
@@ -45,7 +46,8 @@ def convert(data: bytes, kind: type[Body]) -> Body:
     """Some JSON as a record; every value in it finite and of the right type."""
     has_endless = _check_counts(data)
     try:
-        values = json.loads(data.decode(), parse_int=_whole_number if has_endless else None)
+        parse_float = _real_number if len(data) > _SLICE else None  # between two calls of it others have their turn
+        values = json.loads(data.decode(), parse_float=parse_float, parse_int=_whole_number if has_endless else None)
     except RecursionError as error:
         raise RequestError(400, "body", f"must be nested at most {DEPTH_MAX} deep") from error
     except ValueError as error:
@@ -98,6 +100,11 @@ def _check_counts(data: bytes) -> bool:
 def _whole_number(digits: str) -> int | float:
     """A whole number of JSON; one that is too long to be read is refused later, by name."""
     return int(digits) if len(digits) < _ENDLESS_LEN else math.inf
+
+
+def _real_number(digits: str) -> float:
+    """A real number of JSON; one that is too long to be read is refused later, by name."""
+    return float(digits) if len(digits) <= _DIGITS_MAX else math.inf
 
 
 def _fault(value: Any, depth: int) -> tuple[str, str] | None:

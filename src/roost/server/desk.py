@@ -44,6 +44,7 @@ class Desk:
         self.metrics = Metrics()
         self.conversations = Conversations()
         self.aside = Aside()
+        self.probe: asyncio.Task[None] | None = None  # the last question whether tokens are generated
         self.began = int(time.time())
         self.is_draining = False
         self._language: Language | None = None

@@ -217,6 +217,8 @@ def check_foreign(body: msgspec.Struct, names: tuple[str, ...], path: str = "") 
     values = msgspec.structs.asdict(body)
     for name in names:
         value = values[name]
+        if isinstance(value, list) and value and all(each is None for each in value):
+            continue  # nothing for each of several prompts
         if value is not None and value not in HARMLESS.get(name, ()):
             raise RequestError(400, path + name, _reason(name))
 

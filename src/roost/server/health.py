@@ -4,6 +4,7 @@ Healthy means that the engine answers, and that while there is work a step was c
 but whose engine hangs says 503. Called by the app's routes.
 """
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -52,7 +53,7 @@ async def health_generate(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     desk.check_ready()
     try:
-        await while_connected(request, _generate_one(desk))
+        await while_connected(request, asyncio.shield(_probe(desk)))
     except RequestError as error:
         raise CapacityError(503, f"no token was generated: {error.reason}") from error
     except CapacityError as error:
@@ -60,6 +61,14 @@ async def health_generate(request: Request) -> Response:
             raise
         return await health(request)  # there is no room to ask: others' tokens must do
     return json_response({"status": "ok"})
+
+
+def _probe(desk: Desk) -> "asyncio.Task[None]":
+    """The one token that is being generated for all who ask at this time: they cost no more than one does."""
+    if desk.probe is None or desk.probe.done():
+        desk.probe = asyncio.create_task(_generate_one(desk))
+        desk.probe.add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may have left
+    return desk.probe
 
 
 async def _generate_one(desk: Desk) -> None:

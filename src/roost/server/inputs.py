@@ -16,6 +16,7 @@ from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
 from roost.server.desk import Desk, renamed_to
 from roost.server.generation import Prompt
+from roost.server.keys import caller
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported
 from roost.server.turns import MESSAGE_COST, Turn
 from roost.text.language import num_chars
@@ -108,7 +109,10 @@ async def taken(
         milliseconds("timeout", timeout_s)  # refuses what is no time
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     of = TurnOf(session_id=session_id, number=number, queue=queue)
-    async with desk.conversations.turn(request, of, desk.language, timeout_s=timeout_s) as turn:
+    waiting_max = desk.link.queued_max(caller(request).name)
+    async with desk.conversations.turn(
+        request, of, desk.language, timeout_s=timeout_s, waiting_max=waiting_max
+    ) as turn:
         yield Taken(desk=desk, turn=turn, of=of, ends_at=ends_at)
 
 
@@ -124,7 +128,7 @@ async def plain_messages(desk: Desk, given: list[Message]) -> list[dict[str, Any
     if not given:
         raise RequestError(400, "messages", "must hold at least 1 message")
     if len(given) > desk.context:
-        raise RequestError(413, "messages", f"must hold at most {desk.context} messages: --context {desk.context}")
+        raise RequestError(413, "messages", f"{len(given)} messages exceed the tokens of --context {desk.context}")
     return await desk.aside.do(MESSAGE_COST * len(given), lambda: _plain_messages(given))
 
 

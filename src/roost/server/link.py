@@ -89,6 +89,10 @@ class Link:
         own = [limits.session_ttl_s for limits in self._config.clients if limits.name == client]
         return own[0] if own and own[0] is not None else self._config.session.session_ttl_s
 
+    def queued_max(self, client: str) -> int | None:
+        """How many requests of a client may wait; None: as many as the engine allows."""
+        return next((limits.queued for limits in self._config.clients if limits.name == client), None)
+
     @property
     def exit_code(self) -> int | None:
         """How the process ended, None while it runs."""

@@ -407,16 +407,28 @@ class Conversations:
 
     @asynccontextmanager
     async def turn(
-        self, request: Request, of: TurnOf, language: Language, *, timeout_s: float | None
+        self,
+        request: Request,
+        of: TurnOf,
+        language: Language,
+        *,
+        timeout_s: float | None,
+        waiting_max: int | None = None,
     ) -> AsyncIterator[Turn]:
-        """A turn of a session, which is its own until it ends; one that is never sent ends here."""
-        session_id = of.session_id
-        conversation = self.find(session_id, caller(request).name)
+        """A turn of a session, which is its own until it ends; one that is never sent ends here.
+
+        At most `waiting_max` turns of its client wait for their sessions.
+        """
+        session_id, client = of.session_id, caller(request).name
+        conversation = self.find(session_id, client)
         conversation.check_streaming()
         if await conversation.is_busy():
             conversation.check_number(of.number)
             if not of.queue:
                 raise _busy(session_id)
+            num_waiting = sum(each.num_waiting for each in self._table.values() if each.client == client)
+            if waiting_max is not None and num_waiting >= waiting_max:
+                raise CapacityError(429, f"{num_waiting} requests of this key wait: it may have {waiting_max}")
         if conversation.num_waiting >= WAITING_MAX:
             raise CapacityError(429, f"{WAITING_MAX} turns wait for session {session_id!r} already")
         turn = Turn(conversation, language, request)

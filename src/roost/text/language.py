@@ -38,7 +38,9 @@ class Language:
         """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
         length = num_chars(messages)
         if length > TEXT_CHARS_MAX:
-            raise RequestError(413, "messages", f"hold {length} characters, at most {TEXT_CHARS_MAX} are allowed")
+            raise RequestError(
+                413, "messages", f"{length} characters exceed the {TEXT_CHARS_MAX} that messages may have"
+            )
         return [self.tokenizer.marks.hide(message) for message in messages]
 
     @property

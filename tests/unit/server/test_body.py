@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -153,3 +155,29 @@ def test_a_body_is_as_long_as_it_may_be(num_more: int) -> None:
     else:
         with pytest.raises(RequestError, match=f"body: must be at most {BODY_BYTES_MAX} bytes"):
             asyncio.run(whole(Sent()))  # type: ignore[arg-type]
+
+
+def test_real_numbers_of_a_long_body_are_read_one_by_one_so_that_others_have_their_turn() -> None:
+    """What the JSON library makes of many floats by itself, nobody can interrupt."""
+    others = []
+
+    def traced(frame: FrameType, event: str, arg: object) -> None:
+        others.append(frame.f_code.co_name)
+
+    for count in (1, body._SLICE // 4):
+        others.clear()
+        data = b'{"input_ids": [' + b",".join([b"1.5"] * count) + b"]}"
+        sys.setprofile(traced)
+        try:
+            read = convert(data, GenerateBody)
+        finally:
+            sys.setprofile(None)
+        assert read.input_ids == [1.5] * count
+        assert (others.count("_real_number") >= count) == (len(data) > body._SLICE)
+
+
+def test_a_real_number_has_as_many_digits_as_it_may() -> None:
+    padding = " " * body._SLICE
+    for length in (body._DIGITS_MAX, body._DIGITS_MAX + 1):
+        said = _refusal('{"text": ' + "1." + "0" * (length - 2) + padding + "}")
+        assert ("finite" in said) == (length > body._DIGITS_MAX), said

@@ -8,7 +8,7 @@ import pytest
 from roost.errors import RequestError
 from roost.server.foreign import HARMLESS
 from roost.server.refusals import shaped
-from roost.server.schema import UNSUPPORTED, ChatBody, Message, Part, SamplingParams, refuse_unsupported
+from roost.server.schema import UNSUPPORTED, ChatBody, GenerateBody, Message, Part, SamplingParams, refuse_unsupported
 
 NEEDED = {"messages": [], "prompt": "", "role": "user", "type": "text"}
 
@@ -72,3 +72,16 @@ def test_the_code_of_an_error_is_a_word_on_openais_endpoints_and_the_status_else
     assert (shown, body["error"]["code"]) == told
     assert ("maximum context length is 8 tokens" in body["error"]["message"]) == (told[0] != status)
     assert body["error"]["message"].startswith(f"{param}: ") and body["error"]["message"].endswith("too long: 9 of 8")
+
+
+@pytest.mark.parametrize(
+    ("paths", "is_refused"), [(None, False), ([None, None], False), ([None, "a"], True), (["a"], True)]
+)
+def test_nothing_for_each_of_several_prompts_is_nothing(paths: Any, is_refused: bool) -> None:
+    body = GenerateBody(text=["a", "b"], lora_path=paths)
+    if not is_refused:
+        refuse_unsupported(body)
+        return
+    with pytest.raises(RequestError) as refused:
+        refuse_unsupported(body)
+    assert refused.value.param == "lora_path"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roost.messages import Abort, FlushCache, Submit
+from roost.messages import Abort, Finished, FlushCache, SpecStats, Submit, Usage
 from roost.server import link as link_module
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
@@ -119,5 +119,26 @@ def test_what_concerns_everybody_is_for_admin_keys_and_for_whoever_has_the_only_
                 assert (await http.get("/metrics", headers=MINE)).status_code == status
                 assert (await http.get("/server_info", headers=MINE)).status_code == (200 if status == 403 else 503)
                 assert bool(link.commands(FlushCache)) == (status == 503)
+
+    run(story)
+
+
+def test_however_many_ask_whether_a_token_is_generated_one_is() -> None:
+    async def story() -> None:
+        async with served("one", "two") as (link, http):
+            asked = [asyncio.create_task(http.get("/health_generate", headers=MINE)) for _ in range(5)]
+            await arrived(link, 1, *asked)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(link.commands(Submit)) == 1
+            asked[0].cancel()  # who leaves ends nobody else's question
+            usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+            end = Finished(request_id="", reason="length", usage=usage, max_new_tokens=1, spec=SpecStats())
+            link.answer(Submit, end)
+            assert [answer.status_code for answer in await asyncio.gather(*asked[1:])] == [200] * 4
+            again = asyncio.create_task(http.get("/health_generate", headers=MINE))
+            await arrived(link, 2, again)
+            link.answer(Submit, end)
+            assert (await again).status_code == 200
 
     run(story)

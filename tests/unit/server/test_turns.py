@@ -20,6 +20,7 @@ from roost.server.turns import (
     Branches,
     Conversation,
     Conversations,
+    Turn,
 )
 
 ENDED = Finished(
@@ -266,3 +267,31 @@ def test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound() -> None:
     source.rewound(_state(0))
     assert source.usages == []
     assert fork.usages == [_usage(0), _usage(1)]
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_no_more_turns_of_a_client_wait_for_its_sessions_than_may(num_more: int) -> None:
+    conversations = Conversations()
+    for name, client, num_waiting in (("a", "", 1), ("b", "", 1 + num_more), ("c", "another", 50)):
+        conversations.open(Conversation(name, client=client))
+        conversations.find(name, client).num_waiting = num_waiting
+    busy = conversations.find("a")
+    busy.holder = Turn(busy, None, Staying())  # type: ignore[arg-type]
+    busy.is_free.clear()
+
+    async def one_more() -> None:
+        of = TurnOf(session_id="a", queue=True)
+        async with conversations.turn(Staying(), of, None, timeout_s=0.001, waiting_max=3):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(CapacityError if num_more else RequestError) as refused:
+        asyncio.run(one_more())
+    assert ("of this key wait: it may have 3" in str(refused.value)) == bool(num_more)
+
+
+class Staying(Connected):
+    """A request whose client is asked whether it is still there."""
+
+    async def is_disconnected(self) -> bool:
+        """It is there."""
+        return False
