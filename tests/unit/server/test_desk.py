@@ -68,7 +68,7 @@ def test_more_ids_than_the_context_holds_are_refused_at_once() -> None:
 def test_more_messages_or_characters_than_any_conversation_has_are_refused_before_they_are_rendered() -> None:
     desk = _desk(template=Untouched())
     error = _refusal(plain_messages(desk, [Message(role="user", content="")] * (CONTEXT + 1)))
-    assert (error.status, error.param) == (413, "messages") and f"at most {CONTEXT} messages" in error.reason
+    assert (error.status, error.param) == (413, "messages") and f"{CONTEXT + 1} messages exceed" in error.reason
     error = _refusal(desk.conversation([{"role": "user", "content": "a" * (TEXT_CHARS_MAX + 1)}], "messages"))
     assert (error.status, error.param) == (413, "messages") and "characters" in error.reason
 
