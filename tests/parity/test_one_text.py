@@ -17,7 +17,7 @@ from tests.parity.conftest import default_config
 from tests.parity.tiny import CPU, Served, configure
 from tests.shapes import AUTO_CHAIN
 
-NUM_NEW = 40
+NUM_NEW = 24
 SAID = (
     "Write a Python function that sorts a list of names, then explain it.",
     "List six animals, one a line, then the same six in reverse order.",
