@@ -101,7 +101,7 @@ def _no_place(state: State, request: Request) -> str:
         return f"{len(state.running)} requests run: larger steps broke"
     if state.rows.num_free == 0:
         return "every free row is still named by a launched step"
-    if any(request.mark is not Mark.NONE for request in state.running):
+    if any(each.mark is not Mark.NONE for each in state.running):
         return "a running request is being retracted or ended"
     return ""
 

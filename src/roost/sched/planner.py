@@ -146,7 +146,7 @@ def _rest(request: Request) -> int:
 
 def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
     """How many tokens of its prompt each request that has a rest of it may run in a step."""
-    waiting = [request for request in requests if _rest(request) > 0 and request.mark is Mark.NONE]
+    waiting = [request for request in requests if request.mark is Mark.NONE and request.in_prefill]
     wants = [Want(each.submit.priority, each.submit.client, _rest(each)) for each in waiting]
     return {each.turn.id: share for each, share in zip(waiting, prefill_shares(wants, budget), strict=True)}
 

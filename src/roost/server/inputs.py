@@ -109,7 +109,7 @@ async def taken(
         milliseconds("timeout", timeout_s)  # refuses what is no time
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     of = TurnOf(session_id=session_id, number=number, queue=queue)
-    waiting_max = desk.link.queued_max(caller(request).name)
+    waiting_max = desk.link.limits_of(caller(request).name).queued
     async with desk.conversations.turn(
         request, of, desk.language, timeout_s=timeout_s, waiting_max=waiting_max
     ) as turn:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from roost.clients import ClientLimits
 from roost.config import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.messages import Abort, Command, Event, Finished, Refused, Submit
@@ -84,14 +86,12 @@ class Link:
         if self.started is None:
             raise CapacityError(503, "the engine did not start")
 
-    def session_ttl_s(self, client: str) -> int | None:
-        """How long an unused session of a client lives that does not say so itself; None: for ever."""
-        own = [limits.session_ttl_s for limits in self._config.clients if limits.name == client]
-        return own[0] if own and own[0] is not None else self._config.session.session_ttl_s
-
-    def queued_max(self, client: str) -> int | None:
-        """How many requests of a client may wait; None: as many as the engine allows."""
-        return next((limits.queued for limits in self._config.clients if limits.name == client), None)
+    def limits_of(self, client: str) -> ClientLimits:
+        """What a client may take, and how long its sessions live that say nothing themselves."""
+        own = next((limits for limits in self._config.clients if limits.name == client), ClientLimits(name=client))
+        if own.session_ttl_s is not None:
+            return own
+        return replace(own, session_ttl_s=self._config.session.session_ttl_s)
 
     @property
     def exit_code(self) -> int | None:

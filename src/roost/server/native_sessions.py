@@ -42,7 +42,7 @@ async def open_session(request: Request) -> Response:
     said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
     notes = {"capacity_of_str_len": said, "streaming": streams}
     client = caller(request).name
-    timeout_s = body.timeout if body.timeout is not None else desk.link.session_ttl_s(client)
+    timeout_s = body.timeout if body.timeout is not None else desk.link.limits_of(client).session_ttl_s
     branches = None if streams else Branches(timeout_s)
     try:
         conversation = Conversation(name, notes=notes, branches=branches, client=client)
