@@ -18,12 +18,13 @@ import torch
 
 from roost.cli.prompts import PROMPTS, read_turns
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.messages import Finished, SpecStats, Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.sampling import Sampling
+from roost.runner.executor import TorchExecutor
+from roost.sampling.params import Sampling
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.text.language import Language

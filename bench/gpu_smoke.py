@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from bench.heads import TargetHead, untrained_head
-from roost.backend import TORCH, Backend
+from roost.attention.registry import TORCH, Backend
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.layers.rotary import Rope
 from roost.messages import Event, Finished, Score, SpecStats, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
 from roost.models.model import Head
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.weights.load import load_model, open_source

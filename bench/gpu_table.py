@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-import roost.exec.passes as passes_module
+import roost.forward.passes as passes_module
 from bench.heads import untrained_head
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.drafters.accept import Accepted
+from roost.drafters.tree import NOTHING, Trees
 from roost.layers.rotary import Rope
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
 from roost.models.model import Head
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
-from roost.spec.accept import Accepted
-from roost.spec.tree import NOTHING, Trees
 from roost.startup import backend_of, ops_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SpecConfig, resolve
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
 from roost.kv.lease import Claim, TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Submit

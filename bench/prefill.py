@@ -19,10 +19,11 @@ import torch
 
 from bench.gpu_table import DEVICE, SHAPES, RandomState
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
+from roost.config.resolve import resolve
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 
@@ -82,7 +83,7 @@ def measure(shape: str, at_once: int, num_ended: int, repeats: int) -> dict[str,
     ops = ops_of(backend_of(EngineConfig(), DEVICE))
     model = Decoder(config, RandomState(config), "bf16", DEVICE, ops)
     loads = {"captured": Load(model, at_once)}
-    with patch("roost.exec.chunk_graphs.chunk_sizes", return_value=[]):
+    with patch("roost.graphs.chunks.chunk_sizes", return_value=[]):
         loads["eager"] = Load(model, at_once)
     for load in loads.values():
         load.run(2 * at_once)

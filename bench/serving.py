@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
+from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.messages import Event, Submit, Tokens
 from roost.startup import Running, start
 

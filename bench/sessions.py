@@ -20,10 +20,11 @@ import torch
 
 from roost.cli.prompts import PROMPTS
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.messages import Command, Event, Finished, OpenSession, Refused, Submit, Tokens
 from roost.models.decoder import Decoder
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.weights.load import load_model, open_source

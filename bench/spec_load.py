@@ -29,11 +29,12 @@ from bench.drafts import conversations
 from bench.speculation import REPETITIVE, read_prompts, spread
 from roost.cli.prompts import read_turns
 from roost.clock import SystemClock
-from roost.config import AUTO, EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import AUTO, EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.step import StepPlan, Ticket

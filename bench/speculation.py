@@ -22,11 +22,12 @@ import torch
 from bench.heads import untrained_head
 from roost.cli.prompts import PROMPTS, read_turns
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.step import StepPlan, StepResult, Ticket
 from roost.text.language import Language

@@ -13,14 +13,14 @@ let_threads_sleep()  # before anything loads torch
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "roost.llm",
-    "EngineConfig": "roost.config",
-    "MemoryConfig": "roost.config",
-    "ModelConfig": "roost.config",
+    "LLM": "roost.library.llm",
+    "EngineConfig": "roost.config.options",
+    "MemoryConfig": "roost.config.options",
+    "ModelConfig": "roost.config.options",
     "Options": "roost.front.options",
-    "SchedConfig": "roost.config",
-    "SessionConfig": "roost.config",
-    "SpecConfig": "roost.config",
+    "SchedConfig": "roost.config.options",
+    "SessionConfig": "roost.config.options",
+    "SpecConfig": "roost.config.options",
 }
 __all__ = [
     "LLM",

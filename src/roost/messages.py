@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 

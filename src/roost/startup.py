@@ -14,32 +14,23 @@ from pathlib import Path
 
 import torch
 
-from roost.backend import TORCH, TRITON, Backend
+from roost.attention.registry import TORCH, TRITON, Backend
 from roost.clock import SystemClock
-from roost.config import (
-    AUTO,
-    BACKEND_NAMES,
-    DEVICES,
-    WEIGHTS,
-    EngineConfig,
-    ModelConfig,
-    ModelTraits,
-    Resolved,
-    drafter_of,
-    resolve,
-    spec_shape,
-)
+from roost.config.options import AUTO, BACKEND_NAMES, DEVICES, WEIGHTS, EngineConfig, ModelConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
+from roost.config.speculation import drafter_of, spec_shape
+from roost.device.open import memory_of
 from roost.errors import ConfigError
-from roost.exec.device.open import memory_of
-from roost.exec.executor import TorchExecutor
-from roost.exec.memory import pool_tokens, token_bytes, workspace_bytes
-from roost.layers.alike import alike_attention, alike_rows
+from roost.layers.batch_invariance import alike_attention, alike_rows
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
 from roost.progress import Progress, silent
+from roost.runner.executor import TorchExecutor
+from roost.runner.memory import pool_tokens, token_bytes, workspace_bytes
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder

@@ -10,8 +10,8 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.sampling import Sampling
-from roost.spec.shape import SpecShape
+from roost.sampling.params import Sampling
+from roost.spec_shape import SpecShape
 
 StepId = NewType("StepId", int)
 RowId = NewType("RowId", int)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from roost.exec.device.open import open_device
-from roost.exec.sampler import Sampler
-from roost.sampling import Sampling
-from tests.unit.exec.plain import Case
+from roost.device.open import open_device
+from roost.sampling.params import Sampling
+from roost.sampling.sampler import Sampler
+from tests.unit.sampling.plain import Case
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

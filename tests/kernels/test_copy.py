@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.backend import TRITON
+from roost.attention.registry import TRITON
 from tests.kernels.canaries import DTYPES, Fenced
 
 copy = pytest.importorskip("roost.kernels.copy")

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bench.heads import TargetHead
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
+from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.tree import Trees, chains
 from roost.layers.attention import Attend
 from roost.messages import CloseSession, Event, FlushCache
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.sched.request import Request
-from roost.spec.drafter import Pairs, Rounds
-from roost.spec.shape import DraftKv, SpecShape
-from roost.spec.tree import Trees, chains
+from roost.spec_shape import DraftKv, SpecShape
 from roost.step import RowSetup
 from tests.parity.doubles import NULL, forgetful
 from tests.parity.tiny import DEVICE, VOCAB, Served, Tiny, configure, prompts, tiny

@@ -8,11 +8,11 @@ from functools import cache
 from itertools import combinations, product
 
 from bench.heads import TargetHead
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.messages import Abort, FlushCache, Flushed, GetStats, Stats
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
 from tests.parity.heads import make_head
 from tests.parity.tiny import Served, configure, prompts, tiny

@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from roost.messages import Submit
-from roost.sampling import SEED_END, Sampling
+from roost.sampling.params import SEED_END, Sampling
 from tests.parity.rounds import repetitive, text_of
 from tests.parity.slow import slow_output
 from tests.parity.tiny import VOCAB

@@ -13,7 +13,7 @@ import msgspec
 from roost.errors import RequestError
 from roost.front.options import Options, submits
 from roost.messages import Abort, OpenSession, Refused, Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from roost.server import schema
 from tests.parity import option_asks
 from tests.parity.rounds import TOKENIZER, Setting, Speculating, expected, repetitive

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import roost.exec.executor
-import roost.exec.passes
+import roost.forward.passes
+import roost.runner.executor
 import tests.parity.tiny
-from roost.backend import TRITON
-from roost.exec.attention import Read
-from roost.exec.device.cpu import CpuDevice
-from roost.exec.device.device import Replay
-from roost.exec.pool import Table
-from roost.exec.torch_attention import TorchAttention
+from roost.attention.kv_cache import Table
+from roost.attention.protocol import Read
+from roost.attention.registry import TRITON
+from roost.attention.torch_backend import TorchAttention
+from roost.device.cpu import CpuDevice
+from roost.device.device import Replay
 from roost.layers.spans import Masks, Shifts, Spans, span_attention
 
 _WAITS = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
@@ -98,7 +98,7 @@ def _spans(
 
 def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
     """Have engines of the tests run as on a GPU: lengths on the device alone, steps captured."""
-    triton_attention = pytest.importorskip("roost.exec.triton_attention", exc_type=ImportError)
+    triton_attention = pytest.importorskip("roost.attention.triton_backend", exc_type=ImportError)
     if tests.parity.tiny.DEVICE.type != "cpu":
         pytest.skip("a rehearsal is a CPU's; here steps are captured for real")
 
@@ -115,7 +115,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
             how = (table.page_size, table.window or 0, scale)
             return lambda query, keys, values: _spans(query, keys, values, table.pages, columns, masks, shifts, *how)
 
-    monkeypatch.setattr(roost.exec.executor, "open_device", lambda device: RehearsalDevice())
-    monkeypatch.setattr(roost.exec.passes, "make_attention", lambda backend, device, head_dim: SpanAttention(1))
+    monkeypatch.setattr(roost.runner.executor, "open_device", lambda device: RehearsalDevice())
+    monkeypatch.setattr(roost.forward.passes, "make_attention", lambda backend, device, head_dim: SpanAttention(1))
     monkeypatch.setattr(tests.parity.tiny, "BACKEND", TRITON)
     monkeypatch.setattr(tests.parity.tiny, "GRAPHS", graphs)

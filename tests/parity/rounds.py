@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bench.heads import TargetHead
-from roost.config import EngineConfig
-from roost.exec.passes import Ahead
+from roost.config.options import EngineConfig
+from roost.drafters.accept import Accepted
+from roost.forward.passes import Ahead
 from roost.messages import PromptScores, Score, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.spec.accept import Accepted
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.text.stream import StopFinder
 from tests.parity.doubles import NULL, HalfHead, checkpoint
 from tests.parity.heads import make_head

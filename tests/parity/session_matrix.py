@@ -10,9 +10,9 @@ from functools import cache
 from itertools import combinations, product
 
 from bench.heads import TargetHead
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.models.model import Head
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.parity.forced import model_of
 from tests.parity.heads import make_head
 from tests.parity.tiny import configure

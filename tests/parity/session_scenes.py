@@ -6,7 +6,7 @@ what it is about. Used by the tests of sessions on the real engine.
 
 from collections.abc import Callable
 
-from roost.config import SessionConfig
+from roost.config.options import SessionConfig
 from roost.messages import ForkSession, GetSession, OpenSession, Refused, RewindSession, SessionState
 from tests.parity.rounds import text_of
 from tests.parity.session_matrix import MAX_RUNNING, Cell

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from roost.exec.draw import uniform
 from roost.messages import Submit
-from roost.sampling import Sampling
+from roost.sampling.draw import uniform
+from roost.sampling.params import Sampling
 from tests.parity.doubles import checkpoint
 
 Reals = NDArray[np.float64]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from roost.config import SessionConfig
+from roost.config.options import SessionConfig
 from roost.front.speculation import total
 from roost.kv.holdings import own_pages
 from roost.kv.pages import ceil_div

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from roost.exec.batch import Batch
-from roost.exec.capture import Captured
-from roost.exec.chunk_graphs import CapturedChunks, ChunkGraphs
-from roost.exec.runner import Finish, Runner
-from roost.exec.sizes import ChunkSize
+from roost.forward.layout import Batch
+from roost.forward.sizes import ChunkSize
+from roost.graphs.capture import Captured
+from roost.graphs.chunks import CapturedChunks, ChunkGraphs
 from roost.layers.ops import TORCH_OPS
 from roost.messages import PromptScores, Score, Submit, Tokens
+from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan
 from tests.parity import option_asks
 from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
@@ -138,7 +138,7 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
 def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeypatch: pytest.MonkeyPatch) -> None:
     model_of("llama")
     rehearsed(monkeypatch, graphs=True)
-    monkeypatch.setattr("roost.exec.chunk_graphs.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7)])
+    monkeypatch.setattr("roost.graphs.chunks.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7)])
     served = serve(Cell(drafter="plain", depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
     fits = [plan for plan in served.plans if plan.is_prefill.sum() == 1 and len(plan.tokens) <= 7]
     rounds = [plan for plan in served.plans if not plan.is_prefill.any()]

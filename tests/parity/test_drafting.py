@@ -7,7 +7,7 @@ from torch import Tensor
 from bench.heads import TargetHead
 from roost.messages import SpecStats
 from roost.models.model import Head
-from roost.spec.shape import DraftKv, SpecShape
+from roost.spec_shape import DraftKv, SpecShape
 from tests.parity.doubles import NULL, Watched, forgetful
 from tests.parity.heads import make_head
 from tests.parity.tiny import Served, configure, prompts, tiny

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.config import resolve
+from roost.config.resolve import resolve
 from roost.errors import InvariantError, StepFailure
-from roost.exec.executor import TorchExecutor
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
-from roost.sampling import Sampling
-from roost.spec.shape import PLAIN
+from roost.runner.executor import TorchExecutor
+from roost.sampling.params import Sampling
+from roost.spec_shape import PLAIN
 from roost.step import SAMPLED, Ints, RowId, RowSetup, StepId, StepPlan, TableDelta
 from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.config import ModelTraits
+from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.ops import TORCH_OPS, Ops

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.layers.alike import KEY_BLOCK, Alike, alike_attention, alike_rows
 from roost.layers.attention import Span, Tree, paged_attention, plan_reads
+from roost.layers.batch_invariance import KEY_BLOCK, Alike, alike_attention, alike_rows
 from roost.layers.linear import make_linear
 
 NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE = 9, 3, 16

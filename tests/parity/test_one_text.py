@@ -9,8 +9,8 @@ from roost import LLM
 from roost.messages import Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.sampling import Sampling
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.sampling.params import Sampling
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
 from roost.weights.pull import find_head
 from tests.parity.conftest import default_config

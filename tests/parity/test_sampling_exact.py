@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.messages import Submit
-from roost.sampling import SEED_END, Sampling
+from roost.sampling.params import SEED_END, Sampling
 from tests.parity.slow import slow_output
 from tests.parity.tiny import VOCAB, Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES

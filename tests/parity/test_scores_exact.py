@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.messages import PromptScores, Score, Submit, Tokens
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from tests.parity.slow import slow_logprobs, slow_output
 from tests.parity.tiny import Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS

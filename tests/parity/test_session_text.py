@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roost import LLM, Options
-from roost.dialogue import Session
+from roost.library.session import Session
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from tests.unit.text.test_continuation import BOS_FIRST

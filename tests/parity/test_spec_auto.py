@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
+from roost.draft_length.choice import Drafting
+from roost.drafters.eagle import EagleDrafter
 from roost.models.model import Head
-from roost.sched.drafting import Drafting
 from roost.sched.request import Request
-from roost.spec.eagle import EagleDrafter
-from roost.spec.shape import SpecShape
+from roost.spec_shape import SpecShape
 from roost.step import StepPlan, Ticket
 from tests.parity import option_asks
 from tests.parity.forced import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn

@@ -11,7 +11,7 @@ from roost.cli.prompts import PROMPTS
 from roost.messages import SpecStats
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
 from roost.weights.pull import find_head
 from tests.parity.heads import write_eagle3

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.heads import TargetHead
 from roost.messages import Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from tests.parity.rounds import MODES
 from tests.parity.tiny import SHAPE, Served, Tiny, configure
-from tests.unit.exec.plain import Case, changed_scores, distribution
+from tests.unit.sampling.plain import Case, changed_scores, distribution
 
 SMALL = 6
 NUM_SEEDS = 500

@@ -5,11 +5,11 @@ Pools start as NaN and every tick is audited page by page, so a slot that is los
 
 import pytest
 
-from roost.exec.lengths import StepLengths
+from roost.forward.lengths import StepLengths
 from roost.kv.ledger import describe
 from roost.kv.pages import ceil_div
 from roost.messages import Abort, Event, Submit, Tokens
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.parity.forced import (
     CHAIN,
     NGRAM,

@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from roost.config import EngineConfig, Resolved
+from roost.config.options import EngineConfig
+from roost.config.resolved import Resolved
 from roost.errors import InvariantError
 from roost.kv.pages import ceil_to
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.spec.shape import DraftKv, SpecShape
+from roost.spec_shape import DraftKv, SpecShape
 from tests.parity.forced import assert_every_page_is_back, model_of
 from tests.parity.heads import make_head
 from tests.parity.tiny import SHAPE, Served, Tiny, configure, prompts

@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
-from roost.config import SpecConfig
+from roost.config.options import SpecConfig
+from roost.drafters.eagle import EagleDrafter
+from roost.drafters.tree import Trees
 from roost.messages import Submit, Tokens
 from roost.models.model import Head
-from roost.sampling import Sampling
-from roost.spec.eagle import EagleDrafter
-from roost.spec.shape import DraftKv, SpecShape
-from roost.spec.tree import Trees
+from roost.sampling.params import Sampling
+from roost.spec_shape import DraftKv, SpecShape
 from roost.weights.draft import load_head
 from tests.parity.forced import (
     CHAIN,

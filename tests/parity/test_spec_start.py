@@ -8,7 +8,7 @@ import pytest
 
 from roost import startup
 from roost.cli.main import main
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
+from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
 from roost.errors import ConfigError
 from roost.models import registry
 from roost.startup import Running, start

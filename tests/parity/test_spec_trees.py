@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from roost.drafters.eagle import EagleDrafter
 from roost.messages import SpecStats
 from roost.sched import planner
 from roost.sched.planner import Line
 from roost.sched.request import Request
-from roost.spec.eagle import EagleDrafter
-from roost.spec.shape import DraftKv, SpecShape
+from roost.spec_shape import DraftKv, SpecShape
 from tests.parity.forced import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
 from tests.parity.heads import make_head
 from tests.parity.tiny import DEVICE, Served, configure, prompts

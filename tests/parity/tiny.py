@@ -24,20 +24,21 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from roost.backend import BACKENDS, TRITON
+from roost.attention.registry import BACKENDS, TRITON
 from roost.clock import VirtualClock
-from roost.config import EngineConfig, MemoryConfig, SchedConfig, resolve
-from roost.exec.executor import TorchExecutor
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
+from roost.config.resolve import resolve
+from roost.drafters.eagle import EagleDrafter
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig
 from roost.models.model import Head
 from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, NewFinder
-from roost.spec.eagle import EagleDrafter
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.shapes import spec_config
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.rotary import Turns, rotate
 from roost.models.decoder import Decoder

@@ -5,9 +5,9 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 
 from tests.planted.bug import Bug
 from tests.planted.client_bugs import CLIENT_BUGS
+from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
-from tests.planted.foreign_bugs import FOREIGN_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
@@ -68,7 +68,7 @@ _SIMULATED = (
     ),
     Bug(
         "row_not_widened",
-        "roost.config",
+        "roost.config.resolved",
         "        return ceil_to(self.context + 2 * max(self.reserves), self.page_size)",
         "        return ceil_to(self.context, self.page_size)",
         "6: branches do not fit the row (the guard must say so)",
@@ -131,14 +131,14 @@ _SIMULATED = (
     ),
     Bug(
         "branch_tail_copy",
-        "roost.spec.shape",
+        "roost.spec_shape",
         "            for branch in range(1, self.topk)",
         "            for branch in range(1, 1)",
         "7: branches after the first read a hole instead of the prefix's last page",
     ),
     Bug(
         "branch_stride",
-        "roost.spec.shape",
+        "roost.spec_shape",
         "        return self.base + branch * self.stride + self.last + step",
         "        return self.base + branch * self.stride + step",
         "7: a branch writes over its copy of the prefix",
@@ -244,7 +244,7 @@ _SIMULATED = (
     ),
     Bug(
         "reclaim_idle",
-        "roost.sched.room",
+        "roost.sched.reserve",
         "    for session in state.sessions.idle():",
         "    for session in state.sessions.idle()[:0]:",
         "19: idle sessions pin the pages that running requests need",
@@ -300,14 +300,14 @@ _SIMULATED = (
     ),
     Bug(
         "retract_no_more",
-        "roost.sched.room",
+        "roost.sched.reserve",
         "    missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)",
         "    missing = need - store.ledger.num_free(book)",
         "more is retracted than the shortfall: pages on their way are not counted",
     ),
     Bug(
         "oldest_not_retracted",
-        "roost.sched.room",
+        "roost.sched.reserve",
         "    newer = [each for each in newest_first if each.order > request.order]",
         "    newer = [each for each in newest_first if each is not request]",
         "the oldest request is retracted for a newer one",
@@ -379,7 +379,7 @@ _SIMULATED = (
     ),
     Bug(
         "reclaim_no_more",
-        "roost.sched.room",
+        "roost.sched.reserve",
         "        if ledger.num_free(book) >= need:",
         "        if ledger.num_free(book) < 0:",
         "19: more idle sessions lose their residence than the shortfall asks for",

@@ -6,7 +6,7 @@ Found by the seeds, or by a test where chance would not do or the server is mean
 from tests.planted.bug import Bug
 
 _LATE, _TENANTS = "tests/unit/server/test_late_answers.py::", "tests/unit/server/test_tenants.py::"
-_SHARING, _SHARED = "roost.sched.sharing", "tests/unit/sched/test_sharing.py::"
+_SHARING, _SHARED = "roost.sched.prefill_shares", "tests/unit/sched/test_prefill_shares.py::"
 _LIMITS, _MODULE = "tests/unit/sched/test_limits.py::", "roost.sched.limits"
 
 CLIENT_BUGS = (

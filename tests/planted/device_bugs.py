@@ -16,10 +16,10 @@ _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_wh
 _CAPTURED = "tests/parity/test_captured.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
 _SCORED = "tests/parity/test_captured.py::test_scores_beside_rounds_are_those_of_a_step_that_ran_whole"
 
-_EAGLE = "roost.spec.eagle"
-_RUNNER = "roost.exec.runner"
-_PASSES = "roost.exec.passes"
-_BATCH = "roost.exec.batch"
+_EAGLE = "roost.drafters.eagle"
+_RUNNER = "roost.runner.runner"
+_PASSES = "roost.forward.passes"
+_BATCH = "roost.forward.layout"
 _ATTENTION = "roost.layers.attention"
 _EXTEND = "            self.drafter.extend(self._pairs(inputs, ahead, accepted))"
 _SOURCES = '        sources[layout["pair_at"]] = layout["pair_roots"] + accepted.nodes.flatten()[layout["pair_cells"]]'
@@ -73,7 +73,7 @@ DEVICE_BUGS = (
         "        self._stride = (self._last + shape.steps + size - 1) // size * size",
         "        self._stride = (self._last + shape.topk + size - 1) // size * size",
         "7: branches lie as far apart as there are branches, not steps",
-        test="tests/unit/spec/test_places.py::test_branches_lie_where_the_shape_says",
+        test="tests/unit/drafters/test_places.py::test_branches_lie_where_the_shape_says",
     ),
     Bug(
         "draft_positions_by_depth",
@@ -167,11 +167,11 @@ DEVICE_BUGS = (
     ),
     Bug(
         "nodes_see_their_ancestors",
-        "roost.spec.tree",
+        "roost.drafters.tree",
         "        sees = sees | sees.gather(1, above[:, :, None].expand(-1, -1, width))",
         "        sees = sees | torch.zeros_like(sees)",
         "a node sees itself alone",
-        test="tests/unit/spec/test_tree.py::test_the_best_candidates_are_nodes_and_come_after_their_parents",
+        test="tests/unit/drafters/test_tree.py::test_the_best_candidates_are_nodes_and_come_after_their_parents",
     ),
     Bug(
         "nodes_see_no_siblings",
@@ -191,7 +191,7 @@ DEVICE_BUGS = (
     ),
     Bug(
         "keys_in_blocks_that_agree",
-        "roost.layers.alike",
+        "roost.layers.batch_invariance",
         "        return blocks * KEY_BLOCK + next(tail for tail in (0, *self.tails) if tail >= rest)",
         "        return blocks * KEY_BLOCK + -(-rest // KEY_STEP) * KEY_STEP",
         "keys are padded to shapes that sum in another order",
@@ -248,27 +248,27 @@ DEVICE_BUGS = (
     ),
     Bug(
         "path_stays_at_its_last_node",
-        "roost.spec.accept",
+        "roost.drafters.accept",
         "        node = torch.where(goes_on, is_child.to(torch.int8).argmax(dim=1), node)",
         "        node = is_child.to(torch.int8).argmax(dim=1)",
         "a path that ends goes back to the root",
-        test="tests/unit/spec/test_accept.py",
+        test="tests/unit/drafters/test_accept.py",
     ),
     Bug(
         "path_follows_children",
-        "roost.spec.accept",
+        "roost.drafters.accept",
         "        is_child = (trees.parents == node[:, None]) & (trees.tokens == wanted) & (number > 0)",
         "        is_child = (trees.tokens == wanted) & (number > 0)",
         "a token of another path is accepted",
-        test="tests/unit/spec/test_accept.py",
+        test="tests/unit/drafters/test_accept.py",
     ),
     Bug(
         "bonus_is_drawn_at_the_last_node",
-        "roost.spec.accept",
+        "roost.drafters.accept",
         "        tokens.append(targets.gather(1, node[:, None]).squeeze(1).masked_fill(~goes_on, NOTHING))",
         "        tokens.append(wanted.squeeze(1).masked_fill(~goes_on, NOTHING))",
         "1: every accepted token comes twice, and the bonus never",
-        test="tests/unit/spec/test_accept.py",
+        test="tests/unit/drafters/test_accept.py",
     ),
     Bug(
         "bonus_is_the_next_root",
@@ -329,11 +329,11 @@ DEVICE_BUGS = (
     ),
     Bug(
         "chains_end_at_the_first_that_is_wrong",
-        "roost.spec.accept",
+        "roost.drafters.accept",
         "    lens = is_right.cumprod(dim=1).sum(dim=1) + 1",
         "    lens = is_right.sum(dim=1) + 1",
         "drafts behind a wrong one are kept",
-        test="tests/unit/spec/test_accept.py",
+        test="tests/unit/drafters/test_accept.py",
     ),
     # --- captured chunks ---
     Bug(
@@ -342,12 +342,12 @@ DEVICE_BUGS = (
         "        batch.sampling[: len(finals)] = finals",
         "        batch.sampling[: len(widths)] = np.arange(len(widths))",
         "a chunk in the middle of a prompt is answered",
-        test="tests/unit/exec/test_sizes.py::"
+        test="tests/unit/forward/test_sizes.py::"
         "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
     ),
     Bug(
         "a_captured_layout_is_taken_anew",
-        "roost.exec.chunk_graphs",
+        "roost.graphs.chunks",
         "        step = capture(self._passes, inputs, self._device, prepare=lambda: layout.take(sent))",
         "        step = capture(self._passes, inputs, self._device)",
         "captured chunks are cut into runs as when they were captured",
@@ -355,7 +355,7 @@ DEVICE_BUGS = (
     ),
     Bug(
         "scores_of_parts_keep_their_rows",
-        "roost.exec.scores",
+        "roost.sampling.step_logprobs",
         "        at, width = np.flatnonzero(part[rows]), scores.top_ids.shape[1]",
         "        at, width = np.arange(len(scores.logprobs)), scores.top_ids.shape[1]",
         "scores of chunks and of rounds beside them are mixed up",
@@ -371,11 +371,11 @@ DEVICE_BUGS = (
     ),
     Bug(
         "scores_are_made_in_pieces",
-        "roost.exec.scores",
+        "roost.sampling.step_logprobs",
         "    return _whole([log_probabilities(logits[at[part]], tokens[part], top) for part in _parts(len(at))])",
         "    return log_probabilities(logits[at], tokens, top)",
         "log-probabilities of many rows take memory that nobody counted",
-        test="tests/unit/exec/test_scores.py",
+        test="tests/unit/sampling/test_step_logprobs.py",
     ),
     Bug(
         "parts_of_a_step_keep_their_rows",
@@ -388,23 +388,23 @@ DEVICE_BUGS = (
     # --- n-gram ---
     Bug(
         "history_is_extended",
-        "roost.spec.ngram",
+        "roost.drafters.ngram",
         "        self._tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)",
         "        self._tokens[pairs.rows, pairs.positions] = pairs.tokens.to(torch.int32)",
         "n-gram drafts are looked up in a text that is off by one",
-        test="tests/unit/spec/test_ngram.py::test_what_a_step_adds_is_known_to_the_next",
+        test="tests/unit/drafters/test_ngram.py::test_what_a_step_adds_is_known_to_the_next",
     ),
     Bug(
         "match_before_the_root",
-        "roost.spec.ngram",
+        "roost.drafters.ngram",
         "    return score.masked_fill(position >= lasts[:, None], -1).argmax(dim=1)",
         "    return score.masked_fill(position > lasts[:, None], -1).argmax(dim=1)",
         "the last tokens are found to be followed by what follows themselves",
-        test="tests/unit/spec/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+        test="tests/unit/drafters/test_ngram.py::test_the_longest_match_wins_then_the_latest",
     ),
     Bug(
         "mirror_follows_the_device",
-        "roost.exec.lengths",
+        "roost.forward.lengths",
         "        lengths.refresh(sync=plan.shape.speculates)",
         "        lengths.refresh(sync=False)",
         "9: after rounds the host's lengths are old ones",

@@ -37,11 +37,11 @@ EDGE_BUGS = (
     ),
     Bug(
         "edge_reads_have_a_host",
-        "roost.server.gate",
+        "roost.server.host_check",
         '        if not self._hosts.has(headers.get("host")):',
         '        if scope["method"] not in ("GET", "HEAD") and not self._hosts.has(headers.get("host")):',
         "a page that takes the server's address for its own name reads sessions and metrics",
-        "tests/unit/server/test_gate.py::test_whatever_is_asked_by_another_name_is_refused",
+        "tests/unit/server/test_host_check.py::test_whatever_is_asked_by_another_name_is_refused",
     ),
     Bug(
         "edge_log_escapes",

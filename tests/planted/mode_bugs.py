@@ -57,7 +57,7 @@ _TESTS = {
 _OWN = (
     Bug(
         "mode_11_window_reserve",
-        "roost.config",
+        "roost.config.resolve",
         "    reserves = tuple(reserve if book.window is None else spec.tokens for book in books)",
         "    reserves = tuple(reserve if book.window is None else spec.tokens - memory.page_size for book in books)",
         "11: a round has a page of the window pool too few",

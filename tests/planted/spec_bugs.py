@@ -3,8 +3,8 @@
 from tests.planted.bug import Bug
 
 _ROUTING = "tests/unit/test_routing.py::"
-_DRAFTING = "roost.sched.drafting"
-_CHOOSER = "tests/unit/sched/test_drafting.py::"
+_DRAFTING = "roost.draft_length.choice"
+_CHOOSER = "tests/unit/draft_length/test_choice.py::"
 _OPTIONS = "tests/unit/test_spec_config.py"
 
 SPEC_BUGS = (
@@ -25,25 +25,25 @@ SPEC_BUGS = (
     ),
     Bug(
         "batch_limit",
-        "roost.spec.widths",
+        "roost.spec_widths",
         "        if self.limit is not None and num_rounds > self.limit:",
         "        if self.limit is not None and num_rounds < 0:",
         "--spec-max-batch is ignored",
     ),
     Bug(
         "batch_limit_is_inclusive",
-        "roost.spec.widths",
+        "roost.spec_widths",
         "        if self.limit is not None and num_rounds > self.limit:",
         "        if self.limit is not None and num_rounds >= self.limit:",
         "a step with as many rows as --spec-max-batch carries no drafts",
     ),
     Bug(
         "planned_widths_are_captured",
-        "roost.spec.widths",
+        "roost.spec_widths",
         "            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}",
         "            served = set(self.of(size))",
         "rounds of some widths are not captured, and run operation by operation",
-        test="tests/unit/spec/test_widths.py",
+        test="tests/unit/test_spec_widths.py",
     ),
     Bug(
         "trials_are_paid_for",
@@ -63,7 +63,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "early_costs_are_measured_again",
-        "roost.sched.costs",
+        "roost.draft_length.costs",
         "        return now - cost.added_at > min(_NUM_STEPS_KNOWN, _NUM_STEPS_FIRST + cost.added_at)",
         "        return now - cost.added_at > _NUM_STEPS_KNOWN",
         "what a cold machine took in its first steps decides for hundreds of them",
@@ -95,7 +95,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "busy_steps_teach",
-        "roost.sched.costs",
+        "roost.draft_length.costs",
         "        if self.takes_busy(num_rounds):",
         "        if False:",
         "while prompts keep coming nothing is learned, and a first guess decides for good",
@@ -103,7 +103,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "rounds_alone_come_first",
-        "roost.sched.costs",
+        "roost.draft_length.costs",
         "        self._num_busy[self._size(num_rounds)] = 0",
         "        self._num_busy[self._size(num_rounds)] = _NUM_BUSY",
         "what is told from a step with prefill counts as much as what rounds alone have shown",
@@ -119,15 +119,15 @@ SPEC_BUGS = (
     ),
     Bug(
         "pairs_have_about_as_many_rounds",
-        "roost.sched.chunks",
+        "roost.draft_length.prefill_costs",
         "            if apart > _APART * abs(num_rounds - rounds_before) * width:",
         "            if apart:",
         "a chunk that is shorter because there are more rounds looks as if prompt tokens cost nothing",
-        test="tests/unit/sched/test_chunks.py",
+        test="tests/unit/draft_length/test_prefill_costs.py",
     ),
     Bug(
         "chunks_alike_are_shortened",
-        "roost.sched.drafting",
+        "roost.draft_length.choice",
         "        return num_rounds > 0 and len(self._widths.of(num_rounds)) > 1 and self._chunks.wants_pair",
         "        return False",
         "while every step is filled with prefill nothing is learned about its rounds",
@@ -158,11 +158,11 @@ SPEC_BUGS = (
     ),
     Bug(
         "history_is_read",
-        "roost.spec.shape",
+        "roost.spec_shape",
         "        return self.speculates and self.draft_kv is DraftKv.NONE",
         "        return False",
         "no drafter says that it reads the tokens",
-        test="tests/unit/spec/test_shape.py::test_only_a_drafter_without_kv_reads_the_history",
+        test="tests/unit/test_spec_shape.py::test_only_a_drafter_without_kv_reads_the_history",
     ),
     Bug(
         "rounds_with_drafts_count",
@@ -173,7 +173,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "branch_pages_declared",
-        "roost.config",
+        "roost.config.resolve",
         "    if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:",
         "    if spec.topk > 1 and memory.page_size > 1 and not backend.name:",
         "a tree over large pages runs on a backend that reads other branches' slots",
@@ -181,7 +181,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "recurrent_state_falls_back",
-        "roost.config",
+        "roost.config.resolve",
         "    if traits.recurrent_state and sched.overlap:",
         "    if not traits.vocab_size:",
         "a model whose state cannot be cut back is overlapped",
@@ -189,7 +189,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "large_pages_keep_depth",
-        "roost.config",
+        "roost.config.resolve",
         "    if traits.recurrent_state and sched.overlap:",
         "    if (traits.recurrent_state or memory.page_size > 1) and sched.overlap:",
         "pages of more than one token force depth 0",
@@ -197,7 +197,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "ignored_options_refused",
-        "roost.config",
+        "roost.config.speculation",
         '            if name != "spec" and value is not None:',
         '            if name != "spec" and value == "":',
         "options of speculation without --spec are ignored in silence",
@@ -205,7 +205,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "ngram_reads_no_head",
-        "roost.config",
+        "roost.config.speculation",
         "    if config.draft is not None and not has_head:",
         '    if config.draft == "":',
         "--draft is ignored by --spec ngram",

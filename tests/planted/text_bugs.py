@@ -11,7 +11,7 @@ TEXT_BUGS = (
         "        fewest = 0 if self.reach is None else self.reach.fewest_tokens(text)",
         "        fewest = 0",
         "a text that can never fit is tokenised all the same, and everybody waits for it",
-        _TEXT + "test_reach.py::test_what_can_never_fit_is_refused_before_it_is_tokenised",
+        _TEXT + "test_token_bounds.py::test_what_can_never_fit_is_refused_before_it_is_tokenised",
     ),
     Bug(
         "long_texts_without_the_gil",
@@ -19,7 +19,7 @@ TEXT_BUGS = (
         "        if len(text) < _LONG:",
         "        if text:",
         "a long text holds the GIL while it is tokenised",
-        _TEXT + "test_reach.py::test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
+        _TEXT + "test_token_bounds.py::test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
     ),
     Bug(
         "values_counted_unread",

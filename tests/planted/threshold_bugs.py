@@ -2,14 +2,14 @@
 
 from tests.planted.bug import Bug
 
-_SCORES = "roost.exec.scores"
-_ROOM = "roost.sched.room"
+_SCORES = "roost.sampling.step_logprobs"
+_ROOM = "roost.sched.reserve"
 _RADIX = "roost.kv.radix"
 _TURNS = "roost.server.turns"
 _SCORED = "tests/parity/test_scores_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
-_TOP_P = "tests/unit/exec/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
+_TOP_P = "tests/unit/sampling/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
-_SPARED = "tests/unit/sched/test_room.py::test_whoever_can_be_spared_is_not_retracted"
+_SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_retracted"
 _SMALLEST = "tests/parity/test_captured.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
 _BRANCHES = "tests/unit/server/test_turns.py::"
 _SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
@@ -35,7 +35,7 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "padding_starts_anew",
-        "roost.exec.passes",
+        "roost.forward.passes",
         "        ends = ends.masked_fill(inputs.rows == self.sink, 0)",
         "        ends = ends.clone()",
         "the row that pads captured rounds gets longer with every replay, until it is longer than a row",
@@ -43,7 +43,7 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "ranked_enough_for_every_row",
-        "roost.exec.draw",
+        "roost.sampling.draw",
         "        if bool((held >= total.to(torch.float64) * top_p.unsqueeze(1)).all()):",
         "        if bool((held >= total.to(torch.float64) * top_p.unsqueeze(1)).any()):",
         "a flat row is cut to its 1,024 best tokens, if that is enough for a row beside it",
@@ -99,11 +99,11 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "menus_hold_their_last_size",
-        "roost.spec.widths",
+        "roost.spec_widths",
         "        return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)",
         "        return next((menu for most, menu in _MENUS if num_rounds < most), _MENU_BEYOND)",
         "eight rounds, and sixty-four, have the shorter drafts of more",
-        test="tests/unit/spec/test_widths.py::test_the_more_rounds_share_a_step_the_shorter_is_the_menu",
+        test="tests/unit/test_spec_widths.py::test_the_more_rounds_share_a_step_the_shorter_is_the_menu",
     ),
     # --- waste ---
     Bug(
@@ -213,7 +213,7 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "smallest_captured_round",
-        "roost.exec.graphs",
+        "roost.graphs.rounds",
         "        return self._captured[min(sizes), width] if sizes else None",
         "        return self._captured[max(sizes), width] if sizes else None",
         "one request is padded to the largest captured batch",
@@ -221,7 +221,7 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "smallest_captured_chunks",
-        "roost.exec.chunk_graphs",
+        "roost.graphs.chunks",
         "        return next((each for each in self._captured if each.size.holds(num_rows, num_tokens)), None)",
         "        return next((each for each in self._captured[::-1] if each.size.holds(num_rows, num_tokens)), None)",
         "a short chunk is padded to the largest captured size",

@@ -256,18 +256,18 @@ WISH_BUGS = (
     ),
     Bug(
         "full_queue_is_waited_for",
-        "roost.feed",
+        "roost.library.batch",
         "        self._is_full = isinstance(event, Refused) and event.status == _FULL",
         "        self._is_full = False",
         "one of several prompts fails because others fill the queue",
-        "tests/unit/test_feed.py::test_others_that_fill_the_queue_are_waited_for",
+        "tests/unit/library/test_batch.py::test_others_that_fill_the_queue_are_waited_for",
     ),
     Bug(
         "room_is_left_in_the_queue",
-        "roost.feed",
+        "roost.library.batch",
         "        self._share = max(1, max_queued // 2)  # of the queue",
         "        self._share = max(1, max_queued)  # of the queue",
         "a long list of prompts shuts everybody else out of the queue",
-        "tests/unit/test_feed.py::test_half_of_the_queue_is_left_to_others_while_nothing_has_started",
+        "tests/unit/library/test_batch.py::test_half_of_the_queue_is_left_to_others_while_nothing_has_started",
     ),
 )

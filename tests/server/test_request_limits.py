@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.server.desk import PROMPTS_MAX
+from roost.server.context import PROMPTS_MAX
 from roost.server.openai import _TOP_LOGPROBS_MAX
 from roost.server.schema import RID_LEN_MAX
 from tests.server.process import Server

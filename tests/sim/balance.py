@@ -3,7 +3,7 @@
 Requests, statistics, rows and leases first; then every page is free or can be made free. Called by the world.
 """
 
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.sched.state import State
 from tests.sim.checker import Broken, Checker
 

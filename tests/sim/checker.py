@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roost.clients import ClientLimits, scoped, unscoped
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.messages import (
     Event,
     Finished,

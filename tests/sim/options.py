@@ -4,17 +4,10 @@ import random
 from dataclasses import dataclass, replace
 
 from roost.clients import ClientLimits
-from roost.config import (
-    EngineConfig,
-    MemoryConfig,
-    ModelTraits,
-    Resolved,
-    SchedConfig,
-    SessionConfig,
-    SpecConfig,
-    resolve,
-)
-from roost.spec.shape import PLAIN, DraftKv, SpecShape, num_candidates
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SessionConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
+from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
 from tests.shapes import spec_config
 from tests.sim.model import Model
 from tests.sim.visits import Habits, draw_habits

@@ -9,7 +9,7 @@ finds the leader's pages. Looks into the engine; never changes it.
 from collections import Counter
 
 from roost.clients import scoped
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from roost.clock import VirtualClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, SessionConfig, resolve
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SessionConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
 from roost.kv import ledger
 from roost.kv.audit import audit_pages
 from roost.kv.lease import Lease
@@ -36,7 +38,7 @@ from roost.messages import (
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
 from tests.shapes import spec_config
 from tests.sim import model as oracle

@@ -10,7 +10,7 @@ import pytest
 from roost.errors import InvariantError
 from roost.kv.ledger import retiring
 from roost.kv.pages import SINK, ceil_div
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import CHAIN, WIDE_TREE, Script, Setting, accounts, depths, early, late, narrow, prompt_of, shapes
 
 # --- 1, 2, 3: bonus, stale result, overshoot -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from roost.kv.ledger import cached, retiring
 from roost.kv.pages import ceil_div
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import CHAIN, Script, Setting, accounts, depths, prompt_of, shapes
 
 

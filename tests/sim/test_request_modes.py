@@ -5,7 +5,7 @@ Every script ends in `wind_up`: audited page by page, then everything closed and
 
 import pytest
 
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import CHAIN, Script, Setting, accounts, depths, prompt_of, shapes
 
 # --- 26: zero output and limits ---------------------------------------------------------------------------------------

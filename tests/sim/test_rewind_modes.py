@@ -5,10 +5,10 @@ Every script ends in `wind_up`: audited page by page, then everything closed and
 
 import pytest
 
-from roost.config import SessionConfig
+from roost.config.options import SessionConfig
 from roost.kv.pages import floor_to
 from roost.messages import Refused, SessionState
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import Script, Setting, accounts, depths, prompt_of, shapes
 
 windows = pytest.mark.parametrize("window", [None, 9], ids=["full", "window"])

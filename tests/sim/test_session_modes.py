@@ -7,7 +7,7 @@ import pytest
 
 from roost.kv.ledger import retiring
 from roost.kv.pages import floor_to
-from roost.spec.shape import PLAIN, SpecShape
+from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import Handle, Script, Setting, accounts, depths, prompt_of, shapes
 
 

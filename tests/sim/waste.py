@@ -7,7 +7,7 @@ Looks into the engine; never changes it.
 
 from collections.abc import Sequence
 
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages

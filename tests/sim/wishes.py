@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from roost.messages import GREEDY, Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 
 SPECIAL = 0
 PENALISING = (

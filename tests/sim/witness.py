@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.errors import StepFailure
-from roost.spec.shape import DraftKv
+from roost.spec_shape import DraftKv
 from roost.step import SAMPLED, Ints, RowSetup, ScoreColumns, StepId, StepPlan, StepResult, Ticket
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 

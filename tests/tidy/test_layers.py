@@ -8,28 +8,36 @@ from tests.tidy.source import Module, product
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.backend", "roost.values"),
-    ("roost.sampling", "roost.clients", "roost.spec.shape", "roost.spec.widths", "roost.kv.pages", "roost.text"),
+    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.values"),
+    ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
+    ("roost.spec_shape", "roost.spec_widths"),
     ("roost.step", "roost.messages", "roost.config"),
-    ("roost.kv", "roost.layers", "roost.kernels", "roost.obs"),
+    ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
     ("roost.session", "roost.models"),
-    ("roost.sched", "roost.exec", "roost.spec", "roost.weights", "roost.front"),
+    ("roost.sched", "roost.attention", "roost.drafters.tree", "roost.weights", "roost.front"),
+    ("roost.drafters",),
+    ("roost.forward",),
+    ("roost.sampling",),
+    ("roost.graphs",),
+    ("roost.runner",),
     ("roost.startup", "roost.terminal"),
-    ("roost.llm", "roost.feed", "roost.dialogue", "roost.line", "roost.server", "roost.train"),
+    ("roost.library", "roost.server", "roost.train"),
     ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (
     "roost.kv",
     "roost.session",
     "roost.sched",
-    "roost.sampling",
+    "roost.draft_length",
+    "roost.sampling.params",
     "roost.clients",
     "roost.values",
-    "roost.spec.shape",
-    "roost.spec.widths",
+    "roost.spec_shape",
+    "roost.spec_widths",
     "roost.step",
     "roost.messages",
-    "roost.backend",
+    "roost.config",
+    "roost.attention.registry",
 )
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 ALLOWED_INSIDE = {  # what only some packages may import besides that
@@ -40,9 +48,21 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "h11", "prometheus_client"),
     "roost.cli": ("rich", "uvicorn"),
 }
-HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.obs")
-DEVICE_SIDE = ("roost.exec", "roost.spec", "roost.models", "roost.layers", "roost.kernels", "roost.weights")
-BOTH_SIDES = ("roost.kv.pages", "roost.spec.shape", "roost.spec.widths")  # integers only: either side may import these
+HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.draft_length", "roost.obs")
+DEVICE_SIDE = (
+    "roost.attention",
+    "roost.device",
+    "roost.drafters",
+    "roost.forward",
+    "roost.graphs",
+    "roost.kernels",
+    "roost.layers",
+    "roost.models",
+    "roost.runner",
+    "roost.sampling",
+    "roost.weights",
+)
+BOTH_SIDES = ("roost.kv.pages", "roost.sampling.params")  # plain data: either side may import these
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:
@@ -125,4 +145,4 @@ def test_only_one_module_knows_the_environment() -> None:
 
 
 def test_only_the_cuda_device_names_cuda() -> None:
-    assert [m.name for m in product() if _mentions(m, "torch.cuda")] in ([], ["roost.exec.device.cuda"])
+    assert [m.name for m in product() if _mentions(m, "torch.cuda")] in ([], ["roost.device.cuda"])

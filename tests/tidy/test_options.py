@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from roost.messages import Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from tests.tidy.source import ROOT
 
 NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options

@@ -10,13 +10,13 @@ _TURNS = "tests/unit/server/test_turns.py::"
 _BODY = "tests/unit/server/test_body.py::"
 _REQUESTS = "tests/server/test_request_limits.py::"
 _GENERATION = "tests/unit/server/test_generation.py::"
-_DRAFTING = "tests/unit/sched/test_drafting.py::"
-_CHUNKS = "tests/unit/sched/test_chunks.py::"
+_DRAFTING = "tests/unit/draft_length/test_choice.py::"
+_CHUNKS = "tests/unit/draft_length/test_prefill_costs.py::"
 _KERNELS = "tests/kernels/"
-_ASIDE = "tests/unit/server/test_aside.py::"
+_ASIDE = "tests/unit/server/test_offload.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
-_REACH = "tests/unit/text/test_reach.py::"
+_REACH = "tests/unit/text/test_token_bounds.py::"
 _LOCALITY = "tests/unit/text/test_locality.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
@@ -34,9 +34,9 @@ TESTED: dict[str, str] = {
     "roost.sched.sessions.ID_LEN_MAX": _INTAKE,
     "roost.sched.sessions.TTL_MS_MAX": _INTAKE,
     "roost.sched.sessions.TOKENS_MAX": _INTAKE,
-    "roost.sched.admission.LOOKED_AT_MAX": "tests/unit/sched/test_sharing.py::"
+    "roost.sched.admission.LOOKED_AT_MAX": "tests/unit/sched/test_prefill_shares.py::"
     "test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less",
-    "roost.sched.admission.OVERTAKEN_MAX": "tests/unit/sched/test_sharing.py::"
+    "roost.sched.admission.OVERTAKEN_MAX": "tests/unit/sched/test_prefill_shares.py::"
     "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
     "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_fairness.py::"
     "test_prefill_has_its_share_of_a_step_however_many_rounds_there_are",
@@ -44,38 +44,39 @@ TESTED: dict[str, str] = {
     "test_failures_with_a_good_step_between_them_do_not_add_up",
     "roost.sched.step_limits.PATIENCE": "tests/unit/sched/test_step_limits.py::"
     "test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before",
-    "roost.sched.drafting._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
-    "roost.sched.drafting._NEAR": _DRAFTING
+    "roost.draft_length.choice._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
+    "roost.draft_length.choice._NEAR": _DRAFTING
     + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
-    "roost.sched.costs._NUM_BUSY": _DRAFTING + "test_busy_steps_count_only_where_rounds_alone_are_rare",
-    "roost.sched.chunks._APART": _CHUNKS + "test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing",
-    "roost.sched.chunks._NUM_KNOWN": _CHUNKS + "test_until_then_a_step_of_chunks_alone_bounds_it",
-    "roost.sched.chunks._REST_LEAST": _CHUNKS
+    "roost.draft_length.costs._NUM_BUSY": _DRAFTING + "test_busy_steps_count_only_where_rounds_alone_are_rare",
+    "roost.draft_length.prefill_costs._APART": _CHUNKS
+    + "test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing",
+    "roost.draft_length.prefill_costs._NUM_KNOWN": _CHUNKS + "test_until_then_a_step_of_chunks_alone_bounds_it",
+    "roost.draft_length.prefill_costs._REST_LEAST": _CHUNKS
     + "test_where_a_chunk_takes_almost_all_of_a_step_nothing_is_said_of_its_rounds",
-    "roost.spec.widths.AUTO_STEPS_MAX": "tests/unit/spec/test_widths.py::test_what_may_be_chosen_is_captured",
-    "roost.spec.ngram.MATCH_MAX": "tests/unit/spec/test_ngram.py::test_the_longest_match_wins_then_the_latest",
-    "roost.sampling.TOP_K_MAX": _SAMPLING,
-    "roost.sampling.SEED_END": _SAMPLING,
-    "roost.sampling.LOGIT_BIAS_MAX": _SAMPLING,
-    "roost.sampling.LOGIT_BIAS_ENTRIES_MAX": _SAMPLING,
+    "roost.spec_widths.AUTO_STEPS_MAX": "tests/unit/test_spec_widths.py::test_what_may_be_chosen_is_captured",
+    "roost.drafters.ngram.MATCH_MAX": "tests/unit/drafters/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+    "roost.sampling.params.TOP_K_MAX": _SAMPLING,
+    "roost.sampling.params.SEED_END": _SAMPLING,
+    "roost.sampling.params.LOGIT_BIAS_MAX": _SAMPLING,
+    "roost.sampling.params.LOGIT_BIAS_ENTRIES_MAX": _SAMPLING,
     # --- exec, layers, kernels ---
-    "roost.exec.draw.RANKED_FIRST": "tests/unit/exec/test_sampler.py::"
+    "roost.sampling.draw.RANKED_FIRST": "tests/unit/sampling/test_sampler.py::"
     "test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones",
-    "roost.exec.draw.VOCAB_SIZE_MAX": "tests/unit/exec/test_draw.py::"
+    "roost.sampling.draw.VOCAB_SIZE_MAX": "tests/unit/sampling/test_draw.py::"
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
-    "roost.exec.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/exec/test_sampler.py::"
+    "roost.sampling.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/sampling/test_sampler.py::"
     "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
-    "roost.exec.scores.SCORED_MAX": "tests/unit/exec/test_scores.py::"
+    "roost.sampling.step_logprobs.SCORED_MAX": "tests/unit/sampling/test_step_logprobs.py::"
     "test_outputs_are_scored_in_pieces_and_as_if_at_once",
-    "roost.exec.memory._SCORED_BYTES": "tests/unit/exec/test_memory.py::"
+    "roost.runner.memory._SCORED_BYTES": "tests/unit/runner/test_memory.py::"
     "test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted",
-    "roost.exec.sizes.TILE_LEN_MAX": "tests/unit/exec/test_sizes.py::"
+    "roost.attention.segments.TILE_LEN_MAX": "tests/unit/forward/test_sizes.py::"
     "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
-    "roost.exec.sizes._TOKENS_PER_CHUNK": "tests/unit/exec/test_sizes.py::"
+    "roost.forward.sizes._TOKENS_PER_CHUNK": "tests/unit/forward/test_sizes.py::"
     "test_captured_chunks_rise_to_the_largest_there_can_be",
-    "roost.layers.alike.KEY_BLOCK": "tests/parity/test_one_order.py::"
+    "roost.layers.batch_invariance.KEY_BLOCK": "tests/parity/test_one_order.py::"
     "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
-    "roost.layers.alike.KEY_STEP": "tests/parity/test_one_order.py::"
+    "roost.layers.batch_invariance.KEY_STEP": "tests/parity/test_one_order.py::"
     "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
     "roost.layers.attention._GATHER_MAX": "tests/parity/test_attention.py::"
     "test_any_number_of_rounds_of_any_length_read_all_their_keys",
@@ -95,7 +96,7 @@ TESTED: dict[str, str] = {
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
-    "roost.server.desk.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
+    "roost.server.context.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
     "roost.server.schema.RID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
@@ -105,9 +106,9 @@ TESTED: dict[str, str] = {
     "roost.server.body.PARTS_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
     "roost.server.body._SLICE": _BODY + "test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut",
     "roost.server.body._ENDLESS_LEN": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
-    "roost.server.aside.LONG": _ASIDE + "test_long_work_does_not_hold_up_the_event_loop",
-    "roost.server.aside.VERY_LONG": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
-    "roost.server.aside.NUM_THREADS": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.offload.LONG": _ASIDE + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.offload.VERY_LONG": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.offload.NUM_THREADS": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
     "roost.server.config.CONNECTIONS_DEFAULT": _LISTENER
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
     "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flags.py::"
@@ -129,7 +130,7 @@ TESTED: dict[str, str] = {
     "roost.server.turns.BRANCHES_MAX": _TURNS
     + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
     "roost.server.turns.CHECK_AT_MIN": _TURNS + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
-    "roost.server.turns.MESSAGE_COST": "tests/unit/server/test_desk.py::"
+    "roost.server.turns.MESSAGE_COST": "tests/unit/server/test_context.py::"
     "test_long_conversations_are_rendered_beside_the_event_loop",
     "roost.server.turns.WAITING_MAX": _TURNS + "test_no_more_turns_wait_for_a_session_than_may",
     "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
@@ -141,10 +142,10 @@ TESTED: dict[str, str] = {
     "roost.text.locality.OPENING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.locality._ENDING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.locality._COUNT_MAX": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
-    "roost.text.marks._WINDOW": "tests/unit/text/test_language.py::"
+    "roost.text.escaping._WINDOW": "tests/unit/text/test_language.py::"
     "test_a_long_text_is_hidden_like_a_short_one_wherever_it_is_looked_through",
-    "roost.text.reach.DECOMPOSED_MAX": _REACH + "test_no_character_is_composed_of_more_than_is_reckoned_with",
-    "roost.text.reach._ASCII_END": _REACH + "test_a_text_has_at_least_the_tokens_that_its_length_says",
+    "roost.text.token_bounds.DECOMPOSED_MAX": _REACH + "test_no_character_is_composed_of_more_than_is_reckoned_with",
+    "roost.text.token_bounds._ASCII_END": _REACH + "test_a_text_has_at_least_the_tokens_that_its_length_says",
     "roost.text.tokenizer.CHARS_MAX": _REACH
     + "test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too",
     "roost.text.tokenizer._LONG": _REACH + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
@@ -155,52 +156,52 @@ TESTED: dict[str, str] = {
     "roost.train.answers.PERIOD_MAX": _CIRCLES,
 }
 
-_GUESS = "how good a guess is, not whether an answer is right; tests/unit/sched/test_drafting.py bounds what it costs"
+_GUESS = "how good a guess is, not if an answer is right; tests/unit/draft_length/test_choice.py bounds what it costs"
 _NUMBER = "part of a formula"
 _SIGN = "a mark, compared with for equality alone"
 _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
 
 UNTESTED: dict[str, str] = {
-    "roost.sched.drafting._FIRST_SHARE": _GUESS,
-    "roost.sched.drafting._MEMORY": _GUESS,
-    "roost.sched.drafting._TRIAL_SHARE": _GUESS,
-    "roost.sched.drafting._TRIALS_MAX": _GUESS,
-    "roost.sched.drafting._TRIAL_LEAST": _GUESS,
-    "roost.sched.costs.NUM_KEPT": _GUESS,
-    "roost.sched.costs.NUM_KNOWN": _GUESS,
-    "roost.sched.chunks._NUM_KEPT": _GUESS,
-    "roost.sched.chunks._NUM_ALONE": _GUESS,
+    "roost.draft_length.choice._FIRST_SHARE": _GUESS,
+    "roost.draft_length.choice._MEMORY": _GUESS,
+    "roost.draft_length.choice._TRIAL_SHARE": _GUESS,
+    "roost.draft_length.choice._TRIALS_MAX": _GUESS,
+    "roost.draft_length.choice._TRIAL_LEAST": _GUESS,
+    "roost.draft_length.costs.NUM_KEPT": _GUESS,
+    "roost.draft_length.costs.NUM_KNOWN": _GUESS,
+    "roost.draft_length.prefill_costs._NUM_KEPT": _GUESS,
+    "roost.draft_length.prefill_costs._NUM_ALONE": _GUESS,
     "roost.sched.sessions.MS": _NUMBER,
-    "roost.exec.draw.WEIGHT_ONE": _NUMBER,
-    "roost.exec.draw._GOLDEN": _NUMBER,
-    "roost.exec.draw._MIX_1": _NUMBER,
-    "roost.exec.draw._MIX_2": _NUMBER,
-    "roost.exec.memory._WIDE": _NUMBER,
-    "roost.exec.memory._KEPT": _NUMBER,
-    "roost.exec.memory.MEMORY_FRACTION": _DEFAULT,
-    "roost.exec.device.cuda._FEW_BYTES": "only a GPU's: both ways bring the same numbers (bench/gpu_smoke.py)",
+    "roost.sampling.draw.WEIGHT_ONE": _NUMBER,
+    "roost.sampling.draw._GOLDEN": _NUMBER,
+    "roost.sampling.draw._MIX_1": _NUMBER,
+    "roost.sampling.draw._MIX_2": _NUMBER,
+    "roost.runner.memory._WIDE": _NUMBER,
+    "roost.runner.memory._KEPT": _NUMBER,
+    "roost.runner.memory.MEMORY_FRACTION": _DEFAULT,
+    "roost.device.cuda._FEW_BYTES": "only a GPU's: both ways bring the same numbers (bench/gpu_smoke.py)",
     "roost.front.options._SEED_STRIDE": _NUMBER,
     "roost.kernels.attention._LOG2_E": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
     "roost.kv.ledger._MOVES_KEPT": _KEPT,
     "roost.obs.trace._NOTES_KEPT": _KEPT,
-    "roost.config.CONTEXT_DEFAULT": _DEFAULT,
-    "roost.config.SPEC_STEPS_DEFAULT": _DEFAULT,
-    "roost.config.TREE_TOKENS_DEFAULT": _DEFAULT,
-    "roost.config._CONTEXTS_IN_POOL": _DEFAULT,
-    "roost.spec.tree.NOTHING": _SIGN,
+    "roost.config.options.CONTEXT_DEFAULT": _DEFAULT,
+    "roost.config.options.SPEC_STEPS_DEFAULT": _DEFAULT,
+    "roost.config.options.TREE_TOKENS_DEFAULT": _DEFAULT,
+    "roost.config.resolve._CONTEXTS_IN_POOL": _DEFAULT,
+    "roost.drafters.tree.NOTHING": _SIGN,
     "roost.step.SAMPLED": _SIGN,
     "roost.cli.chat.ENGINE_GONE": _SIGN,
     "roost.cli.chat.DIGITS_MAX": "so that no endless number is read; one that is too large is refused the same way",
     "roost.cli.api._ERROR_BYTES_MAX": "so that no endless refusal is read; what is cut is told by its beginning",
     "roost.cli.api._TIMEOUT_S": "seconds of patience with a server that says nothing",
-    "roost.cli.lines._PASTE_S": "how fast people type: a test on both sides of it would measure the machine",
+    "roost.cli.input_lines._PASTE_S": "how fast people type: a test on both sides of it would measure the machine",
     "roost.cli.remote._LEFT_S": "how often is looked",
     "roost.cli.remote._LEFT_S_MAX": "seconds of patience with a server that does not notice who has left",
-    "roost.feed._FULL": _SIGN,
-    "roost.feed._RETRY_S": "how often is asked again",
+    "roost.library.batch._FULL": _SIGN,
+    "roost.library.batch._RETRY_S": "how often is asked again",
     "roost.messages._ITEM": _NUMBER,
     "roost.server.keys.SESSION_TTL_S": _DEFAULT,
     "roost.server.link._ANSWER_S": "seconds of patience with an answer on its way; a later one is heeded all the same",
@@ -208,7 +209,7 @@ UNTESTED: dict[str, str] = {
     "roost.server.refusals._OVERFLOW": _SIGN,
     "roost.server.serve._SWITCH_S": "how threads take turns, not what any of them does",
     "roost.text.stops.START": _SIGN,
-    "roost.server.desk.LOGPROB_LEAST": "the least number that is said, where JSON has none",
+    "roost.server.context.LOGPROB_LEAST": "the least number that is said, where JSON has none",
     "roost.server.link._STOP_S": "seconds of patience with a process that does not end",
     "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",
     "roost.text.template.REASON_CHARS_MAX": "how much of a template's words a client is told",

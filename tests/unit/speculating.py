@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 from roost.clock import SystemClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, SpecConfig, resolve
-from roost.exec.executor import TorchExecutor
-from roost.llm import LLM
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits
+from roost.library.llm import LLM
 from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.progress import Progress, silent
+from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.server.link import Watcher
 from roost.server.wire import Started, pack, unpack

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from roost.backend import TORCH, TRITON
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, ModelTraits, SchedConfig, resolve
+from roost.attention.registry import TORCH, TRITON
+from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
 from roost.startup import backend_of, check_for, ops_of

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
 from roost.errors import ConfigError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.shapes import spec_config
 
 TRAITS = ModelTraits(vocab_size=100)

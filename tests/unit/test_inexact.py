@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost import startup
-from roost.layers.alike import Alike
+from roost.layers.batch_invariance import Alike
 from roost.models.model import KvShape
 
 CPU = torch.device("cpu")

@@ -2,10 +2,12 @@
 
 import pytest
 
-from roost.backend import TORCH, TRITON, Backend
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, resolve
+from roost.attention.registry import TORCH, TRITON, Backend
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.shapes import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roost.errors import RequestError
-from roost.sampling import LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, SEED_END, TOP_K_MAX, Sampling
+from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, SEED_END, TOP_K_MAX, Sampling
 from roost.values import fitted
 
 VOCAB_SIZE = 100

@@ -2,9 +2,12 @@
 
 import pytest
 
-from roost.config import EngineConfig, ModelTraits, SpecConfig, drafter_of, resolve, spec_shape
+from roost.config.options import EngineConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits
+from roost.config.speculation import drafter_of, spec_shape
 from roost.errors import ConfigError
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 
 HEAD = "some/head"
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import numpy as np
 import pytest
 
-from roost.spec.shape import PLAIN
+from roost.spec_shape import PLAIN
 from roost.step import StepId, StepPlan, StepResult, TableDelta
 
 

@@ -21,7 +21,9 @@ def test_threads_spin_for_a_moment_only_from_the_first_import_on() -> None:
     assert shown(SHOW) == "3000"
 
 
-@pytest.mark.parametrize("module", ["roost.llm", "roost.server.worker", "roost.cli.train_draft", "roost.startup"])
+@pytest.mark.parametrize(
+    "module", ["roost.library.llm", "roost.server.worker", "roost.cli.train_draft", "roost.startup"]
+)
 def test_it_is_said_before_torch_is_loaded(module: str) -> None:
     """Whatever is imported first: the policy is there when torch comes in."""
     watch = f"""

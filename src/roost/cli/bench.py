@@ -27,7 +27,7 @@ from roost.cli.prompts import PROMPTS, read_turns
 from roost.errors import ConfigError, RequestError
 from roost.front import speculation
 from roost.front.options import Options
-from roost.llm import LLM
+from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.terminal import counting_bar, loading_bar
 

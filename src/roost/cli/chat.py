@@ -17,13 +17,13 @@ from rich.console import Console
 
 from roost.cli import sample
 from roost.cli.flags import add_engine, check_no_engine, engine_of
-from roost.cli.lines import Lines, is_command
+from roost.cli.input_lines import Lines, is_command
 from roost.cli.remote import Remote
-from roost.dialogue import Messages
 from roost.errors import CapacityError, RequestError, RoostError
 from roost.front.answer import Piece
 from roost.front.options import Options
-from roost.llm import LLM
+from roost.library.llm import LLM
+from roost.library.session import Messages
 from roost.messages import SessionState, Stats
 from roost.terminal import loading_bar
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
+from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
 from roost.errors import ConfigError
 
 Group = TypeVar("Group")

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 
 from roost.cli import sample
 from roost.cli.flags import add_engine, engine_of
-from roost.llm import LLM
+from roost.library.llm import LLM
 from roost.terminal import loading_bar
 
 EXAMPLES = """\

@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from roost.cli.api import Api
-from roost.dialogue import Messages
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front import speculation
 from roost.front.answer import Piece
 from roost.front.options import Options
+from roost.library.session import Messages
 from roost.messages import Finished, PoolStats, SessionState, SpecStats, Stats, Usage
 
 _LEFT_S = 0.02  # between two looks at a turn that was left

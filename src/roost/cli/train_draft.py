@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from roost.cli.flags import add_group, group_of
 from roost.cli.prompts import read_turns
-from roost.config import DEVICES
+from roost.config.options import DEVICES
 from roost.errors import ConfigError
 from roost.train.job import VOCABULARY, Job, check
 from roost.train.loop import Recipe, Standing

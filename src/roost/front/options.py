@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roost.errors import RequestError
 from roost.messages import Submit
-from roost.sampling import SEED_END, Sampling
+from roost.sampling.params import SEED_END, Sampling
 from roost.text.tokenizer import Tokenizer
 from roost.values import fitted, real, shown
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from roost.layers.alike import KEY_BLOCK, Alike, alike_attention, padded_rows
+from roost.layers.batch_invariance import KEY_BLOCK, Alike, alike_attention, padded_rows
 from roost.layers.rotary import Turns
-from roost.spec.shape import Branches
+from roost.spec_shape import Branches
 
 # (layer, queries and keys side by side, values, turns) of the flat batch, before they turn -> what the heads read: the
 # model's one way to its KV

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from roost.errors import ConfigError
-from roost.layers.alike import alike_rows, padded_rows
+from roost.layers.batch_invariance import alike_rows, padded_rows
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 

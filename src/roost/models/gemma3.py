@@ -9,7 +9,7 @@ from dataclasses import replace
 from roost.layers.rotary import Rope
 from roost.models.decoder import DecoderConfig, LayerKind, NormNames
 from roost.models.fields import Fields
-from roost.models.hub import FULL, SLIDING, layer_types, plain_decoder, rope_of
+from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of
 from roost.models.model import Capabilities
 
 CAPABILITIES = Capabilities(window=True, draft_hooks=True)

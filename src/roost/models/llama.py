@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from roost.models.decoder import DecoderConfig
 from roost.models.fields import Fields
-from roost.models.hub import plain_decoder, uniform_layers
+from roost.models.hf_config import plain_decoder, uniform_layers
 from roost.models.model import Capabilities
 
 CAPABILITIES = Capabilities(window=False, draft_hooks=True)

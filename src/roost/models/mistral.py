@@ -6,7 +6,7 @@ The window counts the current token, as transformers counts it.
 
 from roost.models.decoder import DecoderConfig
 from roost.models.fields import Fields
-from roost.models.hub import plain_decoder, uniform_layers
+from roost.models.hf_config import plain_decoder, uniform_layers
 from roost.models.model import Capabilities
 
 CAPABILITIES = Capabilities(window=True, draft_hooks=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from roost.config import ModelTraits
+from roost.config.resolved import ModelTraits
 from roost.layers.attention import Attend
 from roost.layers.ops import Ops
 

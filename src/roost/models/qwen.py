@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from roost.models.decoder import DecoderConfig, LayerKind
 from roost.models.fields import Fields
-from roost.models.hub import FULL, SLIDING, layer_types, plain_decoder, read_rope
+from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, read_rope
 from roost.models.model import Capabilities
 
 CAPABILITIES = Capabilities(window=True, draft_hooks=True)

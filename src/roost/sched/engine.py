@@ -10,7 +10,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from roost.clock import Clock
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.errors import InvariantError, StepFailure
 from roost.kv.audit import audit_pages, audit_sums
 from roost.messages import Command, Reply

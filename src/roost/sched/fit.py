@@ -3,7 +3,7 @@
 Pure arithmetic over the resolved configuration. Called by intake, and again when a waiting turn learns its prompt.
 """
 
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.errors import RequestError
 from roost.messages import Submit
 

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from roost.clients import scoped
-from roost.config import Resolved
+from roost.config.resolved import Resolved
 from roost.errors import CapacityError, RequestError
 from roost.kv.lease import TurnId
 from roost.messages import (
@@ -28,6 +28,7 @@ from roost.messages import (
     SessionStates,
     Submit,
 )
+from roost.sched.consistency import check_whole
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
@@ -45,7 +46,6 @@ from roost.sched.sessions import (
 )
 from roost.sched.settle import act_on_marks
 from roost.sched.state import State
-from roost.sched.whole import check_whole
 from roost.session.record import Record
 from roost.session.table import Session, Turn
 from roost.values import fitted, shown

@@ -12,9 +12,9 @@ import numpy as np
 
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, TurnId
+from roost.sched.prefill_shares import Want, prefill_shares
 from roost.sched.request import Flight, Mark, Request
-from roost.sched.room import reserve
-from roost.sched.sharing import Want, prefill_shares
+from roost.sched.reserve import reserve
 from roost.sched.state import State
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 

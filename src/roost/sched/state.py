@@ -7,13 +7,13 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
-from roost.config import Resolved
+from roost.config.resolved import Resolved
+from roost.draft_length.choice import Drafting
 from roost.kv.lease import TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import Counters, Totals
-from roost.sched.drafting import Drafting
 from roost.sched.request import Flight, Mark, NewFinder, Request
 from roost.sched.rows import Rows
 from roost.sched.step_limits import Limits

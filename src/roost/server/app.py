@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from roost.errors import CapacityError, RequestError
 from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
-from roost.server.desk import Desk, error_at, error_body, error_of, json_response
-from roost.server.gate import Origins, is_own
+from roost.server.context import Desk, error_at, error_body, error_of, json_response
 from roost.server.generation import ClientGone
+from roost.server.host_check import Origins, is_own
 
 _OPEN = ("/health", "/ready")  # for those who watch the server, and say nothing about its users
 

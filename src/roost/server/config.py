@@ -6,7 +6,7 @@ Each field carries its help; the command line is made from them. Needs none of t
 import re
 from dataclasses import dataclass, field
 
-from roost.config import at_least
+from roost.config.options import at_least
 from roost.errors import ConfigError
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roost.server.config import ServerConfig
 from roost.server.connections import Connections, Wait
-from roost.server.desk import error_body, json_response
+from roost.server.context import error_body, json_response
 from roost.server.early_refusals import NO_ROOM, SLOW_BODY, SLOW_HEADERS, full
 
 _PROBES = ("/health", "/ready")

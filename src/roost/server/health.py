@@ -20,7 +20,7 @@ from roost.front.options import Options, submits
 from roost.front.speculation import as_json
 from roost.messages import GetStats, Stats
 from roost.sched.intake import PRIORITY_MAX
-from roost.server.desk import Desk, json_response
+from roost.server.context import Desk, json_response
 from roost.server.generation import while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.models import started

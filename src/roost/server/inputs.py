@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
-from roost.server.desk import Desk, renamed_to
+from roost.server.context import Desk, renamed_to
 from roost.server.generation import Prompt
 from roost.server.keys import caller
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported

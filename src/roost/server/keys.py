@@ -17,7 +17,7 @@ from typing import Any
 from starlette.requests import Request
 
 from roost.clients import ClientLimits
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.errors import ConfigError, RequestError
 from roost.sched.intake import PRIORITY_MAX
 from roost.server.config import ServerConfig, is_key

@@ -22,7 +22,7 @@ import zmq
 import zmq.asyncio
 
 from roost.clients import ClientLimits
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.messages import Abort, Command, Event, Finished, Refused, Submit
 from roost.server.wire import Started, pack_command, unpack

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
-from roost.server.desk import Desk, json_response
+from roost.server.context import Desk, json_response
 from roost.server.wire import Started
 
 

@@ -19,7 +19,7 @@ from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, Score, SpecStats
 from roost.server.body import convert, read, whole
-from roost.server.desk import Desk, events, finite, json_response
+from roost.server.context import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt

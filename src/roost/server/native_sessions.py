@@ -19,7 +19,7 @@ from roost.errors import RequestError
 from roost.messages import OpenSession
 from roost.sched.sessions import TTL_MS_MAX
 from roost.server.body import read
-from roost.server.desk import Desk, json_response
+from roost.server.context import Desk, json_response
 from roost.server.generation import Prompt
 from roost.server.inputs import taken
 from roost.server.keys import caller

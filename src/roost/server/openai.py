@@ -20,7 +20,7 @@ from roost.front.answer import Piece
 from roost.front.options import Options
 from roost.messages import Finished, Score
 from roost.server.body import read
-from roost.server.desk import Desk, events, finite, json_response, usage_json
+from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, taken
 from roost.server.keys import caller

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import roost
-from roost.server.desk import json_response
-from roost.server.foreign import HARMLESS
+from roost.server.compat import HARMLESS
+from roost.server.context import json_response
 from roost.server.schema import (
     UNSUPPORTED,
     AbortBody,

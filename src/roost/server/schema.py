@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from roost.errors import RequestError
 from roost.front.options import Options
-from roost.sampling import LOGIT_BIAS_ENTRIES_MAX, SEED_END
+from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, SEED_END
 from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
-from roost.server.foreign import ForeignFields, ForeignNative, Strict, check_foreign, foreign_names
+from roost.server.compat import ForeignFields, ForeignNative, Strict, check_foreign, foreign_names
 
 Value = TypeVar("Value", int, float, bool)
 RID_LEN_MAX = 256

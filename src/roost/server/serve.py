@@ -18,15 +18,15 @@ from typing import Any
 
 import uvicorn
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.errors import CapacityError
 from roost.server import logs
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
-from roost.server.desk import Desk
-from roost.server.gate import Gate, Hosts
+from roost.server.context import Desk
+from roost.server.host_check import Gate, Hosts
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link
 from roost.server.listener import Entrance, cannot_listen

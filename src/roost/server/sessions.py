@@ -32,7 +32,7 @@ from roost.messages import (
     SessionStates,
 )
 from roost.server.body import read
-from roost.server.desk import Desk, events, finite, json_response, usage_json
+from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.keys import caller

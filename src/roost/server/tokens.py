@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from roost.errors import RequestError
 from roost.server.body import read
-from roost.server.desk import Desk, json_response
+from roost.server.context import Desk, json_response
 from roost.server.inputs import plain_messages
 from roost.server.models import check_model, started
 from roost.server.schema import DetokenizeBody, TokenizeBody, refuse_unsupported

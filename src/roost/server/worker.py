@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.errors import ConfigError
 from roost.messages import Event, Reply
 from roost.sched.engine import Engine

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from roost.errors import RequestError
+from roost.text.escaping import ANSWER
 from roost.text.language import Hidden, Language, num_chars
 from roost.text.locality import OPENING
-from roost.text.marks import ANSWER
 
 _ENDING = 4  # of the messages a session has, the last so many are always rendered
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import tokenizers
 
 from roost.errors import ConfigError, RequestError
-from roost.text.marks import Marks
-from roost.text.reach import reach_of
+from roost.text.escaping import Marks
+from roost.text.token_bounds import reach_of
 
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
 

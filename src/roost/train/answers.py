@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from roost.messages import Event, Finished, Refused, Submit, Tokens
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from roost.sched.engine import Engine
 
 PERIOD_MAX = 32  # tokens of a circle that is looked for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 from roost.messages import Finished, Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.train.answers import complete_all

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from roost.config import ModelConfig
+from roost.config.options import ModelConfig
 from roost.errors import ConfigError
 from roost.models.decoder import DecoderConfig
 from roost.models.registry import decoder_config

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
+from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.errors import ConfigError
 from roost.startup import backend_of, device_of, ops_of, start
 from roost.text.language import Language

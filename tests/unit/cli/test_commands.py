@@ -290,7 +290,7 @@ def test_chat_says_the_accept_length_of_each_turn_that_speculated(
     typed(monkeypatch, "hello")
     assert main(["chat", "--model", str(folder), *flags, *ENGINE]) == 0
     assert "accept length" not in capsys.readouterr().err
-    monkeypatch.setattr("roost.llm.start", speculating.start)
+    monkeypatch.setattr("roost.library.llm.start", speculating.start)
     typed(monkeypatch, "hello\nagain\n")
     assert main(["chat", *flags]) == 0
     notes = " ".join(capsys.readouterr().err.split())
@@ -301,7 +301,7 @@ def test_chat_says_the_accept_length_of_each_turn_that_speculated(
 def test_generate_prints_the_text_alone_also_when_it_speculates(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roost.llm.start", speculating.start)
+    monkeypatch.setattr("roost.library.llm.start", speculating.start)
     assert main(["generate", "h", "--max-new-tokens", "12"]) == 0
     printed = capsys.readouterr()
     with LLM() as llm:
@@ -317,7 +317,7 @@ def test_bench_reports_the_rounds_of_each_run(
     assert main(["bench", "--model", str(folder), *flags, *ENGINE]) == 0
     assert "accept" not in capsys.readouterr().out
     assert [run["spec"]["drafts_offered"] for run in json.loads(place.read_text())] == [0, 0]
-    monkeypatch.setattr("roost.llm.start", speculating.start)
+    monkeypatch.setattr("roost.library.llm.start", speculating.start)
     assert main(["bench", *flags]) == 0
     printed = capsys.readouterr().out
     first, second = (run["spec"] for run in json.loads(place.read_text()))

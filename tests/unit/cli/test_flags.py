@@ -12,7 +12,7 @@ import pytest
 from roost.cli import bench, chat, generate, serve
 from roost.cli.flags import engine_of, group_of
 from roost.cli.main import main
-from roost.config import (
+from roost.config.options import (
     BACKEND_NAMES,
     DEVICES,
     DRAFT_LAYER_IDS,

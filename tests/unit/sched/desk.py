@@ -6,16 +6,9 @@ Stop texts are token ids written as text (tests.sim.wishes). Time stands still u
 from dataclasses import dataclass, field, replace
 
 from roost.clock import VirtualClock
-from roost.config import (
-    EngineConfig,
-    MemoryConfig,
-    ModelTraits,
-    Resolved,
-    SchedConfig,
-    SessionConfig,
-    SpecConfig,
-    resolve,
-)
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SessionConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
 from roost.messages import Command, Event, Finished, Refused, Tokens
 from roost.sched.engine import Engine
 from roost.step import Executor, StepId, StepPlan, StepResult, Ticket

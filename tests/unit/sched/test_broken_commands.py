@@ -23,8 +23,8 @@ from roost.messages import (
     SessionState,
     Submit,
 )
-from roost.sampling import Sampling
-from roost.sched.whole import check_whole
+from roost.sampling.params import Sampling
+from roost.sched.consistency import check_whole
 from roost.session.record import Record
 from tests.unit.sched.desk import Desk, desk
 

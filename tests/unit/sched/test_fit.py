@@ -2,11 +2,13 @@
 
 import pytest
 
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, Resolved, SchedConfig, resolve
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits, Resolved
 from roost.errors import RequestError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
-from roost.spec.shape import PLAIN, DraftKv, SpecShape
+from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.shapes import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 import roost
 from roost.clock import VirtualClock
-from roost.config import EngineConfig, MemoryConfig, ModelTraits, SchedConfig, SpecConfig, resolve
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
+from roost.config.resolved import ModelTraits
 from roost.kv.node import Key
 from roost.messages import OpenSession, Submit
 from roost.sched.engine import Engine

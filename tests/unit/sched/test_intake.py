@@ -17,7 +17,7 @@ from roost.messages import (
     SessionClosed,
     Submit,
 )
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from roost.sched.intake import (
     LOGPROBS_MAX,
     PRIORITY_MAX,

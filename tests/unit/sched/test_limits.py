@@ -6,7 +6,7 @@ import pytest
 
 from roost.clients import ClientLimits
 from roost.clock import VirtualClock
-from roost.config import SessionConfig
+from roost.config.options import SessionConfig
 from roost.messages import (
     Abort,
     CloseSession,

@@ -3,7 +3,7 @@
 import pytest
 
 from roost.clock import VirtualClock
-from roost.config import SessionConfig
+from roost.config.options import SessionConfig
 from roost.messages import (
     Abort,
     CloseSession,

@@ -3,7 +3,7 @@
 import pytest
 
 from roost.messages import GREEDY, OpenSession, Submit
-from roost.sampling import Sampling
+from roost.sampling.params import Sampling
 from roost.sched.request import Mark
 from roost.step import RowSetup
 from tests.unit.sched.desk import Desk, Recorder, desk, resolved

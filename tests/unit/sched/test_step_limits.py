@@ -5,8 +5,8 @@ from math import ceil, log2
 
 import pytest
 
+from roost.draft_length.choice import Drafting
 from roost.messages import Finished, GetStats, Stats, Submit
-from roost.sched.drafting import Drafting
 from roost.sched.step_limits import PATIENCE, Limit, Limits
 from roost.step import StepPlan
 from tests.unit.sched.desk import Desk, desk, resolved, witness

@@ -2,7 +2,7 @@
 
 import pytest
 
-from roost.spec.shape import SpecShape
+from roost.spec_shape import SpecShape
 from roost.step import StepPlan
 from tests.shapes import AUTO_CHAIN
 from tests.sim.script import CHAIN, Script, Setting, depths, prompt_of, shapes

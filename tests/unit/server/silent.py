@@ -1,6 +1,6 @@
 """A link to an engine that says only what the test says; commands are kept as they were sent."""
 
-from roost.config import EngineConfig
+from roost.config.options import EngineConfig
 from roost.messages import Command, Event
 from roost.server.link import Link
 from roost.server.wire import Started

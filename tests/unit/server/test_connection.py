@@ -16,7 +16,7 @@ from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
-from roost.server.desk import Desk
+from roost.server.context import Desk
 from roost.server.link import Link
 from roost.server.listener import open_entrance
 from roost.server.logs import REQUESTS

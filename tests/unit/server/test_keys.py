@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from roost.clients import ClientLimits
-from roost.config import EngineConfig, SchedConfig, SessionConfig
+from roost.config.options import EngineConfig, SchedConfig, SessionConfig
 from roost.errors import ConfigError, RequestError
 from roost.server.config import ServerConfig
 from roost.server.keys import SESSION_TTL_S, Client, Keys, read_keys

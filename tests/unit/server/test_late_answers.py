@@ -23,7 +23,7 @@ from roost.messages import (
 from roost.server import link as link_module
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.desk import Desk
+from roost.server.context import Desk
 from roost.server.turns import Conversation
 from roost.text.continuation import Transcript
 from tests.unit.server.silent import Silent

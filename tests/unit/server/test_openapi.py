@@ -10,9 +10,9 @@ from starlette.routing import Route
 
 from roost.server.app import make_app
 from roost.server.body import convert
+from roost.server.compat import HARMLESS
 from roost.server.config import ServerConfig
-from roost.server.desk import Desk
-from roost.server.foreign import HARMLESS
+from roost.server.context import Desk
 from roost.server.link import Link
 from roost.server.openapi import OPERATIONS, description
 from roost.server.schema import UNSUPPORTED, refuse_unsupported

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roost.front.options import Options
 from roost.front.speculation import as_json, from_json, since, total
-from roost.llm import LLM
+from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.desk import Desk
+from roost.server.context import Desk
 from roost.server.link import Link
 from roost.server.metrics import Metrics
 from roost.server.native import _speculation
@@ -30,7 +30,7 @@ PARAMS = {"temperature": 0, "max_new_tokens": 21, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("roost.llm.start", speculating.start)
+        patched.setattr("roost.library.llm.start", speculating.start)
         with LLM() as llm:
             yield llm
 

@@ -12,7 +12,7 @@ from roost.messages import Abort, Finished, FlushCache, SpecStats, Submit, Usage
 from roost.server import link as link_module
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.desk import Desk
+from roost.server.context import Desk
 from roost.server.keys import read_keys
 from roost.server.turns import Conversation
 from tests.unit.server.silent import Silent

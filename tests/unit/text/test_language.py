@@ -12,8 +12,8 @@ from tokenizers import decoders as dec
 from tokenizers import models, pre_tokenizers
 
 from roost.errors import RequestError
+from roost.text.escaping import ANSWER, Marks
 from roost.text.language import Language
-from roost.text.marks import ANSWER, Marks
 from roost.text.template import ChatTemplate
 from roost.text.tokenizer import Tokenizer
 from tests.unit.text.small import CONTROL, THINK, byte_level, piece_fields, sentencepiece

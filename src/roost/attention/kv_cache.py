@@ -1,0 +1,56 @@
+"""Page tables and KV buffers of a book.
+
+Positions become slots here and nowhere else. Entries of a row change only by a plan's deltas. The target's layers of a
+book and a drafter's have buffers of their own behind one table. Never knows who owns a page. Called by the runner, the
+passes and drafters.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.config.resolved import Resolved
+from roost.device.device import Device
+from roost.models.model import KvShape
+from roost.step import TableDelta
+
+
+class Table:
+    """The page table of one book: for each row the pages of its positions."""
+
+    def __init__(self, resolved: Resolved, book: int, device: Device) -> None:
+        self._device = device
+        self.page_size = resolved.page_size
+        self.window = resolved.books[book].window
+        self.num_slots = resolved.books[book].num_pages * self.page_size
+        self.row_width = resolved.row_width
+        pages_per_row = self.row_width // self.page_size
+        num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the sink page
+        self.pages = torch.zeros((num_rows, pages_per_row), dtype=torch.int32, device=device.torch)
+
+    def apply(self, delta: TableDelta) -> None:
+        """Change the entries that a plan says have changed."""
+        if not len(delta.pages):
+            return
+        lengths = np.diff(delta.offsets)
+        rows = np.repeat(delta.rows, lengths)
+        indices = np.arange(len(delta.pages)) + np.repeat(delta.firsts - delta.offsets[:-1], lengths)
+        entries = rows.astype(np.int64) * self.pages.shape[1] + indices
+        sent = self._device.send({"entries": entries, "pages": delta.pages})
+        self.pages.view(-1)[sent["entries"]] = sent["pages"].to(torch.int32)
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Slots of some positions, each in its row."""
+        pages = self.pages[rows, positions // self.page_size].to(torch.int64)
+        return pages * self.page_size + positions % self.page_size
+
+
+class Pool:
+    """KV of some layers whose slots one table gives out."""
+
+    def __init__(self, table: Table, num_layers: int, kv: KvShape) -> None:
+        self.table = table
+        shape = (num_layers, table.num_slots, kv.num_kv_heads, kv.head_dim)
+        device = table.pages.device
+        self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
+        self.values = torch.empty(shape, dtype=kv.dtype, device=device)

@@ -1,0 +1,103 @@
+"""Attention of a step: how rows write their KV and read it, whichever backend does it.
+
+The runner and drafters say what runs of tokens there are; a backend plans what each reads, once for all layers. Held
+by the runner, shared with its drafter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from roost.attention.kv_cache import Pool, Table
+from roost.attention.registry import TORCH, TRITON, Backend
+from roost.attention.segments import Cut
+from roost.device.device import Device
+from roost.drafters.tree import Trees
+from roost.errors import InvariantError
+from roost.layers.attention import Attend
+from roost.layers.rotary import Turns
+from roost.spec_shape import SpecShape
+
+# (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
+Read = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Runs:
+    """The rows' tokens in a flat batch."""
+
+    cut: Cut
+    rows: Tensor  # [num_runs]
+    starts: Tensor  # [num_runs] position of the first token
+    rows_host: np.ndarray
+    starts_host: np.ndarray | None  # for backends that need them
+    trees: Trees | None  # of rounds that are no chains; `cut.tree_of` says which run has which
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Branched:
+    """Rounds whose K branches lie apart in their rows, at one draft step; the flat batch holds K tokens of each."""
+
+    shape: SpecShape
+    step: int
+    rows: Tensor  # [R]
+    lengths: Tensor  # [R] device lengths when the step starts
+    rows_host: Sequence[int]
+    starts_host: Sequence[int] | None
+
+
+class Attention(Protocol):
+    """A backend."""
+
+    def read(self, table: Table, runs: Runs, scale: float) -> Read:
+        """Plan what runs of tokens read in the layers of a book."""
+        ...
+
+    def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
+        """Plan what draft branches read."""
+        ...
+
+    def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+        """Turn queries and keys, put keys and values into slots; the turned queries."""
+        ...
+
+    def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
+        """Copy slots [num_groups, group_len], all layers; every source of a group is read before any is written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lane:
+    """The layers of one pool in one pass."""
+
+    pool: Pool
+    slots: Tensor  # [num_tokens] where the pass writes
+    read: Read
+
+
+def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence[tuple[int, int]]) -> Attend:
+    """The way to KV of a pass; `places` gives each layer's lane, and its number there."""
+
+    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+        number, index = places[layer]
+        lane = lanes[number]
+        query = attention.write(lane.pool, index, lane.slots, turning, value, turns)
+        return lane.read(query, lane.pool.keys[index], lane.pool.values[index])
+
+    return attend
+
+
+def make_attention(backend: Backend, device: Device, head_dim: int) -> Attention:
+    """A backend by its declaration, for a model with heads of that size."""
+    if backend is TORCH:
+        from roost.attention.torch_backend import TorchAttention  # noqa: PLC0415 (each is loaded where it is used)
+
+        return TorchAttention(head_dim)
+    if backend is TRITON:
+        from roost.attention.triton_backend import TritonAttention  # noqa: PLC0415 (Triton is not on every machine)
+
+        return TritonAttention(device.num_processors)
+    raise InvariantError(f"no attention of the name {backend.name}")

@@ -1,0 +1,162 @@
+"""Options of the engine: one frozen tree of groups, each field with its default and its help.
+
+The command line is made from these fields. Nothing is checked or derived here: `config.speculation` and
+`config.resolve` do that, once, at start-up. The server's own options are in `server.config`.
+"""
+
+from dataclasses import dataclass, field
+
+from roost.attention.registry import BACKENDS
+from roost.clients import ClientLimits
+from roost.errors import ConfigError
+from roost.spec_widths import AUTO_STEPS_MAX
+
+CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
+WEIGHTS = ("auto", "int8", "fp32", "bf16")
+DEVICES = ("auto", "cpu", "cuda")
+BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
+STRICT_MEMORY = (0, 1, 2)
+SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
+DRAFT_LAYER_IDS = ("sglang", "vllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which form, on which device."""
+
+    model: str = field(default="default", metadata={"help": "a GGUF file, a Hugging Face folder, or 'default'"})
+    weights: str = field(
+        default="auto", metadata={"help": "their form; auto: int8 on a CPU, bf16 on cuda", "choices": WEIGHTS}
+    )
+    device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
+    backend: str = field(
+        default="auto",
+        metadata={"help": "attention by it; auto: triton on cuda, torch on a CPU", "choices": BACKEND_NAMES},
+    )
+    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """How much KV there is and how it is cut up."""
+
+    page_size: int = field(default=16, metadata={"help": "tokens per page"})
+    pool_tokens: int | None = field(
+        default=None,
+        metadata={"help": "KV slots for full-attention and draft layers; if absent four contexts, on cuda what fits"},
+    )
+    window_pool_tokens: int | None = field(
+        default=None, metadata={"help": "KV slots for sliding-window layers; as --pool-tokens if absent"}
+    )
+    memory_fraction: float | None = field(
+        default=None, metadata={"help": "share of a GPU's memory to use for weights, KV and the rest; 0.9 if absent"}
+    )
+    strict_memory: int = field(
+        default=0, metadata={"help": "audit: 0 at idle, 1 every tick, 2 page by page", "choices": STRICT_MEMORY}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedConfig:
+    """How much runs at once."""
+
+    context: int | None = field(
+        default=None,
+        metadata={"help": f"most tokens in a sequence; the model's, at most {CONTEXT_DEFAULT}, if absent"},
+    )
+    max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
+    max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
+    chunk: int = field(
+        default=512,
+        metadata={
+            "help": "token budget of a step with prefill; drafts of a length chosen step by step are not counted"
+        },
+    )
+    mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
+    overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
+    graphs: bool | None = field(
+        default=None, metadata={"help": "replay steps as CUDA graphs; on with the triton backend if absent"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """How many sessions there may be, how large, and for how long."""
+
+    max_sessions: int = field(default=1024, metadata={"help": "open sessions; one more is refused"})
+    max_session_tokens: int | None = field(
+        default=None, metadata={"help": "most tokens of a session; what --context allows if absent"}
+    )
+    max_resident_tokens: int | None = field(
+        default=None, metadata={"help": "tokens whose KV idle sessions keep for themselves; no limit if absent"}
+    )
+    session_ttl_s: int | None = field(
+        default=None, metadata={"help": "seconds after its last turn that a session is closed; never if absent"}
+    )
+
+
+AUTO = "auto"  # of --spec-steps: chosen step by step
+SPEC_STEPS_DEFAULT = 4
+TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """Speculative decoding: who drafts, and how much."""
+
+    spec: str | None = field(
+        default=None,
+        metadata={
+            "help": "auto (also --spec alone): the head, ngram without one; if absent the head, none without one. "
+            "A head is that of --draft, or one that comes with the model",
+            "bare": "auto",
+            "choices": SPECS,
+        },
+    )
+    draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
+    spec_steps: int | str | None = field(
+        default=None,
+        metadata={
+            "help": f"tokens drafted one after the other, or auto: 0 to {AUTO_STEPS_MAX}, fewer with many requests, "
+            "step by step, by what drafts bring and cost; if absent auto for a chain, "
+            f"{SPEC_STEPS_DEFAULT} with --spec-topk above 1 or --spec-tokens"
+        },
+    )
+    spec_topk: int | None = field(
+        default=None, metadata={"help": "branches of the draft; 1, a chain, if absent; more is for eagle and eagle3"}
+    )
+    spec_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens verified in a round, with the one before the drafts; if absent --spec-steps + 1 for a "
+            f"chain, at most {TREE_TOKENS_DEFAULT} for a tree"
+        },
+    )
+    spec_max_batch: int | None = field(
+        default=None, metadata={"help": "no drafts in a step that decodes more requests than this; no limit if absent"}
+    )
+    draft_layer_ids: str | None = field(
+        default=None,
+        metadata={
+            "help": "how the layer ids of an eagle3 head are counted; asked for where it has some",
+            "choices": DRAFT_LAYER_IDS,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine can be told."""
+
+    model: ModelConfig = ModelConfig()
+    memory: MemoryConfig = MemoryConfig()
+    sched: SchedConfig = SchedConfig()
+    session: SessionConfig = SessionConfig()
+    spec: SpecConfig = SpecConfig()
+    clients: tuple[ClientLimits, ...] = ()  # who has limits of its own; a server's keys
+
+
+def at_least(flag: str, value: int, least: int) -> None:
+    """Raise ConfigError for a value that is too small, in the name of its flag."""
+    if value < least:
+        raise ConfigError(f"{flag} must be at least {least}, got {value}")

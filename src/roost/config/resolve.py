@@ -1,0 +1,145 @@
+"""From options to `Resolved`: a configuration is checked once, for a model and an attention backend.
+
+Every refusal names the flag and what is allowed. Called at start-up, and by tests and benchmarks that make an engine.
+"""
+
+from dataclasses import replace
+
+from roost.attention.registry import BACKENDS, TORCH, Backend
+from roost.config.options import (
+    CONTEXT_DEFAULT,
+    STRICT_MEMORY,
+    EngineConfig,
+    MemoryConfig,
+    SchedConfig,
+    SessionConfig,
+    at_least,
+)
+from roost.config.resolved import ModelTraits, Resolved
+from roost.config.speculation import spec_shape, spec_widths
+from roost.errors import ConfigError
+from roost.kv.pages import Book
+from roost.spec_shape import DraftKv, SpecShape
+
+_CONTEXTS_IN_POOL = 4  # sequences of full length that the pool holds, if its size is not given
+
+
+def _check_sessions(config: SessionConfig) -> None:
+    at_least("--max-sessions", config.max_sessions, 1)
+    if config.max_session_tokens is not None:
+        at_least("--max-session-tokens", config.max_session_tokens, 1)
+    if config.max_resident_tokens is not None:
+        at_least("--max-resident-tokens", config.max_resident_tokens, 0)
+    if config.session_ttl_s is not None:
+        at_least("--session-ttl-s", config.session_ttl_s, 1)
+
+
+def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
+    """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
+    pool_tokens = memory.pool_tokens if memory.pool_tokens is not None else _CONTEXTS_IN_POOL * context
+    window_tokens = memory.window_pool_tokens if memory.window_pool_tokens is not None else pool_tokens
+    at_least("--pool-tokens", pool_tokens, 1)
+    at_least("--window-pool-tokens", window_tokens, 1)
+    books = []
+    if traits.has_full_layers or spec.draft_kv is not DraftKv.NONE:
+        books.append(Book(num_pages=pool_tokens // memory.page_size))
+    if traits.window is not None:
+        books.append(Book(num_pages=window_tokens // memory.page_size, window=traits.window))
+    return tuple(books)
+
+
+def _context(sched: SchedConfig, traits: ModelTraits) -> int:
+    """Most tokens of a sequence."""
+    most = traits.context_max if traits.context_max is not None else CONTEXT_DEFAULT
+    if sched.context is None:
+        return min(most, CONTEXT_DEFAULT)
+    at_least("--context", sched.context, 2)
+    if traits.context_max is not None and sched.context > traits.context_max:
+        raise ConfigError(f"--context must be at most {most}, what the model was made for, got {sched.context}")
+    return sched.context
+
+
+def _check_copies(page_size: int, spec: SpecShape, backend: Backend) -> None:
+    """Refuse a tree whose branches, or accepted paths, are more than a backend moves at once."""
+    most = backend.copied_max
+    if spec.topk == 1 or most is None:
+        return
+    if page_size > most:
+        raise ConfigError(
+            f"--page-size must be at most {most} with --spec-topk {spec.topk} on the {backend.name} backend, which "
+            f"copies a page for each branch at once, got {page_size}"
+        )
+    moved = max(spec.accept_max, spec.topk * (spec.accept_max - 3))  # an accepted path; those of all branches so far
+    if moved > most:
+        raise ConfigError(
+            f"--spec-steps {spec.steps} with --spec-topk {spec.topk} moves {moved} tokens of a round at once, the "
+            f"{backend.name} backend at most {most}; lower one of them, or --spec-tokens"
+        )
+
+
+def _route(
+    memory: MemoryConfig, sched: SchedConfig, spec: SpecShape, traits: ModelTraits, backend: Backend
+) -> tuple[SchedConfig, tuple[str, ...]]:
+    """What model and backend declare, turned into a choice with its warnings, or into an error."""
+    if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:
+        able = ", ".join(each.name for each in BACKENDS if each.branch_pages)
+        raise ConfigError(
+            f"--spec-topk {spec.topk} with --page-size {memory.page_size} needs an attention backend with branch "
+            f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
+        )
+    _check_copies(memory.page_size, spec, backend)
+    if sched.graphs and backend.needs_host_lengths:
+        raise ConfigError(f"--graphs: the {backend.name} backend plans on the host, which cannot be captured")
+    if traits.recurrent_state and sched.overlap:
+        warning = "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap"
+        return replace(sched, overlap=False), (warning,)
+    return sched, ()
+
+
+def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH) -> Resolved:
+    """Check a configuration for a model and a backend, once, and derive what follows from it."""
+    memory, sched = config.memory, config.sched
+    at_least("--page-size", memory.page_size, 1)
+    if memory.strict_memory not in STRICT_MEMORY:
+        raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
+    context = _context(sched, traits)
+    at_least("--max-running", sched.max_running, 1)
+    at_least("--max-queued", sched.max_queued, 1)
+    at_least("--chunk", sched.chunk, 1)
+    _check_sessions(config.session)
+    spec = spec_shape(config.spec)
+    sched, warnings = _route(memory, sched, spec, traits, backend)
+    if traits.vocab_size < 1:
+        raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
+    if traits.window is not None and traits.window < 1:
+        raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
+    if not traits.has_full_layers and traits.window is None:
+        raise ConfigError("the model declares neither full-attention nor sliding-window layers")
+    books = _books(memory, context, spec, traits)
+    reserve = spec.alloc_len_per_decode(memory.page_size)
+    reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
+    resolved = Resolved(
+        backend=backend,
+        memory=memory,
+        sched=sched,
+        session=config.session,
+        clients={each.name: each for each in config.clients},
+        spec=spec,
+        widths=spec_widths(config.spec),
+        vocab_size=traits.vocab_size,
+        context=context,
+        books=books,
+        reserves=reserves,
+        graphs=sched.graphs is not False and not backend.needs_host_lengths,
+        warnings=warnings,
+    )
+    for number, book in enumerate(books):
+        flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"
+        # the smallest request there is: one prompt token, one new token
+        least = resolved.pages_to_hold(number, resolved.length_to_fit(number, 2)) + 1
+        if book.num_pages < least:
+            raise ConfigError(
+                f"{flag} must be at least {least * memory.page_size}: one request's reserve and the sink page are "
+                f"{least} pages of --page-size {memory.page_size}, got {book.num_pages} pages"
+            )
+    return resolved

@@ -1,0 +1,79 @@
+"""The configuration as the engine uses it: what a model declares, and every number derived from both.
+
+Frozen; made by `config.resolve` alone. Everything after start-up sees `Resolved`, never raw options.
+"""
+
+from dataclasses import dataclass
+
+from roost.attention.registry import Backend
+from roost.clients import ClientLimits
+from roost.config.options import MemoryConfig, SchedConfig, SessionConfig
+from roost.kv.pages import Book, ceil_div, ceil_to
+from roost.spec_shape import SpecShape
+from roost.spec_widths import Widths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTraits:
+    """What a model's layers need of the KV plane, declared by the model."""
+
+    vocab_size: int
+    window: int | None = None  # sliding window of its window layers, None without any
+    has_full_layers: bool = True
+    context_max: int | None = None  # positions it was made for, None if it does not say
+    recurrent_state: bool = False  # some layers keep a state that cannot be cut back to an earlier token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The configuration as the engine uses it: checked, with every derived number in one place."""
+
+    backend: Backend
+    memory: MemoryConfig
+    sched: SchedConfig
+    session: SessionConfig
+    clients: dict[str, ClientLimits]  # by name; those without limits of their own need not be there
+    spec: SpecShape
+    widths: Widths  # of rounds, by how many a step decodes
+    vocab_size: int
+    context: int
+    books: tuple[Book, ...]  # full first, then window; at least one
+    reserves: tuple[int, ...]  # per book: positions a round may need past the device length
+    graphs: bool  # whether steps are captured, where the device can
+    warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.memory.page_size
+
+    @property
+    def depth(self) -> int:
+        """Results that may be in flight while the next step is planned."""
+        return 1 if self.sched.overlap else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Device rows: a finished row rests while a launched step may still touch it."""
+        return self.sched.max_running * (1 + self.depth)
+
+    @property
+    def row_width(self) -> int:
+        """Positions of a row: the context and both rounds' reserve, in whole pages."""
+        return ceil_to(self.context + 2 * max(self.reserves), self.page_size)
+
+    def length_to_fit(self, book: int, length_max: int) -> int:
+        """Positions that must fit a book for a request that can come to `length_max` tokens."""
+        return length_max + self.reserves[book] + self.spec.accept_max
+
+    def pages_to_hold(self, book: int, length: int) -> int:
+        """Most pages of `book` that a sequence of up to `length` positions can need at one time."""
+        pages = ceil_div(length, self.page_size)
+        window = self.books[book].window
+        if window is None:
+            return pages
+        # Three windows may be apart: behind the turn's start, behind its commit point and behind its end. Then what
+        # the steps in flight write. A range can touch two pages more than its length says.
+        in_flight = (1 + self.depth) * max(self.sched.chunk, self.spec.accept_max) + self.reserves[book]
+        ranges = 3 * (ceil_div(window, self.page_size) + 2) + ceil_div(in_flight, self.page_size) + 2
+        return min(pages, ranges)

@@ -1,0 +1,27 @@
+"""The device that torch names: one place chooses, so that nobody else asks which it is.
+
+Only a machine with CUDA loads the module that names it. Called by the executor and at start-up.
+"""
+
+import torch
+
+from roost.device.cpu import CpuDevice
+from roost.device.device import Device
+
+
+def open_device(device: torch.device) -> Device:
+    """A device by its name to torch."""
+    if device.type == "cpu":
+        return CpuDevice()
+    from roost.device.cuda import CudaDevice  # noqa: PLC0415 (only there is there a CUDA to name)
+
+    return CudaDevice(device)
+
+
+def memory_of(device: torch.device) -> tuple[int, int] | None:
+    """Bytes that are free on a device, and all there are; None where nobody counts them."""
+    if device.type == "cpu":
+        return None
+    from roost.device import cuda  # noqa: PLC0415 (only there is there a CUDA to name)
+
+    return cuda.memory_of(device)

@@ -1,0 +1,1 @@
+"""Drafters: who proposes tokens, trees of them, and which path the target accepts."""

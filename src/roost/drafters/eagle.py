@@ -1,0 +1,174 @@
+"""EAGLE drafter: a head that goes on from the target's hidden states, in chains and dynamic trees.
+
+Owns the head's KV, in slots of the full book, and what passes from step to step on the device: the head's last hidden
+state of each row and its best next tokens. A round's first drafts are those; each further draft step is one pass of K
+branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the runner.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from roost.attention.kv_cache import Pool, Table
+from roost.attention.protocol import Attention, Branched, Lane, Read, attend_through
+from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.tree import Candidates, Trees, best_trees, chains
+from roost.layers.attention import Attend
+from roost.models.model import Head
+from roost.spec_shape import SpecShape
+from roost.step import RowSetup
+
+
+class EagleDrafter:
+    """A head, its KV, and where each row stands."""
+
+    def __init__(
+        self,
+        head: Head,
+        shape: SpecShape,
+        table: Table,
+        attention: Attention,
+        argmax: Callable[[Tensor], Tensor],  # (logits): the id of the largest, the lowest of several
+    ) -> None:
+        self._head, self._shape, self._table, self._attention = head, shape, table, attention
+        self._argmax = argmax
+        self.pool = Pool(table, len(head.kv.windows), head.kv)
+        num_rows, device = len(table.pages), table.pages.device
+        self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
+        self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
+        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; of chains 0
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Layers of the target that the head looks at."""
+        return self._head.captures
+
+    def begin(self, setup: RowSetup) -> None:
+        """Nothing: what a row needs comes with its prefill."""
+
+    def extend(self, pairs: Pairs) -> None:
+        """Run the head over what a step wrote; keep where each row stands."""
+        sources, table = pairs.sources, self._table
+        hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.captured))
+        read = self._attention.read(table, pairs.runs, self._head.kv.scale)
+        slots = table.slots(pairs.rows, pairs.positions)
+        output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, read))
+        if len(pairs.head_rows):
+            hidden = output[pairs.heads]
+            tokens, scores = self._best(hidden)
+            self._hidden[pairs.head_rows] = hidden
+            self._tokens[pairs.head_rows] = tokens
+            self._scores[pairs.head_rows] = scores
+
+    def propose(self, rounds: Rounds) -> Trees:
+        """Draft, in no more passes than the trees can be deep."""
+        num_steps = self._shape.accept_max_of(rounds.width) - 1
+        places = Places(rounds, self._shape, self._table)
+        return (self._chains if self._shape.topk == 1 else self._beams)(rounds, places, num_steps)
+
+    def _chains(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+        """The best token, then the best after it."""
+        tokens, hidden = self._tokens[rounds.rows], self._hidden[rounds.rows][:, None]  # [R, 1], [R, 1, hidden_size]
+        drafts = [rounds.roots[:, None], tokens]
+        for step in range(num_steps - 1):
+            hidden = self._pass(tokens, hidden, rounds, places, step)
+            tokens = self._best(hidden)[0][:, :, 0]
+            drafts.append(tokens)
+        return chains(torch.cat(drafts, dim=1))
+
+    def _beams(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+        """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
+        topk, rows = self._shape.topk, rounds.rows
+        if self._table.page_size > 1:
+            self._attention.copy(self.pool, *places.tail_copies())
+        tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
+        hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
+        beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
+        met = [(tokens, scores, torch.full_like(tokens, -1))]
+        for step in range(num_steps - 1):
+            hidden = self._pass(tokens, hidden, rounds, places, step)
+            next_tokens, next_scores = self._best(hidden)  # [R, K, K]: the best after each path
+            next_scores = next_scores + scores[:, :, None]
+            parents = beam[:, :, None].expand_as(next_tokens)
+            num_met = topk + step * topk**2
+            met.append((next_tokens.flatten(1), next_scores.flatten(1), parents.flatten(1)))
+            scores, picked = (each[:, :topk] for each in next_scores.flatten(1).sort(descending=True, stable=True))
+            tokens, beam = next_tokens.flatten(1).gather(1, picked), num_met + picked
+            if step < num_steps - 2:  # a path goes on from its parent, wherever that was
+                branch = picked // topk
+                hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
+                self._attention.copy(self.pool, *places.moves(branch, step + 1))
+        all_tokens, all_scores, all_parents = (torch.cat(column, dim=1) for column in zip(*met, strict=True))
+        candidates = Candidates(tokens=all_tokens, scores=all_scores, parents=all_parents)
+        return best_trees(rounds.roots, candidates, rounds.width)
+
+    def _pass(self, tokens: Tensor, hidden: Tensor, rounds: Rounds, places: "Places", step: int) -> Tensor:
+        """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
+        positions = (rounds.lengths + step)[:, None].expand_as(tokens)
+        branched = Branched(
+            shape=self._shape,
+            step=step,
+            rows=rounds.rows,
+            lengths=rounds.lengths,
+            rows_host=rounds.rows_host,
+            starts_host=rounds.starts,
+        )
+        read = self._attention.read_branches(self._table, branched, self._head.kv.scale)
+        attend = self._attend(places.slots(step).flatten(), read)
+        output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
+        return output.view_as(hidden)
+
+    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first.
+
+        A single one has no rivals, and is not scored.
+        """
+        logits, shape = self._head.logits(hidden.reshape(-1, hidden.shape[-1])), (*hidden.shape[:-1], self._shape.topk)
+        if self._shape.topk == 1:
+            ids, scores = self._argmax(logits), logits.new_zeros(len(logits), dtype=torch.float32)
+        else:
+            scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
+        return self._head.token_ids(ids).view(shape), scores.view(shape)
+
+    def _attend(self, slots: Tensor, read: Read) -> Attend:
+        lane = Lane(pool=self.pool, slots=slots, read=read)
+        return attend_through(self._attention, [lane], [(0, layer) for layer in range(len(self._head.kv.windows))])
+
+
+class Places:
+    """Where the branches of some rounds lie: `SpecShape.branches` of every row at once, on the device."""
+
+    def __init__(self, rounds: Rounds, shape: SpecShape, table: Table) -> None:
+        size = table.page_size
+        self._rows, self._table = rounds.rows[:, None], table
+        self._number = torch.arange(shape.topk, device=rounds.rows.device)  # [K]
+        self._last = (rounds.lengths % size)[:, None]  # [R, 1]
+        self._base = rounds.lengths[:, None] - self._last
+        self._stride = (self._last + shape.steps + size - 1) // size * size
+
+    def slots(self, step: int) -> Tensor:
+        """Slots [R, K] that the branches write at a step."""
+        return self._table.slots(self._rows, self._base + self._number * self._stride + self._last + step)
+
+    def tail_copies(self) -> tuple[Tensor, Tensor]:
+        """(from, to) slots [R * (K - 1), page_size] that give each branch after the first the prefix's partial page.
+
+        A whole page for every branch, whatever the length: what is not in the prefix goes from the sink to the sink.
+        """
+        offset = torch.arange(self._table.page_size, device=self._rows.device)  # [page_size]
+        is_prefix = offset < self._last  # [R, page_size]
+        sources = self._table.slots(self._rows, self._base + offset)
+        starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]
+        dests = self._table.slots(self._rows[:, :, None], starts + offset)
+        sources = torch.where(is_prefix, sources, 0)[:, None].expand_as(dests)
+        dests = torch.where(is_prefix[:, None], dests, 0)
+        return sources.flatten(0, 1), dests.flatten(0, 1)
+
+    def moves(self, branch: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        """(from, to) slots [R, n] by which branch k goes on from what branch `branch[k]` wrote in its first steps."""
+        offset = self._last[:, :, None] + torch.arange(num_steps, device=self._rows.device)  # [R, 1, num_steps]
+        rows, base, stride = (each[:, :, None] for each in (self._rows, self._base, self._stride))
+        sources = self._table.slots(rows, base + branch[:, :, None] * stride + offset)
+        dests = self._table.slots(rows, base + self._number[:, None] * stride + offset)
+        return sources.flatten(1), dests.flatten(1)

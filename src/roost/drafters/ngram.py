@@ -1,0 +1,64 @@
+"""N-gram drafter: what followed the last tokens when they came before, in prompt or output, will follow again.
+
+Keeps the tokens of every row on the device, and nothing else: no weights, no KV. Fixed shapes, no host sync. Proposes
+chains. Called by the runner.
+"""
+
+import torch
+from torch import Tensor
+
+from roost.device.device import Device
+from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.tree import Trees, chains
+from roost.step import RowSetup
+
+MATCH_MAX = 4  # tokens that are compared; a longer match is no better
+
+
+class NgramDrafter:
+    """Looks the last tokens up among those before them."""
+
+    def __init__(self, num_rows: int, row_width: int, device: Device) -> None:
+        self._device = device
+        self._tokens = torch.zeros((num_rows, row_width + 1), dtype=torch.int32, device=device.torch)  # by position
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Nothing of the target but its tokens."""
+        return ()
+
+    def begin(self, setup: RowSetup) -> None:
+        """Take a row's tokens; those of its prompt may be cached, and never run."""
+        tokens = self._device.send({"tokens": setup.tokens})["tokens"]
+        self._tokens[setup.row, : len(tokens)] = tokens.to(torch.int32)
+
+    def propose(self, rounds: Rounds) -> Trees:
+        """Chains of what followed the longest match; the latest one, where several are as long."""
+        longest = self._tokens.shape[1] if rounds.starts is None else max(rounds.starts) + 1
+        known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
+        at = _best_match(known, rounds.lengths)
+        period = (rounds.lengths - at)[:, None].clamp(min=1)  # from there on the text may go round in circles
+        steps = torch.arange(rounds.width - 1, device=known.device)
+        drafts = known.gather(1, at[:, None] + 1 + steps % period)
+        return chains(torch.cat([rounds.roots[:, None], drafts], dim=1))
+
+    def extend(self, pairs: Pairs) -> None:
+        """Remember the tokens of a step."""
+        self._tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)
+
+
+def _best_match(known: Tensor, lasts: Tensor) -> Tensor:
+    """Where the tokens up to `lasts` [R] were seen before: the position of the last one of them, [R].
+
+    Without a match, the position before the last: the last token again.
+    """
+    position = torch.arange(known.shape[1], device=known.device)
+    matched = torch.zeros_like(known)  # tokens that agree, ending at each position
+    agrees = position < lasts[:, None]
+    for back in range(MATCH_MAX):
+        wanted = known.gather(1, (lasts - back).clamp(min=0)[:, None])
+        earlier = known.roll(back, dims=1)  # at position i: the token at i - back
+        agrees = agrees & (earlier == wanted) & (position >= back)
+        matched += agrees
+    score = matched * known.shape[1] + position  # the longest, then the latest
+    return score.masked_fill(position >= lasts[:, None], -1).argmax(dim=1)

@@ -1,0 +1,95 @@
+"""Sizes: how many entries captured steps need in each buffer that the device keeps for them, stated once.
+
+A captured round is held against it when it is captured, and before every launch; tests hold the layouts and the
+branches of eager steps against it too. Chunks come in a few sizes. Integers only. Called by graphs, batch and memory.
+"""
+
+from dataclasses import dataclass, fields
+
+from roost.attention.segments import TILE_LEN_MAX
+from roost.errors import InvariantError
+from roost.spec_shape import SpecShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Entries of each buffer, for a number of rounds."""
+
+    rows: int
+    nodes: int  # tokens of the target's pass: width of each round
+    mask: int  # which node sees which: T by T, where rounds are trees
+    drafts: int  # tokens of one draft pass: K of each round
+    moves: int  # slots that change branches after the last draft pass but one: K paths of the passes before it
+    tails: int  # slots of partial pages: K - 1 whole pages of each round
+    pairs: int  # tokens of draft-extend: S + 1 of each round
+    accepted: int  # tokens that a round can add
+
+
+def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> Sizes:
+    """What `number` rounds of `width` nodes need."""
+    drafts = width > 1 and shape.pair
+    branches = shape.topk > 1 and drafts
+    accept_max = shape.accept_max_of(width)
+    return Sizes(
+        rows=number,
+        nodes=number * width,
+        mask=number * width**2 if branches else 0,
+        drafts=number * shape.topk if drafts else 0,
+        moves=number * shape.topk * max(0, accept_max - 3) if branches else 0,
+        tails=number * (shape.topk - 1) * page_size if branches and page_size > 1 else 0,
+        pairs=number * accept_max,
+        accepted=number * accept_max,
+    )
+
+
+_TOKENS_PER_CHUNK = 8  # of captured chunks, on average at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSize:
+    """How many chunks, and tokens of theirs, a captured step of chunks holds beside a chunk of the sink's."""
+
+    chunks: int
+    tokens: int
+
+    def holds(self, num_chunks: int, num_tokens: int) -> bool:
+        """Whether so many chunks with so many tokens in all fit."""
+        return num_chunks <= self.chunks and num_tokens <= self.tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch, the sink's included."""
+        return self.chunks + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch: the last row, which is the sink's, has one at least."""
+        return self.tokens + 1
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of attention, at most: each row can end in the middle of one."""
+        return self.num_tokens // TILE_LEN_MAX + self.num_rows
+
+
+def chunk_sizes(chunk: int, rows_max: int, row_width: int) -> list[ChunkSize]:
+    """Sizes for steps of at most `chunk` tokens, the smallest first.
+
+    What a step lacks to its size is run for nothing: from the third on, each is about half as large again as the one
+    before, or less. All of that must find room in one row. With the sink's token all but the last make whole tiles.
+    """
+    grid = [TILE_LEN_MAX * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
+    tokens = [each - 1 for each in (TILE_LEN_MAX, *grid) if each < chunk] + [chunk]
+    return [
+        ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each)
+        for each in tokens
+        if each < row_width
+    ]
+
+
+def check_fits(needed: Sizes, held: Sizes, what: str) -> None:
+    """Refuse a launch that would touch more than a buffer holds."""
+    for field in fields(Sizes):
+        wants, has = getattr(needed, field.name), getattr(held, field.name)
+        if wants > has:
+            raise InvariantError(f"{what}: {field.name} needs {wants} entries and the buffer holds {has}")

@@ -1,0 +1,1 @@
+"""CUDA graphs of whole steps: captured at a few sizes, replayed."""

@@ -1,0 +1,244 @@
+"""LLM: the engine as a library, in this process and without the server's packages.
+
+Owns the model and its engine. Any thread may call; requests run side by side. Closing ends what is still running. Made
+by programs, and by the command line.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from types import TracebackType
+from uuid import uuid4
+
+from roost.config.options import EngineConfig
+from roost.errors import CapacityError, RequestError, RoostError
+from roost.front.answer import Answer, Piece, checked
+from roost.front.options import Options, milliseconds, plain_options, submits
+from roost.library.batch import Feed
+from roost.library.engine_thread import Line
+from roost.library.session import Messages, Prompt, Session, as_messages
+from roost.messages import (
+    Finished,
+    FlushCache,
+    GetStats,
+    OpenSession,
+    Refused,
+    Score,
+    SpecStats,
+    Stats,
+    Submit,
+    Usage,
+)
+from roost.progress import Progress, silent
+from roost.sched.intake import check_alone
+from roost.startup import start
+from roost.terminal import counting_bar
+from roost.values import shown, token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One output."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str  # stop, length, abort
+    matched: int | str | None  # the stop id or text that ended it
+    scores: tuple[Score, ...]  # one per token, if asked for
+    usage: Usage
+    spec: SpecStats  # what speculation did for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Everything that came of one prompt."""
+
+    choices: tuple[Choice, ...]  # as many as `n`
+    prompt_scores: tuple[Score, ...]  # of the prompt's tokens after `prompt_logprobs_from`
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def usage(self) -> Usage:
+        """What the first choice cost."""
+        return self.choices[0].usage
+
+    @property
+    def spec(self) -> SpecStats:
+        """What speculation did for the first choice."""
+        return self.choices[0].spec
+
+
+class BatchError(RoostError):
+    """Some prompts of several failed on the way; here is what the others came to."""
+
+    def __init__(self, outputs: "list[Output | None]", errors: dict[int, RequestError | CapacityError]) -> None:
+        number, first = min(errors.items())
+        super().__init__(f"{len(errors)} of {len(outputs)} prompts failed, the first of them prompt {number}: {first}")
+        self.outputs = outputs  # in the order of the prompts; None where one failed
+        self.errors = errors  # by the prompt's place
+
+
+class LLM:
+    """A model in this process."""
+
+    def __init__(
+        self, model: str | None = None, config: EngineConfig | None = None, *, progress: Progress = silent
+    ) -> None:
+        config = config or EngineConfig()
+        if model is not None:  # else the configuration's
+            config = replace(config, model=replace(config.model, model=model))
+        self._running = start(config, progress)
+        self.name = self._running.name
+        self.settings = self._running.settings
+        self.language = self._running.language
+        self._line = Line(self._running.engine)
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(self, prompt: Prompt, options: Options = Options()) -> Output:  # noqa: B008
+        """What follows a prompt."""
+        return self.generate_all([prompt], options)[0]
+
+    def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        options: Options = Options(),  # noqa: B008
+        *,
+        show_progress: bool = False,
+    ) -> list[Output]:
+        """What follows each of some prompts, in their order; they run side by side, as many as the engine takes.
+
+        What can never be served is refused (RequestError) before anything starts. If prompts fail on the way, by a
+        time-out or a broken step, the others are seen to their end first, and are in the BatchError.
+        """
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+            raise RequestError(400, "prompts", f"must be a list of texts or token ids, got {shown(prompts)}")
+        with counting_bar("prompts", len(prompts), is_shown=show_progress) as told:
+            return self._complete(prompts, options, told)
+
+    def chat(self, messages: Messages, options: Options = Options()) -> Output:  # noqa: B008
+        """The model's answer in a conversation."""
+        return self._complete([self.language.chat_tokens(as_messages(messages))], options)[0]
+
+    def stream(self, prompt: Prompt, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+        """Pieces of what follows a prompt, as they come; leaving the loop ends the request."""
+        return self._stream(self._tokens(prompt), options)
+
+    def stream_chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+        """Pieces of the model's answer, as they come; leaving the loop ends the request."""
+        return self._stream(self.language.chat_tokens(as_messages(messages)), options)
+
+    def session(
+        self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, salt: str = ""
+    ) -> Session:
+        """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
+        ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
+        name = id if id is not None else uuid4().hex  # one that nobody would give to another
+        self._line.ask(OpenSession(session_id=name, salt=salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
+        return Session(self._line, self.language, name)
+
+    def stats(self) -> Stats:
+        """How things stand in the engine."""
+        answer = self._line.ask(GetStats())
+        assert isinstance(answer, Stats), answer
+        return answer
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix; refused while a request runs."""
+        self._line.ask(FlushCache())
+
+    def close(self) -> None:
+        """End the engine: running requests are aborted first."""
+        self._line.close()
+        self._running.executor.close()
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else token_ids("prompt", prompt)
+
+    def _complete(
+        self, prompts: Sequence[Prompt], options: Options, told: Callable[[int], None] = lambda num_done: None
+    ) -> list[Output]:
+        options = plain_options(options)
+        groups = self._prepared(prompts, options)
+        asked = {submit.request_id: number for number, group in enumerate(groups) for submit in group}
+        answers = {request_id: Answer(self.language.tokenizer, options) for request_id in asked}
+        num_left = Counter(asked.values())  # outputs of each prompt that have not ended
+        errors: dict[int, RequestError | CapacityError] = {}
+        feed = Feed(self._line, list(chain(*groups)), self._running.resolved.sched.max_queued)
+        try:
+            for event in feed.events():
+                number = asked[event.request_id]
+                try:
+                    answers[event.request_id].feed(checked(event))
+                except (RequestError, CapacityError) as error:
+                    errors.setdefault(number, error)
+                if isinstance(event, Finished | Refused):
+                    num_left[number] -= 1
+                    told(sum(not each for each in num_left.values()))
+        except CapacityError as error:  # the engine has ended, and what has not ended will not
+            for number in num_left:
+                if num_left[number]:
+                    errors.setdefault(number, error)
+        outputs = [
+            None if number in errors else _output([answers[submit.request_id] for submit in group])
+            for number, group in enumerate(groups)
+        ]
+        done = [output for output in outputs if output is not None]
+        if errors:
+            raise BatchError(outputs, errors) if done else errors[min(errors)]
+        return done
+
+    def _prepared(self, prompts: Sequence[Prompt], options: Options) -> list[list[Submit]]:
+        """The requests for each prompt; what can never be served is refused here, before anything runs."""
+        groups = []
+        for number, prompt in enumerate(prompts):
+            try:
+                groups.append(self._submits(self._tokens(prompt), options))
+                check_alone(self._running.resolved, groups[-1][0])
+            except RequestError as error:
+                which = f" (prompt {number} of {len(prompts)})" if len(prompts) > 1 else ""
+                raise RequestError(error.status, error.param, error.reason + which) from error
+        return groups
+
+    def _stream(self, tokens: tuple[int, ...], options: Options) -> Iterator[Piece]:
+        options = plain_options(options)
+        if options.n != 1:
+            raise RequestError(400, "n", "a stream has one output; generate gives several")
+        answer = Answer(self.language.tokenizer, options)
+        with self._line.asked(self._submits(tokens, options)) as events:
+            while answer.finished is None:
+                piece = answer.feed(checked(events.get()))
+                if piece is not None:
+                    yield piece
+
+    def _submits(self, tokens: tuple[int, ...], options: Options) -> list[Submit]:
+        return submits(self._line.new_id("llm"), tokens, options, self.language.tokenizer)
+
+
+def _output(answers: list[Answer]) -> Output:
+    choices = []
+    for answer in answers:
+        assert answer.finished is not None
+        choices.append(
+            Choice(
+                text=answer.text,
+                tokens=tuple(answer.tokens),
+                finish_reason=answer.finished.reason,
+                matched=answer.finished.matched,
+                scores=tuple(answer.scores),
+                usage=answer.finished.usage,
+                spec=answer.finished.spec,
+            )
+        )
+    return Output(choices=tuple(choices), prompt_scores=tuple(answers[0].prompt_scores))

@@ -1,0 +1,1 @@
+"""The executor of steps: launch, collect, and what runs in between."""

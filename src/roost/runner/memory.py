@@ -1,0 +1,64 @@
+"""Memory: how many tokens of KV fit beside everything else on a device that counts its bytes.
+
+Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and
+those of captured steps are bounded from above. Plain arithmetic. Called at start-up.
+"""
+
+from roost.config.options import EngineConfig
+from roost.config.resolved import ModelTraits
+from roost.config.speculation import spec_widths
+from roost.errors import ConfigError
+from roost.forward.sizes import chunk_sizes
+from roost.models.model import Head, KvShape, Model
+from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
+from roost.sampling.step_logprobs import SCORED_MAX
+
+MEMORY_FRACTION = 0.9  # of the device's memory, unless told
+_SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
+_SCORED_BYTES = 32  # of a position and token that is scored: its logit, float32 and int64 tensors of several steps
+_WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
+_KEPT = 2  # the same, of what captured chunks keep: hidden states, also those that a drafter looks at
+
+
+def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
+    """Bytes of KV that one token takes in the full book, draft layers included, and in the window book."""
+
+    def layer(kv: KvShape) -> int:
+        return 2 * kv.num_kv_heads * kv.head_dim * kv.dtype.itemsize
+
+    num_full = model.kv.windows.count(None)
+    drafted = 0 if head is None else len(head.kv.windows) * layer(head.kv)
+    return num_full * layer(model.kv) + drafted, (len(model.kv.windows) - num_full) * layer(model.kv)
+
+
+def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, widest: int) -> int:
+    """Bytes, at most, of everything that is neither weights nor KV."""
+    sched, widths, itemsize = config.sched, spec_widths(config.spec), model.kv.dtype.itemsize
+    shape, vocab_size, running = widths.shape, traits.vocab_size, sched.max_running
+    passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
+    rounds = widths.captured(running) if sched.graphs is not False else []
+    chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1) if sched.graphs is not False else []
+    nodes = (
+        running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)
+    )
+    logits = nodes * vocab_size * itemsize
+    if chunks:
+        largest = max(chunks[-1].num_tokens, running * shape.tokens)  # graphs share their memory, but not with others
+        passes += (_WIDE * largest + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
+    drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
+    counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
+    scores = SCORED_MAX * vocab_size * _SCORED_BYTES  # once somebody asks for log-probabilities; drawing is over then
+    return passes + logits + drafts + counts + max(scores, _SAMPLER_BYTES)
+
+
+def pool_tokens(fraction: float | None, free: int, total: int, workspace: int, per_token: int) -> int:
+    """Tokens of KV that fit into a share of the device's memory; `workspace` is what else must find room."""
+    share = MEMORY_FRACTION if fraction is None else fraction
+    budget = free - workspace - int((1 - share) * total)
+    if budget < per_token:
+        raise ConfigError(
+            f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are needed otherwise "
+            f"and {(1 - share) * total / 2**30:.1f} are left alone; raise --memory-fraction ({share}), lower "
+            "--max-running, --chunk or --spec-tokens, or use --no-graphs or a smaller model"
+        )
+    return budget // per_token

@@ -1,0 +1,1 @@
+"""Sampling: a request's parameters, and the way from logits to tokens and log-probabilities."""

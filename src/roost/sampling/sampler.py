@@ -1,0 +1,257 @@
+"""Sampler: the sampling options and token counts of every row, and the one way from logits to tokens.
+
+In this order: logit bias; repetition penalty (prompt and output); presence and frequency penalty (output); no stop id
+below `min_len`; temperature; top-k; top-p of what top-k left; min-p of the largest; a draw keyed by (seed, position).
+Greedy rows take the best score before temperature. A row's token depends on nothing outside its row. Paths are chosen
+from a host mirror, so there is no host sync. Never keeps a token by itself. Called by the runner, on its thread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.device.device import Device
+from roost.layers.ops import TORCH_OPS
+from roost.sampling import draw
+from roost.step import RowSetup
+
+CHUNK_ELEMENTS_MAX = 2**24  # scores worked on at a time: a few tensors of 8 bytes each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Path:
+    """What the host knows of a row: enough to choose the work."""
+
+    is_plain: bool  # the argmax of the logits, nothing else
+    is_greedy: bool
+    has_bias: bool
+    penalises: bool
+    holds_stops: bool  # its first tokens may not be a stop id
+    top_k: int  # vocab_size: all
+    has_top_p: bool
+    has_min_p: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entries:
+    """What is drawn: for each entry its row, the token's position and the path of tokens before it."""
+
+    rows: Tensor  # [n]
+    positions: Tensor  # [n]
+    extra: Tensor | None  # [n, path_len], padded with -1
+
+    def pick(self, index: Tensor | slice) -> "_Entries":
+        extra = None if self.extra is None else self.extra[index]
+        return _Entries(rows=self.rows[index], positions=self.positions[index], extra=extra)
+
+
+_Change = Callable[[Tensor, _Entries], Tensor]
+
+
+class Sampler:
+    """Options and counts by row."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: Device,
+        argmax: Callable[[Tensor], Tensor] = TORCH_OPS.argmax,
+    ) -> None:
+        self._argmax = argmax
+        assert 0 < vocab_size <= draw.VOCAB_SIZE_MAX, vocab_size
+        self._vocab_size = vocab_size
+        self._device = device
+        self._paths: list[_Path | None] = [None] * num_rows  # host mirror; None: not set yet
+        reals = torch.zeros(6, num_rows, dtype=torch.float64, device=device.torch)
+        self._reals = reals
+        self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = reals
+        wholes = torch.zeros(3, num_rows, dtype=torch.int64, device=device.torch)
+        self._wholes = wholes
+        self._top_k, self._seed, self._min_len = wholes
+        self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # [num_rows, widest so far]
+        self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device.torch)  # 0: padding
+        self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # -1: padding
+        self._in_prompt: Tensor | None = None  # [num_rows, vocab] bool, once a row penalises
+        self._output_counts: Tensor | None = None  # [num_rows, vocab] int32
+
+    @torch.inference_mode()
+    def set_row(self, setup: RowSetup) -> None:
+        """Begin a row: forget whatever it was before."""
+        sampling, row = setup.sampling, setup.row
+        has_top_k = 0 < sampling.top_k < self._vocab_size
+        stop_ids = [token_id for token_id in setup.stop_ids if 0 <= token_id < self._vocab_size]
+        holds_stops = bool(stop_ids) and setup.min_len > setup.prompt_len
+        path = _Path(
+            is_plain=sampling.plain_greedy and not holds_stops,
+            is_greedy=sampling.greedy,
+            has_bias=bool(sampling.logit_bias),
+            penalises=sampling.penalises,
+            holds_stops=holds_stops,
+            top_k=sampling.top_k if has_top_k else self._vocab_size,
+            has_top_p=sampling.top_p < 1,
+            has_min_p=sampling.min_p > 0,
+        )
+        self._paths[row] = path
+        reals = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
+        reals += [sampling.presence_penalty, sampling.frequency_penalty]
+        self._reals[:, row] = self._device.put(np.array(reals, dtype=np.float64))
+        wholes = [path.top_k, sampling.seed, setup.min_len]
+        self._wholes[:, row] = self._device.put(np.array(wholes, dtype=np.int64))
+        if path.has_bias:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            self._bias_ids = self._with_row(self._bias_ids, row, np.array(ids, dtype=np.int64), padding=0)
+            self._biases = self._with_row(self._biases, row, np.array(biases, dtype=np.float32), padding=0)
+        if holds_stops:
+            self._stop_ids = self._with_row(self._stop_ids, row, np.array(stop_ids, dtype=np.int64), padding=-1)
+        if path.penalises:
+            self._count(setup)
+
+    @property
+    def counts(self) -> bool:
+        """Whether tokens are counted: some row has asked for a penalty."""
+        return self._output_counts is not None
+
+    def is_plain(self, rows: Sequence[int]) -> bool:
+        """Whether the best token is all that these rows want."""
+        return all(self._path(row).is_plain for row in rows)
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        rows_host: Sequence[int],
+        positions: Tensor,
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        """The tokens [n] that will stand at `positions` [n] of `rows` [n], from logits [n, vocab].
+
+        `rows_host` repeats `rows`; a row may come more than once. `extra` [n, path_len] holds tokens that count as
+        output of their entry alone, padded with -1.
+        """
+        paths = [self._path(row) for row in rows_host]
+        assert logits.shape == (len(paths), self._vocab_size), (logits.shape, len(paths), self._vocab_size)
+        entries = _Entries(rows=rows.to(torch.int64), positions=positions.to(torch.int64), extra=extra)
+        changed = [i for i, path in enumerate(paths) if not path.is_plain]
+        if len(changed) < len(paths):
+            tokens = self._argmax(logits)  # ties: the lowest id
+        else:
+            tokens = torch.zeros(len(paths), dtype=torch.int64, device=logits.device)
+        chunk_len = max(1, CHUNK_ELEMENTS_MAX // self._vocab_size)
+        for first in range(0, len(changed), chunk_len):
+            chunk = changed[first : first + chunk_len]
+            index = self._device.put(np.array(chunk, dtype=np.int64))
+            scores = logits[index].to(torch.float32)  # a copy: the caller's logits stay as they are
+            tokens[index] = self._choose(scores, entries.pick(index), [paths[i] for i in chunk])
+        return tokens
+
+    @torch.inference_mode()
+    def note(self, rows: Tensor, tokens: Tensor) -> None:
+        """Count tokens [n] that joined the output of `rows` [n]; -1 is nothing."""
+        if self._output_counts is None:
+            return
+        rows, tokens = rows.to(torch.int64), tokens.to(torch.int64)
+        places = rows * self._vocab_size + tokens.clamp(min=0)
+        counted = (tokens >= 0).to(torch.int32)  # of every row: one without a penalty never reads it
+        self._output_counts.view(-1).scatter_add_(0, places, counted)
+
+    def _choose(self, scores: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+        """Tokens of entries whose scores are changed or drawn from; the scores are used up."""
+        self._change(scores, entries, [path.has_bias for path in paths], self._biased)
+        self._change(scores, entries, [path.penalises for path in paths], self._penalised)
+        self._change(scores, entries, [path.holds_stops for path in paths], self._without_stops)
+        scores = draw.sane(scores)
+        drawing = [i for i, path in enumerate(paths) if not path.is_greedy]
+        if len(drawing) == len(paths):
+            return self._draw(scores, entries, paths)
+        tokens = scores.argmax(dim=-1)
+        if drawing:
+            index = self._device.put(np.array(drawing, dtype=np.int64))
+            tokens[index] = self._draw(scores[index], entries.pick(index), [paths[i] for i in drawing])
+        return tokens
+
+    def _change(self, values: Tensor, entries: _Entries, concerned: list[bool], change: _Change) -> None:
+        """Replace the values [n, vocab] of the entries concerned, and of no other."""
+        if all(concerned):
+            values.copy_(change(values, entries))
+        elif any(concerned):
+            index = self._device.put(np.flatnonzero(concerned))
+            values[index] = change(values[index], entries.pick(index))
+
+    def _biased(self, scores: Tensor, entries: _Entries) -> Tensor:
+        return scores.scatter_add(1, self._bias_ids[entries.rows], self._biases[entries.rows])
+
+    def _penalised(self, scores: Tensor, entries: _Entries) -> Tensor:
+        assert self._in_prompt is not None and self._output_counts is not None
+        rows = entries.rows
+        counts = self._output_counts[rows]  # [n, vocab], a copy
+        if entries.extra is not None:
+            path = entries.extra.to(torch.int64)
+            counts.scatter_add_(1, path.clamp(min=0), (path >= 0).to(torch.int32))
+        in_output = counts > 0
+        repetition = self._repetition[rows].to(torch.float32).unsqueeze(1)
+        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(self._in_prompt[rows] | in_output, repeated, scores)
+        frequency = self._frequency[rows].to(torch.float32).unsqueeze(1)
+        presence = self._presence[rows].to(torch.float32).unsqueeze(1)
+        return scores - frequency * counts - presence * in_output
+
+    def _without_stops(self, scores: Tensor, entries: _Entries) -> Tensor:
+        ids = self._stop_ids[entries.rows]  # [n, widest]
+        is_held = (entries.positions < self._min_len[entries.rows]).unsqueeze(1) & (ids >= 0)
+        forbidden = torch.zeros_like(ids, dtype=torch.float32).masked_fill(is_held, -torch.inf)
+        return scores.scatter_add(1, ids.clamp(min=0), forbidden)
+
+    def _draw(self, scores: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+        """Tokens drawn from sane scores; only rows that need an order are put in one, only for top-p alone in full."""
+        weights = draw.weights_of(scores, self._temperature[entries.rows])
+        short = [path.top_k < self._vocab_size for path in paths]
+        full = [path.has_top_p and not is_short for path, is_short in zip(paths, short, strict=True)]
+        k_max = max((path.top_k for path, is_short in zip(paths, short, strict=True) if is_short), default=0)
+        self._truncate(weights, scores, entries, short, k_max)
+        self._truncate(weights, scores, entries, full, self._vocab_size)
+        if any(path.has_min_p for path in paths):
+            weights = draw.above(weights, self._min_p[entries.rows])
+        return draw.drawn(weights, draw.uniform(self._seed[entries.rows], entries.positions))
+
+    def _truncate(self, weights: Tensor, scores: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
+        """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
+        if not any(concerned):
+            return
+        index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
+        rows = entries.rows[index]
+        weights[index] = draw.truncated(scores[index], weights[index], self._top_k[rows], self._top_p[rows], k_max)
+
+    def _count(self, setup: RowSetup) -> None:
+        """Count a row's prompt and output so far."""
+        tokens = setup.tokens
+        assert len(tokens) >= setup.prompt_len, (len(tokens), setup.prompt_len)
+        assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < self._vocab_size, "token outside the vocabulary"
+        if self._in_prompt is None or self._output_counts is None:
+            shape = (len(self._paths), self._vocab_size)
+            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device.torch)
+            self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device.torch)
+        sent = self._device.put(tokens.astype(np.int64))
+        prompt, output = sent[: setup.prompt_len], sent[setup.prompt_len :]
+        self._in_prompt[setup.row].zero_().index_fill_(0, prompt, 1)
+        counts = self._output_counts[setup.row].zero_()
+        counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def _path(self, row: int) -> _Path:
+        path = self._paths[row]
+        assert path is not None, f"row {row} samples before it began"
+        return path
+
+    def _with_row(self, table: Tensor, row: int, values: np.ndarray, padding: int) -> Tensor:
+        """The table [num_rows, width] with one row replaced; wider than before if the values need it."""
+        num_rows, width = table.shape
+        if len(values) > width:
+            wider = table.new_full((num_rows, 1 << (len(values) - 1).bit_length()), padding)
+            wider[:, :width] = table
+            table = wider
+        table[row].fill_(padding)[: len(values)] = self._device.put(values)
+        return table

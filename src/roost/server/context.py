@@ -1,0 +1,262 @@
+"""Desk: what every endpoint of the server shares, and how answers leave it.
+
+Owns the link to the engine, the model's language and the measurements. Called by the endpoints.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from roost.errors import CapacityError, RequestError
+from roost.front.answer import RepeatedTurn, refusal
+from roost.messages import CloseSession, Command, Event, Refused, SessionState
+from roost.server.config import ServerConfig
+from roost.server.generation import while_connected
+from roost.server.keys import NO_KEYS, Keys
+from roost.server.link import Link, Watcher
+from roost.server.metrics import Metrics
+from roost.server.offload import Aside
+from roost.server.refusals import shaped
+from roost.server.turns import MESSAGE_COST, Change, Conversations
+from roost.text.language import Language, num_chars
+from roost.text.tokenizer import too_long
+
+PROMPTS_MAX = 256  # in one request
+LOGPROB_LEAST = -9999.0  # as OpenAI reports it
+
+
+class Desk:
+    """The server's state."""
+
+    def __init__(self, config: ServerConfig, link: Link, keys: Keys = NO_KEYS) -> None:
+        self.config = config
+        self.link = link
+        self.keys = keys
+        self.metrics = Metrics()
+        self.conversations = Conversations()
+        self.aside = Aside()
+        self.probe: asyncio.Task[None] | None = None  # the last question whether tokens are generated
+        self.began = int(time.time())
+        self.is_draining = False
+        self._language: Language | None = None
+
+    def open(self) -> None:
+        """The engine is ready."""
+        assert self.link.started is not None
+        self._language = Language.from_json(self.link.started.language)
+
+    def check_alive(self) -> None:
+        """Refuse to say that all is well when the engine is not there."""
+        if self.link.is_gone.is_set():
+            raise CapacityError(503, "the engine is not running")
+        if self._language is None:
+            raise CapacityError(503, "the model is loading")
+
+    def check_ready(self) -> None:
+        """Refuse work that cannot be done now."""
+        self.check_alive()
+        if self.is_draining:
+            raise CapacityError(503, "the server is stopping")
+
+    @property
+    def language(self) -> Language:
+        """The model's tokenizer and chat template; also for those who began before the server was told to stop."""
+        assert self._language is not None
+        return self._language
+
+    @property
+    def model_name(self) -> str:
+        """The name the model is served by, the first if it has several."""
+        assert self.link.started is not None
+        return next(iter(self.config.served_model_name), self.link.started.model_name)
+
+    async def ask(self, command: Command, watcher: Watcher | None = None) -> Event:
+        """The engine's answer to a command that has one; 503 if it was not carried out in time, or nobody can say."""
+        limit_s = self.config.health_answer_s
+        answer = await self.link.ask(command, limit_s, watcher)
+        if answer is None:
+            raise CapacityError(503, f"the engine has not answered for {limit_s} s")
+        if isinstance(answer, Refused) and answer.status == 503:
+            raise refusal(answer)
+        return answer
+
+    async def ask_state(self, command: Command, watcher: Watcher | None = None) -> SessionState:
+        """The state of a session that a command gives; a refusal is raised."""
+        answer = await self.ask(command, watcher)
+        if isinstance(answer, Refused):
+            raise refusal(answer)
+        assert isinstance(answer, SessionState), answer
+        return answer
+
+    def close_overdue(self) -> None:
+        """Close the sessions whose time is up and of which the engine cannot know; those it has times by itself."""
+        for conversation in self.conversations.overdue():
+            self.conversations.forget(conversation)
+            # whenever it reads that: before what comes after
+            self.link.tell(CloseSession(session_id=conversation.id, client=conversation.client))
+
+    def held(self, request: Request, session_id: str) -> AbstractAsyncContextManager[Change]:
+        """A session that no turn has and none gets meanwhile."""
+        return self.conversations.held(request, session_id, within_s=self.config.health_answer_s)
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a request."""
+        assert self.link.started is not None
+        return self.link.started.context
+
+    async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
+        """The tokens of one or several prompts, given as text or as ids."""
+        if isinstance(given, list) and len(given) > max(PROMPTS_MAX, self.context):
+            if type(given[0]) is int:
+                raise renamed_to(too_long(str(len(given)), self.context), param)
+            raise _too_many_prompts(given, param)
+        each_len = (len(each) if isinstance(each, str | list) else 1 for each in given)
+        length = len(given) if isinstance(given, str) else sum(each_len)
+        prompts = await self.aside.do(length, lambda: self._prompts(given, param))
+        for tokens in prompts:
+            self.check_len(tokens, param)
+        return prompts
+
+    async def conversation(
+        self, messages: list[dict[str, Any]], param: str, *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """The tokens of a conversation, up to where the model speaks unless told."""
+        length = num_chars(messages) + MESSAGE_COST * len(messages)
+        chat_tokens, asks = self.language.chat_tokens, add_generation_prompt
+        work = partial(chat_tokens, messages, add_generation_prompt=asks, tokens_max=self.context)
+        try:
+            tokens = await self.aside.do(length, work)
+        except RequestError as error:
+            raise (renamed_to(error, param) if error.param == "tokens" else error) from error
+        self.check_len(tokens, param)
+        return tokens
+
+    def check_len(self, tokens: tuple[int, ...], param: str) -> None:
+        """Refuse what the engine could only refuse, before it has to read it."""
+        if len(tokens) > self.context:
+            raise renamed_to(too_long(str(len(tokens)), self.context), param)
+
+    def _prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
+        if isinstance(given, str):
+            return [self._tokens(given, param)]
+        if given and all(type(each) is int for each in given):
+            return [tuple(given)]
+        if not 1 <= len(given) <= PROMPTS_MAX:
+            raise _too_many_prompts(given, param)
+        return [self._tokens(each, param) for each in given]
+
+    def _tokens(self, given: Any, param: str) -> tuple[int, ...]:
+        if isinstance(given, str):
+            try:
+                return self.language.prompt_tokens(given, tokens_max=self.context)
+            except RequestError as error:
+                raise renamed_to(error, param) from error
+        if not isinstance(given, list) or not all(type(each) is int for each in given):
+            raise RequestError(400, param, "must be a text, a list of token ids, or a list of either")
+        return tuple(given)
+
+
+def renamed_to(error: RequestError, param: str) -> RequestError:
+    """The same refusal, of what the client calls so."""
+    return RequestError(error.status, param, error.reason)
+
+
+def _too_many_prompts(given: list[Any], param: str) -> RequestError:
+    return RequestError(400, param, f"must hold 1 to {PROMPTS_MAX} prompts, got {len(given)}")
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can say; that of a token that cannot be is minus infinity."""
+    return max(logprob, LOGPROB_LEAST)
+
+
+def error_body(status: int, message: str, param: str | None) -> dict[str, Any]:
+    """An error as OpenAI's client reads it."""
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
+    """The body of an error of ours."""
+    if not isinstance(error, RequestError):
+        return error_body(error.status, str(error), None)
+    body = error_body(error.status, str(error), error.param)
+    return {**body, "usage": usage_json(**asdict(error.usage))} if isinstance(error, RepeatedTurn) else body
+
+
+def error_at(request: Request, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in the form of the API that the request speaks."""
+    desk: Desk = request.app.state.desk
+    context = 0 if desk.link.started is None else desk.link.started.context
+    return shaped(request.scope["path"], status, body, context)
+
+
+def usage_json(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """What something cost, as OpenAI says it."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+async def events(request: Request, chunks: AsyncGenerator[Any, None]) -> Response:
+    """Server-sent events; the first is awaited, so that a refusal is an answer of its own and not part of a stream."""
+    desk: Desk = request.app.state.desk
+    first = await while_connected(request, anext(chunks))
+    return _EventStream(_lines(first, chunks, request), chunks, desk.config.stall_s)
+
+
+class _EventStream(StreamingResponse):
+    """A stream that ends with its reader: what is behind it is closed, however it ends."""
+
+    def __init__(self, lines: AsyncGenerator[bytes, None], chunks: AsyncGenerator[Any, None], stall_s: int) -> None:
+        self._chunks = chunks
+        self._stall_s = stall_s
+        self._lines = lines
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(self._lines, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all; a reader that takes nothing for too long is given up."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._stall_s):
+                await send(message)
+
+        try:
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
+        finally:
+            await self._lines.aclose()
+            await self._chunks.aclose()
+
+
+async def _lines(first: Any, chunks: AsyncGenerator[Any, None], request: Request) -> AsyncGenerator[bytes, None]:
+    try:
+        yield _event(first)
+        async for chunk in chunks:
+            yield _event(chunk)
+    except (RequestError, CapacityError) as error:
+        yield _event(error_at(request, error.status, error_of(error))[1])
+    yield b"data: [DONE]\n\n"
+
+
+def _event(chunk: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

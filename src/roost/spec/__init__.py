@@ -1,1 +1,0 @@
-"""Speculation: the shape of a round, and later its drafters and acceptance."""

@@ -1,0 +1,47 @@
+"""Widths: how many nodes the rounds of a step may verify, by how many rounds there are; integers only, no torch.
+
+A fixed length has one width. Where the length is chosen by cost there is a menu, shorter where many rounds share a
+step, since every width of every batch size is captured. What may be planned and what is captured is said here, once.
+Called by config, sched and exec.
+"""
+
+from dataclasses import dataclass
+
+from roost.spec_shape import SpecShape
+
+AUTO_STEPS_MAX = 6  # drafts of the longest round, where the length is chosen by cost
+# (rounds at most, widths); each is part of the one before: a row that was counted may sit the step out
+_MENUS = ((8, (1, 2, 3, 4, 5, 7)), (64, (1, 2, 3, 4, 5)))
+_MENU_BEYOND = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """The widths that rounds of a configuration can have."""
+
+    shape: SpecShape
+    is_auto: bool  # chosen step by step
+    limit: int | None  # a step of more rounds than this carries no drafts; None: no limit
+
+    def of(self, num_rounds: int) -> tuple[int, ...]:
+        """Widths to choose from in a step of so many rounds, narrowest first."""
+        if self.limit is not None and num_rounds > self.limit:
+            return (1,)
+        if not self.is_auto:
+            return (self.shape.tokens,)
+        return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)
+
+    def captured(self, rounds_max: int) -> list[tuple[int, int]]:
+        """(batch size, width) of rounds that are captured, the largest first; a size serves all down to the next."""
+        sizes = batch_sizes(rounds_max)
+        found = []
+        for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
+            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}
+            found += [(size, width) for width in sorted(served, reverse=True)]
+        return found
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Numbers of rounds that are captured, and whose costs are learned: close together where a row more costs much."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
+    return [size for size in sizes if size < most] + [most]

@@ -1,0 +1,1 @@
+"""The policy that chooses how many tokens to draft."""

@@ -1,0 +1,1 @@
+"""Drafters, trees and acceptance."""

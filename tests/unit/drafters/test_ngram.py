@@ -1,0 +1,129 @@
+"""The n-gram drafter proposes what followed the last tokens before."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from roost.attention.protocol import Runs
+from roost.device.cpu import CpuDevice
+from roost.drafters.ngram import MATCH_MAX, NgramDrafter
+from roost.drafters.protocol import Pairs, Rounds
+from roost.forward.layout import Batch, Layout
+from roost.sampling.params import Sampling
+from roost.spec_shape import PLAIN
+from roost.step import RowId, RowSetup
+
+WIDTH = 6
+
+
+def begun(rows: dict[int, list[int]]) -> NgramDrafter:
+    """A drafter that knows some rows' tokens."""
+    drafter = NgramDrafter(num_rows=4, row_width=64, device=CpuDevice())
+    for row, tokens in rows.items():
+        drafter.begin(
+            RowSetup(
+                row=RowId(row),
+                sampling=Sampling(),
+                prompt_len=len(tokens),
+                min_len=0,
+                stop_ids=(),
+                tokens=np.array(tokens, dtype=np.int32),
+            )
+        )
+    return drafter
+
+
+def drafts(drafter: NgramDrafter, rows: dict[int, list[int]]) -> list[list[int]]:
+    """What it proposes where the rows end in their roots."""
+    starts = [len(tokens) - 1 for tokens in rows.values()]
+    trees = drafter.propose(
+        Rounds(
+            rows=torch.tensor(list(rows)),
+            rows_host=list(rows),
+            starts=starts,
+            lengths=torch.tensor(starts),
+            roots=torch.tensor([tokens[-1] for tokens in rows.values()]),
+            width=WIDTH,
+        )
+    )
+    assert trees.tokens[:, 0].tolist() == [tokens[-1] for tokens in rows.values()]
+    return trees.tokens[:, 1:].tolist()
+
+
+def looked_up(tokens: list[int], count: int) -> list[int]:
+    """The same, plainly."""
+    best, at = -1, 0
+    for end in range(len(tokens) - 1):
+        length = 0
+        while length < MATCH_MAX and length <= end and tokens[end - length] == tokens[-1 - length]:
+            length += 1
+        if length >= best:
+            best, at = length, end
+    after = tokens[at + 1 :]
+    return [after[i % len(after)] for i in range(count)]
+
+
+def test_the_longest_match_wins_then_the_latest() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        rows = {row: [rng.randrange(3) for _ in range(rng.randint(2, 40))] for row in rng.sample(range(4), 3)}
+        assert drafts(begun(rows), rows) == [looked_up(tokens, WIDTH - 1) for tokens in rows.values()]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 1, 2], [3, 4, 5, 1, 2]),
+        ([7, 7, 7, 7], [7, 7, 7, 7, 7]),
+        ([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1]),  # it goes round in circles, past what is known
+        ([1, 2, 3], [3, 3, 3, 3, 3]),  # no match: the last token again
+    ],
+)
+def test_repetition_is_continued(tokens: list[int], expected: list[int]) -> None:
+    assert drafts(begun({0: tokens}), {0: tokens}) == [expected]
+
+
+def test_a_row_that_begins_again_forgets_what_it_was() -> None:
+    drafter = begun({1: [5, 6, 5, 6, 5]})
+    again = begun({})
+    for each in (drafter, again):
+        each.begin(
+            RowSetup(
+                row=RowId(1),
+                sampling=Sampling(),
+                prompt_len=3,
+                min_len=0,
+                stop_ids=(),
+                tokens=np.array([8, 9, 5], dtype=np.int32),
+            )
+        )
+    assert drafts(drafter, {1: [8, 9, 5]}) == drafts(again, {1: [8, 9, 5]})
+
+
+def test_what_a_step_adds_is_known_to_the_next() -> None:
+    drafter, hidden = begun({2: [1, 2, 3, 9, 9]}), torch.zeros(1, 1)
+    batch = Batch(np.array([2]), np.array([True]), np.array([True]), PLAIN)
+    rows, starts = np.array([2]), np.array([4])
+    runs = Runs(
+        cut=Layout(batch, CpuDevice(), pairs=False, chunks={}).tokens,
+        rows=torch.tensor(rows),
+        starts=torch.tensor(starts),
+        rows_host=rows,
+        starts_host=starts,
+        trees=None,
+    )
+    pairs = Pairs(
+        runs=runs,
+        rows=torch.tensor([2, 2]),
+        positions=torch.tensor([4, 5]),
+        tokens=torch.tensor([1, 2]),
+        sources=torch.tensor([0, 0]),
+        last=hidden,
+        captured=(),
+        heads=torch.tensor([1]),
+        head_rows=torch.tensor([2]),
+    )
+    drafter.extend(pairs)
+    assert drafts(drafter, {2: [1, 2, 3, 9, 9, 1, 2]}) == [[3, 9, 9, 1, 2]]

@@ -1,0 +1,116 @@
+"""Trees of drafts: the best candidates, parents first, and every prefix a tree of its own."""
+
+import itertools
+
+import pytest
+import torch
+
+from roost.drafters.tree import NOTHING, Candidates, best_trees, chains
+
+SHAPES = [(3, 2, 5), (1, 3, 4), (5, 1, 6), (4, 4, 16), (5, 8, 32), (2, 3, 13)]  # S, K, T
+
+
+def grown(steps: int, topk: int, seed: int, ties: bool) -> Candidates:
+    """Candidates as a beam meets them: of each step K children of each of the K best so far."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def falls(count: int) -> list[float]:
+        values = (
+            torch.randint(0, 3, (count,), generator=generator) / 2 if ties else torch.rand(count, generator=generator)
+        )
+        return (-values).tolist()
+
+    scores, parents = falls(topk), [-1] * topk
+    beam = list(range(topk))
+    for _ in range(steps - 1):
+        first = len(scores)
+        for member in beam:
+            scores += [scores[member] + fall for fall in falls(topk)]
+            parents += [member] * topk
+        beam = sorted(range(first, len(scores)), key=lambda each: (-scores[each], each))[:topk]
+    return Candidates(
+        tokens=torch.arange(100, 100 + len(scores))[None],
+        scores=torch.tensor([scores]),
+        parents=torch.tensor([parents]),
+    )
+
+
+@pytest.mark.parametrize(("steps", "topk", "num_nodes"), SHAPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_best_candidates_are_nodes_and_come_after_their_parents(
+    steps: int, topk: int, num_nodes: int, ties: bool
+) -> None:
+    for seed in range(20):
+        candidates = grown(steps, topk, seed, ties)
+        trees = best_trees(torch.tensor([7]), candidates, num_nodes)
+        scores, parents = candidates.scores[0].tolist(), candidates.parents[0].tolist()
+        best = sorted(range(len(scores)), key=lambda each: (-scores[each], each))[: num_nodes - 1]
+        assert trees.tokens[0].tolist() == [7, *(100 + each for each in best)]
+        for node, candidate in enumerate(best, 1):
+            parent = 0 if parents[candidate] < 0 else 1 + best.index(parents[candidate])
+            assert int(trees.parents[0, node]) == parent < node
+        assert_consistent(trees.parents[0].tolist(), trees.depths[0].tolist(), trees.sees[0])
+
+
+def assert_consistent(parents: list[int], depths: list[int], sees: torch.Tensor) -> None:
+    paths = [{0}]
+    for node, parent in enumerate(parents[1:], 1):
+        paths.append(paths[parent] | {node})
+    assert depths == [len(path) - 1 for path in paths]
+    assert [set(torch.nonzero(row).flatten().tolist()) for row in sees] == paths
+
+
+def test_rounds_do_not_mix() -> None:
+    made = [grown(4, 3, seed, ties=True) for seed in range(9)]
+    together = Candidates(
+        **{name: torch.cat([getattr(each, name) for each in made]) for name in ("tokens", "scores", "parents")}
+    )
+    trees = best_trees(torch.arange(9), together, 11)
+    for number, candidates in enumerate(made):
+        alone = best_trees(torch.tensor([number]), candidates, 11)
+        for name in ("tokens", "parents", "depths", "sees"):
+            assert torch.equal(getattr(trees, name)[number], getattr(alone, name)[0])
+
+
+@pytest.mark.parametrize("width", range(1, 12))
+def test_a_narrower_tree_is_a_prefix(width: int) -> None:
+    candidates = grown(4, 3, seed=5, ties=False)
+    wide, narrow = (best_trees(torch.tensor([1]), candidates, num_nodes) for num_nodes in (12, width))
+    cut = wide.cut(torch.tensor([width]))
+    assert cut.tokens[0].tolist() == narrow.tokens[0].tolist() + [NOTHING] * (12 - width)
+    assert torch.equal(cut.sees[:, :width, :width], narrow.sees)
+
+
+def test_a_path_holds_the_drafts_down_to_a_node_and_not_the_root() -> None:
+    trees = best_trees(torch.tensor([7]), grown(3, 2, seed=1, ties=False), 7)
+    for node, path in enumerate(trees.path_tokens[0].tolist()):
+        above, expected = node, []
+        while above:
+            expected.append(int(trees.tokens[0, above]))
+            above = int(trees.parents[0, above])
+        assert sorted(each for each in path if each != NOTHING) == sorted(expected)
+
+
+def test_a_chain_is_a_tree_whose_nodes_follow_each_other() -> None:
+    trees = chains(torch.tensor([[5, 6, 7], [8, 9, 8]]))
+    for parents, depths, sees in itertools.islice(zip(trees.parents, trees.depths, trees.sees, strict=True), 2):
+        assert parents.tolist() == [0, 0, 1]
+        assert_consistent(parents.tolist(), depths.tolist(), sees)
+
+
+def test_some_rounds_replaced_leave_the_others() -> None:
+    roots = chains(torch.tensor([[1, NOTHING], [2, NOTHING], [3, NOTHING]]))
+    both = roots.with_rounds(torch.tensor([2]), chains(torch.tensor([[3, 4]])))
+    assert both.tokens.tolist() == [[1, NOTHING], [2, NOTHING], [3, 4]]
+
+
+def test_scores_that_are_no_numbers_still_make_a_tree() -> None:
+    nan = float("nan")
+    candidates = Candidates(
+        tokens=torch.tensor([[5, 6, 7, 8, 9, 10]]),
+        scores=torch.tensor([[-1.0, nan, -2.0, nan, nan, -1.5]]),
+        parents=torch.tensor([[-1, -1, 0, 1, 1, 0]]),
+    )
+    trees = best_trees(torch.tensor([1]), candidates, 6)
+    assert trees.tokens.tolist() == [[1, 5, 10, 7, 6, 8]]
+    assert (trees.parents < torch.arange(6).clamp(min=1)).all()

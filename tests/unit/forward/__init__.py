@@ -1,0 +1,1 @@
+"""The layout of a step and its lengths on the device."""

@@ -1,0 +1,86 @@
+"""The pool of a GPU is what is left beside weights, captured steps and passes; too little is said with numbers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from roost.config.options import EngineConfig, SchedConfig, SpecConfig
+from roost.config.resolved import ModelTraits
+from roost.errors import ConfigError
+from roost.models.model import KvShape
+from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
+from roost.sampling.step_logprobs import SCORED_MAX
+
+GIB = 2**30
+KV = KvShape(windows=(None, 8, None), num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model, or a head, of which only the KV counts."""
+
+    kv: KvShape = KV
+
+
+def test_a_token_takes_keys_and_values_in_every_layer_and_in_the_heads_too() -> None:
+    layer = 2 * 2 * 16 * 2
+    assert token_bytes(Sized(), None) == (2 * layer, layer)
+    one = KvShape(windows=(None,), num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
+    assert token_bytes(Sized(), Sized(one)) == (2 * layer + 2 * 4 * 8 * 4, layer)
+
+
+def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
+    free, total, workspace = 100 * GIB, 140 * GIB, 5 * GIB
+    assert pool_tokens(1.0, free, total, workspace, 1024) == 95 * GIB // 1024
+    assert pool_tokens(0.5, free, total, workspace, 1024) == 25 * GIB // 1024
+    default = pool_tokens(None, free, total, workspace, 1024)
+    assert default == pool_tokens(MEMORY_FRACTION, free, total, workspace, 1024)
+
+
+def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
+    traits = ModelTraits(vocab_size=50_000)
+
+    def bytes_of(**sched: int | bool) -> int:
+        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(), traits, 1536)
+
+    assert bytes_of(max_running=128) > bytes_of(max_running=64)
+    assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
+    assert bytes_of(chunk=8192) > bytes_of(chunk=512)
+    by_chunk = [bytes_of(chunk=8192, graphs=graphs) - bytes_of(chunk=512, graphs=graphs) for graphs in (True, False)]
+    assert by_chunk[0] > by_chunk[1]
+
+
+def test_every_captured_width_is_counted() -> None:
+    traits = ModelTraits(vocab_size=50_000)
+
+    def logits_of(spec: SpecConfig) -> int:
+        with_graphs, without = (
+            workspace_bytes(
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(), traits, 8
+            )
+            for graphs in (None, False)
+        )
+        return (with_graphs - without) // (2 * traits.vocab_size) - 2  # of one chunk and the sink's
+
+    assert logits_of(SpecConfig()) == 1 + 2 + 4 + 8
+    assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5
+    assert logits_of(SpecConfig(spec="ngram")) == 15 * (1 + 2 + 3 + 4 + 5 + 7)
+    assert logits_of(SpecConfig(spec="ngram", spec_max_batch=2)) == 3 * (1 + 2 + 3 + 4 + 5 + 7) + 12
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted(rows: int) -> None:
+    vocab_size, position = 152_000, 152_000 * (2 + 4 + 4 + 4 + 4 + 8)  # what log_probabilities has at one time
+    sched, spec = SchedConfig(max_running=rows, chunk=1, graphs=False), SpecConfig(spec="ngram", spec_steps=4)
+    traits = ModelTraits(vocab_size=vocab_size)
+    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits, 8)
+    logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
+    assert SCORED_MAX * position <= found - logits_and_counts <= 2 * SCORED_MAX * position
+
+
+def test_no_memory_left_says_what_to_change() -> None:
+    with pytest.raises(ConfigError) as refused:
+        pool_tokens(0.5, 60 * GIB, 140 * GIB, GIB, 1024)
+    assert "60.0 GiB are free, 1.0 are needed otherwise and 70.0 are left alone" in str(refused.value)
+    assert "--memory-fraction (0.5)" in str(refused.value) and "--max-running" in str(refused.value)

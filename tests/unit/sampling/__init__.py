@@ -1,0 +1,1 @@
+"""Sampling: parameters, the way from logits to tokens, log-probabilities."""

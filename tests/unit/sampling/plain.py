@@ -1,0 +1,136 @@
+"""The sampler's promises in plain Python and numpy, one token at a time: slow, and independent of the real one."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from roost.device.cpu import CpuDevice
+from roost.sampling.params import Sampling
+from roost.sampling.sampler import Sampler
+from roost.step import RowSetup
+
+Scores = NDArray[np.float32]
+MASK = 2**64 - 1
+MARGIN = 1e-7  # closer than this to a border, rounding may decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row at the moment of a choice."""
+
+    sampling: Sampling
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    min_len: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def setup(self, row: int) -> RowSetup:
+        """What the device is told when the row begins."""
+        tokens = self.prompt + self.output if self.sampling.penalises else ()
+        return RowSetup(
+            row=row,
+            sampling=self.sampling,
+            prompt_len=len(self.prompt),
+            min_len=self.min_len,
+            stop_ids=self.stop_ids,
+            tokens=np.array(tokens, dtype=np.int32),
+        )
+
+
+def mixed(state: int) -> int:
+    """The finaliser of splitmix64, in Python's own whole numbers."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number for a seed and a position."""
+    golden = 0x9E3779B97F4A7C15
+    state = mixed((seed + golden) & MASK)
+    return (mixed((state + (position + 1) * golden) & MASK) >> 11) * 2.0**-53
+
+
+def changed_scores(case: Case, logits: Scores, position: int, path: Sequence[int] = ()) -> Scores:
+    """Scores after bias, penalties and held stop ids."""
+    sampling, scores = case.sampling, logits.astype(np.float32).copy()
+    one = np.float32
+    for token, bias in sampling.logit_bias:
+        scores[token] += one(bias)
+    counts = Counter([*case.output, *path])
+    for token in set(case.prompt) | set(counts):
+        penalty = one(sampling.repetition_penalty)
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    for token, count in counts.items():
+        scores[token] = scores[token] - one(sampling.frequency_penalty) * one(count)
+        scores[token] = scores[token] - one(sampling.presence_penalty)
+    if position < case.min_len:
+        for token in case.stop_ids:
+            scores[token] = -np.inf
+    return scores
+
+
+def ranked(scores: Scores) -> list[int]:
+    """Ids, best score first, ties lowest id first."""
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
+def distribution(sampling: Sampling, scores: Scores) -> tuple[dict[int, float], bool]:
+    """Probability of each kept token in id order, and whether a border was too close to be sure of it."""
+    order = ranked(scores)
+    order = order[: sampling.top_k] if sampling.top_k > 0 else order
+    best = float(scores[order[0]])
+    weights = {token: math.exp((float(scores[token]) - best) / sampling.temperature) for token in order}
+    total, held, kept, unsure = sum(weights.values()), 0.0, [], False
+    for token in order:
+        if sampling.top_p < 1:
+            unsure = unsure or abs(held / total - sampling.top_p) < MARGIN
+            if held / total >= sampling.top_p:
+                break
+        kept.append(token)
+        held += weights[token]
+    unsure = unsure or any(abs(weights[token] - sampling.min_p) < MARGIN for token in kept if sampling.min_p)
+    kept = sorted(token for token in kept if weights[token] >= sampling.min_p)
+    total = sum(weights[token] for token in kept)
+    return {token: weights[token] / total for token in kept}, unsure
+
+
+def choice(case: Case, logits: Scores, position: int, path: Sequence[int] = ()) -> int | None:
+    """The token, or None where rounding may decide."""
+    scores = changed_scores(case, logits, position, path)
+    if case.sampling.greedy:
+        return ranked(scores)[0]
+    kept, unsure = distribution(case.sampling, scores)
+    number, held = uniform(case.sampling.seed, position), 0.0
+    for token, probability in kept.items():
+        held += probability
+        unsure = unsure or abs(held - number) < MARGIN
+        if number < held:
+            return None if unsure else token
+    return None
+
+
+def sampler_of(cases: Sequence[Case], vocab_size: int) -> Sampler:
+    """A sampler whose row i is case i."""
+    sampler = Sampler(len(cases), vocab_size, CpuDevice())
+    for row, case in enumerate(cases):
+        sampler.set_row(case.setup(row))
+    return sampler
+
+
+def sampled(
+    sampler: Sampler,
+    logits: Scores,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    paths: Sequence[Sequence[int]] | None = None,
+) -> list[int]:
+    """Tokens of the real sampler."""
+    extra = None if paths is None else torch.tensor(paths)
+    where = torch.tensor(positions)
+    return sampler.sample(torch.from_numpy(logits), torch.tensor(rows), rows, where, extra).tolist()

@@ -1,0 +1,95 @@
+"""What is too long for the context is refused before it is rendered or tokenised, and long texts go beside the loop."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from roost.errors import RequestError
+from roost.server.config import ServerConfig
+from roost.server.context import Desk
+from roost.server.inputs import plain_messages
+from roost.server.link import Link
+from roost.server.offload import LONG
+from roost.server.schema import Message
+from roost.server.turns import MESSAGE_COST
+from roost.text.language import Language
+from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
+from tests.unit.text.small import byte_level
+from tests.unit.text.test_template import CHAT
+
+CONTEXT = 512
+
+
+class Untouched:
+    """Stands for what must not be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was used")
+
+
+def _desk(template: Any = None, inner: Any = None) -> Desk:
+    tokenizer = byte_level()
+    if inner is not None:
+        tokenizer._inner = tokenizer._plain = inner
+    language = Language(tokenizer=tokenizer, template=template or ChatTemplate(CHAT, bos="", eos="<|im_end|>"))
+    desk = Desk(ServerConfig(), cast(Link, SimpleNamespace(started=SimpleNamespace(context=CONTEXT))))
+    desk._language = language
+    return desk
+
+
+def _refusal(work: Any) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        asyncio.run(work)
+    return refused.value
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
+    desk = _desk(inner=Untouched())
+    reach = desk.language.tokenizer.reach
+    assert reach is not None
+    text = "a" * (reach.size * CONTEXT + 1)
+    for given in (text, [text], [text] * 3):
+        error = _refusal(desk.prompts(given, "prompt"))
+        assert (error.status, error.param) == (413, "prompt") and f"--context {CONTEXT}" in error.reason
+    error = _refusal(desk.conversation([{"role": "user", "content": text}], "messages"))
+    assert (error.status, error.param) == (413, "messages") and f"--context {CONTEXT}" in error.reason
+
+
+def test_more_ids_than_the_context_holds_are_refused_at_once() -> None:
+    error = _refusal(_desk().prompts([1] * (CONTEXT + 1), "input_ids"))
+    assert (error.status, error.param) == (413, "input_ids") and f"prompt of {CONTEXT + 1} tokens" in error.reason
+    error = _refusal(_desk().prompts([[1]] * (CONTEXT + 1), "input_ids"))
+    assert (error.status, error.param) == (400, "input_ids") and "1 to 256 prompts" in error.reason
+
+
+def test_more_messages_or_characters_than_any_conversation_has_are_refused_before_they_are_rendered() -> None:
+    desk = _desk(template=Untouched())
+    error = _refusal(plain_messages(desk, [Message(role="user", content="")] * (CONTEXT + 1)))
+    assert (error.status, error.param) == (413, "messages") and f"{CONTEXT + 1} messages exceed" in error.reason
+    error = _refusal(desk.conversation([{"role": "user", "content": "a" * (TEXT_CHARS_MAX + 1)}], "messages"))
+    assert (error.status, error.param) == (413, "messages") and "characters" in error.reason
+
+
+class Told(ChatTemplate):
+    """A template that says on which thread it was rendered."""
+
+    thread = 0
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The text."""
+        self.thread = threading.get_ident()
+        return super().render(messages, add_generation_prompt=add_generation_prompt)
+
+
+@pytest.mark.parametrize(
+    ("num_messages", "content"), [(1, "h" * (LONG - MESSAGE_COST)), (LONG // MESSAGE_COST, "")], ids=["long", "many"]
+)
+def test_long_conversations_are_rendered_beside_the_event_loop(num_messages: int, content: str) -> None:
+    template = Told(CHAT, bos="", eos="<|im_end|>")
+    messages = [{"role": "user", "content": content}] * num_messages
+    for said, is_beside in ((messages, False), ([*messages, {"role": "user", "content": ""}], True)):
+        _refusal(_desk(template=template).conversation(said, "messages"))
+        assert (template.thread != threading.get_ident()) == is_beside

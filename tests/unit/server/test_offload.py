@@ -1,0 +1,60 @@
+"""Long work is done beside the event loop, little of it at once, and what is shorter does not wait for it."""
+
+import asyncio
+import threading
+
+from roost.server.offload import LONG, NUM_THREADS, VERY_LONG, Aside
+
+
+class Gate:
+    """Work that lasts until it is let go, and counts how much of it goes on at once."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.begun.release()
+        self.opened.wait()
+        with self._lock:
+            self.running -= 1
+        return threading.get_ident()
+
+
+def test_long_work_does_not_hold_up_the_event_loop() -> None:
+    here = threading.get_ident()
+
+    async def where(length: int) -> int:
+        return await Aside().do(length, threading.get_ident)
+
+    assert asyncio.run(where(LONG)) == here
+    assert asyncio.run(where(LONG + 1)) != here
+    assert asyncio.run(where(VERY_LONG + 1)) != here
+
+
+def _at_once(length: int) -> tuple[int, int]:
+    """How many of five such works went on at once, and how many of them ended."""
+
+    async def run() -> tuple[int, int]:
+        aside, gate = Aside(), Gate()
+        tasks = [asyncio.create_task(aside.do(length, gate)) for _ in range(5)]
+        for _ in range(NUM_THREADS if length <= VERY_LONG else 1):
+            await asyncio.to_thread(gate.begun.acquire)
+        # while they go on, the loop does too, and shorter work has its own threads
+        assert await aside.do(LONG, lambda: 7) == 7
+        if length > VERY_LONG:
+            assert await aside.do(VERY_LONG, lambda: 8) == 8
+        gate.opened.set()
+        return gate.most, len(await asyncio.gather(*tasks))
+
+    return asyncio.run(run())
+
+
+def test_so_much_long_work_goes_on_at_once_and_no_more() -> None:
+    assert _at_once(VERY_LONG) == (NUM_THREADS, 5)
+    assert _at_once(VERY_LONG + 1) == (1, 5)
