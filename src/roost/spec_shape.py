@@ -1,7 +1,7 @@
 """Shape of a speculative round, and where its branches lie in a row; integers only, no torch.
 
 S draft steps, K branches, T verified nodes (root included). A chain is K = 1, T = S + 1; plain decoding is
-S = 0, K = 1, T = 1. Every width and reserve of the engine comes from here. Called by config, sched and exec.
+S = 0, K = 1, T = 1. Every width and reserve of the engine comes from here. Read by both sides.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A fixed length has one width. Where the length is chosen by cost there is a menu, shorter where many rounds share a
 step, since every width of every batch size is captured. What may be planned and what is captured is said here, once.
-Called by config, sched and exec.
+Read by both sides.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """The seam between the control plane and the device: a plan goes in, a result comes out.
 
-Both are frozen columns, one entry per row of the step; nothing in flight is ever changed. The executor learns
-page tables only from the deltas in the plans, applied in launch order. Built by sched, run by exec; kv takes its ids.
+Both are frozen columns, one entry per row of the step; nothing in flight is ever changed. The executor learns page
+tables only from the deltas in the plans, applied in launch order. Built by sched, run by the executor; kv takes its
+ids.
 """
 
 from dataclasses import dataclass, fields, replace

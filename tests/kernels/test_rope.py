@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.layers.rotary import Rope, frequencies, rotate, turns_at
+from roost.layers.rotary import Rope, cos_sin_at, frequencies, rotate
 from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
 rope = pytest.importorskip("roost.kernels.rope")
@@ -28,23 +28,23 @@ def test_rope_write_turns_and_writes(
     generator = torch.Generator().manual_seed(head_dim)
     heads = projected((num_tokens, num_heads + 2 * num_kv_heads, head_dim), dtype, device)
     positions = torch.randint(0, 3000, (num_tokens,), generator=generator).to(device)
-    turns = turns_at(positions, frequencies(Rope(theta=10000.0), head_dim, device), dtype)
+    cos_sin = cos_sin_at(positions, frequencies(Rope(theta=10000.0), head_dim, device), dtype)
     num_slots = 3 * num_tokens + 2
     slots = torch.randperm(num_slots, generator=generator)[:num_tokens].to(device)
     keys, values = (Fenced((num_slots, num_kv_heads, head_dim), dtype, device) for _ in range(2))
     keys.tensor.fill_(SENTINEL), values.tensor.fill_(SENTINEL)
     out = Fenced((num_tokens, num_heads, head_dim), dtype, device)
-    turning, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    qk, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
     if num_tokens % 2:
-        turning = turning.contiguous()  # as a norm of queries and keys leaves them
-    query = rope.rope_write(turning, value, *turns, slots, keys.tensor, values.tensor, out=out.tensor)
+        qk = qk.contiguous()  # as a norm of queries and keys leaves them
+    query = rope.rope_write(qk, value, *cos_sin, slots, keys.tensor, values.tensor, out=out.tensor)
     for fenced in (keys, values, out):
         fenced.check()
-    wide = rotate(turning.to(torch.float32), (turns[0].to(torch.float32), turns[1].to(torch.float32))).to(dtype)
+    wide = rotate(qk.to(torch.float32), (cos_sin[0].to(torch.float32), cos_sin[1].to(torch.float32))).to(dtype)
     assert_near(query, wide[:, :num_heads])
     assert_near(keys.tensor[slots], wide[:, num_heads:])
     assert torch.equal(values.tensor[slots], value)
-    assert_near(query, rotate(turning, turns)[:, :num_heads], steps=4)  # which rounds twice
+    assert_near(query, rotate(qk, cos_sin)[:, :num_heads], steps=4)  # which rounds twice
     others = torch.ones(num_slots, dtype=torch.bool, device=device)
     others[slots] = False
     assert (keys.tensor[others] == SENTINEL).all() and (values.tensor[others] == SENTINEL).all()

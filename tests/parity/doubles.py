@@ -89,9 +89,9 @@ class Watched:
         return self.head.kv
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The head's."""
-        return self.head.captures
+        return self.head.aux_layers
 
     @property
     def hidden_size(self) -> int:
@@ -103,9 +103,9 @@ class Watched:
         """The head's."""
         return self.head.num_tokens
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """The head's."""
-        return self.head.fuse(last, captured)
+        return self.head.fuse(last, aux_hidden)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The head's, written down."""

@@ -164,23 +164,23 @@ def _attention(config: Config, state: dict[str, Tensor], inputs: Tensor) -> Tens
     outputs = []
     for head in range(num_heads):
         shared = head * num_kv // num_heads
-        mine = _turned(config, query[:, head * dim : (head + 1) * dim])
-        other = _turned(config, key[:, shared * dim : (shared + 1) * dim])
+        mine = _rotated(config, query[:, head * dim : (head + 1) * dim])
+        other = _rotated(config, key[:, shared * dim : (shared + 1) * dim])
         weights = softmax((mine @ other.T / dim**0.5).masked_fill(future, -torch.inf), dim=-1)
         outputs.append(weights @ value[:, shared * dim : (shared + 1) * dim])
     return linear(torch.cat(outputs, dim=-1), state["self_attn.o_proj.weight"], state.get("self_attn.o_proj.bias"))
 
 
-def _turned(config: Config, vectors: Tensor) -> Tensor:
-    """One head's queries or keys, turned by their positions."""
+def _rotated(config: Config, vectors: Tensor) -> Tensor:
+    """One head's queries or keys, rotated by their positions."""
     half, positions = vectors.shape[-1] // 2, torch.arange(len(vectors))
-    turned = vectors.clone()
+    rotated = vectors.clone()
     for i in range(half):
         angle = positions * _frequency(config, i / half)
         left, right = vectors[:, i], vectors[:, i + half]
-        turned[:, i] = left * angle.cos() - right * angle.sin()
-        turned[:, i + half] = right * angle.cos() + left * angle.sin()
-    return turned
+        rotated[:, i] = left * angle.cos() - right * angle.sin()
+        rotated[:, i + half] = right * angle.cos() + left * angle.sin()
+    return rotated
 
 
 def _frequency(config: Config, exponent: float) -> float:

@@ -48,9 +48,11 @@ def test_draft_logits_of_every_branch_and_step_equal_dense_ones(
     head = make_head(name, model)
     (prompt,) = prompts(length, seed=length)
     with torch.inference_mode():
-        last, captured = model.forward_captured(torch.tensor(prompt), torch.arange(length), dense(model), head.captures)
+        last, aux_hidden = model.forward_with_aux(
+            torch.tensor(prompt), torch.arange(length), dense(model), head.aux_layers
+        )
         root = int(model.logits(last[-1:]).argmax())
-        tokens, hidden = torch.tensor([*prompt[1:], root]), head.fuse(last, captured)
+        tokens, hidden = torch.tensor([*prompt[1:], root]), head.fuse(last, aux_hidden)
         attend = dense(head)
         output = head.forward(tokens, hidden, torch.arange(length), attend)[-1]
         scores, ids = head.logits(output[None])[0].log_softmax(-1).topk(shape.topk)

@@ -74,11 +74,11 @@ def test_hidden_states_at_the_inputs_of_layers_equal_transformers(kind: str) -> 
     with torch.no_grad():
         expected = tiny(kind).reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
     tokens, positions = torch.tensor(prompt), torch.arange(len(prompt))
-    last, captured = model.forward_captured(tokens, positions, dense(model), (2, 0))
+    last, captured = model.forward_with_aux(tokens, positions, dense(model), (2, 0))
     for ours, theirs in ((last, expected[-1]), (captured[0], expected[2]), (captured[1], expected[0])):
         torch.testing.assert_close(ours, theirs[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(model.embed(tokens), captured[1])
-    assert model.forward_captured(tokens, positions, dense(model), ())[1] == ()
+    assert model.forward_with_aux(tokens, positions, dense(model), ())[1] == ()
 
 
 @ALL

@@ -12,7 +12,7 @@ from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.ops import TORCH_OPS, Ops
-from roost.layers.rotary import Turns, rotate
+from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import Capabilities, Head, KvShape, Model
 from roost.weights.draft import check_hooks, head_kind, load_head
@@ -59,8 +59,8 @@ def load(
 def passes(head: Head, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Logits and hidden states of a head over pairs of a prompt, all in one pass."""
     tokens, positions = torch.tensor(prompt), torch.arange(len(prompt))
-    last, captured = model.forward_captured(tokens, positions, dense(model), head.captures)
-    hidden = head.fuse(last[:-1], tuple(each[:-1] for each in captured))
+    last, aux_hidden = model.forward_with_aux(tokens, positions, dense(model), head.aux_layers)
+    hidden = head.fuse(last[:-1], tuple(each[:-1] for each in aux_hidden))
     assert hidden.shape == (len(prompt) - 1, head.hidden_size)
     hidden = head.forward(tokens[1:], hidden, positions[:-1], reading(head))
     return head.logits(hidden), hidden
@@ -69,8 +69,8 @@ def passes(head: Head, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor,
 def reading(head: Head) -> Attend:
     """Attention of one sequence from its start, without pages."""
 
-    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        query, key = rotate(turning, turns).tensor_split((turning.shape[1] - value.shape[1],), dim=1)
+    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
         assert head.kv.windows[layer] is None
         assert key.shape[1:] == (head.kv.num_kv_heads, head.kv.head_dim)
         return causal_attention(query, key, value, start=0, first=0, window=None, scale=head.kv.scale)
@@ -78,9 +78,9 @@ def reading(head: Head) -> Attend:
     return attend
 
 
-def expected(path: Path, target: str, prompt: tuple[int, ...], captures: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def expected(path: Path, target: str, prompt: tuple[int, ...], aux_layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     reference = tiny(target).reference
-    return run(path, reference, torch.tensor(prompt[1:]), features(reference, prompt, captures)[:-1])
+    return run(path, reference, torch.tensor(prompt[1:]), features(reference, prompt, aux_layers)[:-1])
 
 
 # --- parity ---------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_a_head_equals_the_reference(target: str, kind: str, name: str, tmp_path
     model = tiny(target).model()
     head = load(path, model, kind=kind)
     logits, hidden = passes(head, model, prompt)
-    theirs = expected(path, target, prompt, head.captures)
+    theirs = expected(path, target, prompt, head.aux_layers)
     assert logits.shape[1] == head.num_tokens
     torch.testing.assert_close(logits, theirs[0], atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(hidden, theirs[1], atol=2e-4, rtol=1e-4)
@@ -106,7 +106,7 @@ def test_other_forms_of_weights_are_close(weights: str, kind: str, name: str, tm
     model = tiny("llama").model(weights)
     head = load(path, model, weights=weights)
     logits, hidden = passes(head, model, prompt)
-    theirs, _ = expected(path, "llama", prompt, head.captures)
+    theirs, _ = expected(path, "llama", prompt, head.aux_layers)
     assert logits.dtype == hidden.dtype == head.kv.dtype == model.kv.dtype
     assert (logits - theirs).abs().mean() < 0.06 * theirs.std()
 
@@ -162,7 +162,7 @@ class Deep:
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         raise AssertionError
 
-    def forward_captured(
+    def forward_with_aux(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise AssertionError
@@ -176,9 +176,9 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 def test_an_eagle3_head_reads_three_layers_unless_it_says_which(tmp_path: Path) -> None:
     write_eagle3(tmp_path)
-    assert load(tmp_path, Deep(num_layers=32)).captures == (2, 16, 29)
-    assert load(tmp_path, Deep(num_layers=7)).captures == (2, 3, 4)
-    assert load(write_eagle(tmp_path), Deep(num_layers=32)).captures == ()
+    assert load(tmp_path, Deep(num_layers=32)).aux_layers == (2, 16, 29)
+    assert load(tmp_path, Deep(num_layers=7)).aux_layers == (2, 3, 4)
+    assert load(write_eagle(tmp_path), Deep(num_layers=32)).aux_layers == ()
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_an_eagle3_head_reads_three_layers_unless_it_says_which(tmp_path: Path) 
 )
 def test_layer_ids_are_outputs_for_sglang_and_inputs_for_vllm(changes: Config, tmp_path: Path) -> None:
     write_eagle3(tmp_path, changes)
-    assert load(tmp_path, Deep(num_layers=10), layer_ids="vllm").captures == (1, 4, 9)
-    assert load(tmp_path, Deep(num_layers=10), layer_ids="sglang").captures == (2, 5, 10)
+    assert load(tmp_path, Deep(num_layers=10), layer_ids="vllm").aux_layers == (1, 4, 9)
+    assert load(tmp_path, Deep(num_layers=10), layer_ids="sglang").aux_layers == (2, 5, 10)
 
 
 def test_an_empty_list_of_layer_ids_says_nothing(tmp_path: Path) -> None:
     write_eagle3(tmp_path, {IDS: []})
-    assert load(tmp_path, Deep(num_layers=32)).captures == (2, 16, 29)
+    assert load(tmp_path, Deep(num_layers=32)).aux_layers == (2, 16, 29)
 
 
 @pytest.mark.parametrize("target", ["llama", "gemma3"])
@@ -204,7 +204,7 @@ def test_what_the_last_layer_puts_out_can_be_captured(target: str) -> None:
         states = reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
     hook.remove()
     model = tiny(target).model()
-    last, (output, middle) = model.forward_captured(
+    last, (output, middle) = model.forward_with_aux(
         torch.tensor(prompt), torch.arange(len(prompt)), dense(model), (3, 1)
     )
     theirs = seen[0] if isinstance(seen[0], Tensor) else seen[0][0]
@@ -269,7 +269,7 @@ def test_an_eagle_head_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_layer_ids_outside_the_target_are_refused(tmp_path: Path) -> None:
     write_eagle3(tmp_path, {IDS: [2, 5, 10]})
-    assert load(tmp_path, SMALL, layer_ids="vllm").captures == (2, 5, 10)
+    assert load(tmp_path, SMALL, layer_ids="vllm").aux_layers == (2, 5, 10)
     said = f"--draft HERE: its {IDS} [2, 5, 10] (--draft-layer-ids sglang) are outside the target's 10 layers"
     assert refusal(tmp_path, SMALL, layer_ids="sglang") == said
     said = "--draft HERE: --draft-layer-ids must be one of sglang, vllm, got hf"

@@ -29,7 +29,7 @@ def served_with_decoys(kind: str, name: str) -> Served:
     text = PROMPT + plainly(kind, PROMPT, NUM_NEW + 6)
     # never the last of a round, nor two in one: the right path is the second or third best
     head = Knowing(make_head(name, model_of(kind)), text, decoy_after=(10, 15, 21, 26))
-    head.captures = make_head(name, model_of(kind)).captures
+    head.aux_layers = make_head(name, model_of(kind)).aux_layers
     served = Served(model_of(kind), configure(spec=BUSHY, page_size=4), head=head)
     served.submit("r", PROMPT, NUM_NEW)
     served.run()

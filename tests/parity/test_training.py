@@ -19,7 +19,7 @@ from roost.train.loop import Recipe, Standing, Trainer, right_in_a_row, schedule
 from roost.train.rows import Rows, pack, split
 from roost.train.start import head_shape, warm_start, weight_sizes, write_head
 from roost.train.target import teach
-from roost.weights.draft import default_captures, load_head
+from roost.weights.draft import default_aux_layers, load_head
 from tests.parity.tiny import CPU, VOCAB, tiny
 from tests.parity.work import dense
 from tests.server.tiny import write_model
@@ -42,8 +42,8 @@ def started(kind: str) -> tuple[Decoder, TrainableHead]:
 def drafted(model: Decoder, head: Head, tokens: Tensor, place: int, step: int) -> Tensor:
     """Logits after `step` further drafts behind a place, as serving makes them: pass by pass."""
     positions = torch.arange(len(tokens))
-    last, captured = model.forward_captured(tokens, positions, dense(model), head.captures)
-    hidden = head.fuse(last, captured)[: place + 1]
+    last, aux_hidden = model.forward_with_aux(tokens, positions, dense(model), head.aux_layers)
+    hidden = head.fuse(last, aux_hidden)[: place + 1]
     for more in range(step + 1):
         length = place + 1 + more
         output = head.forward(tokens[1 : length + 1], hidden, positions[:length], dense(head))
@@ -58,7 +58,7 @@ def test_an_unrolled_step_is_a_draft(kind: str, tmp_path: Path) -> None:
     served = load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCAB, 20))
     with torch.no_grad():
-        lesson = teach(model, tokens[None], torch.zeros_like(tokens)[None], served.captures, IDS)
+        lesson = teach(model, tokens[None], torch.zeros_like(tokens)[None], served.aux_layers, IDS)
         embedded = [model.embed(tokens.roll(-1 - step))[None] for step in range(NUM_STEPS)]
         found = head.unroll(embedded, lesson.features, lesson.seen)
         for step in range(NUM_STEPS):
@@ -72,9 +72,9 @@ def test_an_answer_in_the_middle_of_a_row_is_taught_as_if_it_were_alone(kind: st
     model = tiny(kind).model()
     tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCAB, (1, 30)))
     owners = torch.tensor([[0] * 9 + [1] * 17 + [-1] * 4])
-    captures = default_captures(len(model.config.layers))
-    packed = teach(model, tokens, owners, captures, IDS)
-    alone = teach(model, tokens[:, 9:26], torch.zeros(1, 17), captures, IDS)
+    aux_layers = default_aux_layers(len(model.config.layers))
+    packed = teach(model, tokens, owners, aux_layers, IDS)
+    alone = teach(model, tokens[:, 9:26], torch.zeros(1, 17), aux_layers, IDS)
     torch.testing.assert_close(packed.features[:, 9:26], alone.features, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(packed.scores[:, 9:26], alone.scores, rtol=1e-3, atol=1e-3)
 
@@ -105,7 +105,7 @@ def trainer_of(epochs: int, budget_s: float | None = None) -> Trainer:
     model, state = bigrams()
     head = TrainableHead(shape_of(model), warm_start(state, model.config, shape_of(model), IDS), CPU)
     recipe = Recipe(num_steps=NUM_STEPS, batch_rows=8, epochs=epochs, learning_rate=5e-3, budget_s=budget_s)
-    return Trainer(model, head, default_captures(3), IDS, recipe)
+    return Trainer(model, head, default_aux_layers(3), IDS, recipe)
 
 
 def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from roost.config.options import EngineConfig
 from roost.layers.attention import Attend, causal_attention
-from roost.layers.rotary import Turns, rotate
+from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from tests.parity.tiny import Served, greedy, prompts, tiny
@@ -45,8 +45,8 @@ def dense(model: Decoder | Head) -> Attend:
     """Attention of one sequence from its start, without pages."""
     kv = model.kv
 
-    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        query, key = rotate(turning, turns).tensor_split((turning.shape[1] - value.shape[1],), dim=1)
+    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
         return causal_attention(query, key, value, start=0, first=0, window=kv.windows[layer], scale=kv.scale)
 
     return attend

@@ -14,7 +14,7 @@ from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased
 from roost.kv.node import Key
-from roost.kv.pages import SINK, PageId, floor_to
+from roost.kv.pages import NULL_PAGE, PageId, floor_to
 from roost.messages import Refused
 from roost.sched.admission import OVERTAKEN_MAX
 from roost.sched.request import Mark, Request
@@ -370,7 +370,7 @@ class Rules:
                 for page, account in zip(pages, accounts, strict=True):
                     kind, owner = account & 3, account >> 2
                     fine = kind == 2 or account == leased(lease.id) or (kind == 3 and owner >= step)
-                    if page != SINK and not fine:
+                    if page != NULL_PAGE and not fine:
                         raise Broken(
                             f"named pages: step {step} may touch page {page} of book {book} for {request.id}, "
                             f"but it is '{describe(account)}'"

@@ -19,7 +19,7 @@ from roost.config.resolved import ModelTraits, Resolved
 from roost.kv import ledger
 from roost.kv.audit import audit_pages
 from roost.kv.lease import Lease
-from roost.kv.pages import SINK, PageId, ceil_to
+from roost.kv.pages import NULL_PAGE, PageId, ceil_to
 from roost.messages import (
     Abort,
     CloseSession,
@@ -247,7 +247,7 @@ class Watch:
         for step, rows in self.named.items():
             for each in rows:
                 for book, pages in enumerate(each.pages):
-                    held = [page for page in pages if page != SINK]
+                    held = [page for page in pages if page != NULL_PAGE]
                     for page, account in zip(held, self.state.store.ledger.accounts_of(book, held), strict=True):
                         kind, owner = account & 3, account >> 2
                         fine = kind == 2 or account == ledger.leased(each.lease.id) or (kind == 3 and owner >= step)

@@ -9,7 +9,7 @@ import pytest
 
 from roost.errors import InvariantError
 from roost.kv.ledger import retiring
-from roost.kv.pages import SINK, ceil_div
+from roost.kv.pages import NULL_PAGE, ceil_div
 from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import CHAIN, WIDE_TREE, Script, Setting, accounts, depths, early, late, narrow, prompt_of, shapes
 
@@ -197,8 +197,8 @@ def test_04_abort_lowers_the_window_frontier_and_keeps_the_window_behind_it(
     lease = script.lease("s")
     assert (lease.settled_len, lease.evicted_len) == (34, frontier)
     window_pages = lease.pages[1]
-    assert set(window_pages[: frontier // page_size]) <= {SINK}
-    assert SINK not in window_pages[frontier // page_size :] and len(window_pages) == ceil_div(34, page_size)
+    assert set(window_pages[: frontier // page_size]) <= {NULL_PAGE}
+    assert NULL_PAGE not in window_pages[frontier // page_size :] and len(window_pages) == ceil_div(34, page_size)
     assert script.turn("s", 4, 6, salt=2).cached == 34
     script.wind_up()
 

@@ -52,7 +52,7 @@ class Row:
         positions = np.arange(first, last)
         pages = self._witness.tables[book][self.row, positions // size]
         if (pages == 0).any():
-            raise Touched(f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) meets the sink page")
+            raise Touched(f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) meets the null page")
         return pages * size + positions % size
 
     def slot(self, book: int, position: int) -> int:

@@ -34,7 +34,7 @@ def _config(**changes: int) -> EngineConfig:
         ("page_size", -4, "--page-size must be at least 1, got -4"),
         ("pool_tokens", 0, "--pool-tokens must be at least 1"),
         ("window_pool_tokens", -1, "--window-pool-tokens must be at least 1"),
-        ("pool_tokens", 31, "--pool-tokens must be at least 32: one request's reserve and the sink page are 2 pages"),
+        ("pool_tokens", 31, "--pool-tokens must be at least 32: one request's reserve and the null page are 2 pages"),
         ("strict_memory", 3, "--strict-memory must be 0, 1 or 2, got 3"),
         ("strict_memory", -1, "--strict-memory must be 0, 1 or 2, got -1"),
         ("context", 1, "--context must be at least 2"),

@@ -25,7 +25,7 @@ class Table:
         self.num_slots = resolved.books[book].num_pages * self.page_size
         self.row_width = resolved.row_width
         pages_per_row = self.row_width // self.page_size
-        num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the sink page
+        num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the null page
         self.pages = torch.zeros((num_rows, pages_per_row), dtype=torch.int32, device=device.torch)
 
     def apply(self, delta: TableDelta) -> None:

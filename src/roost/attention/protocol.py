@@ -18,7 +18,7 @@ from roost.device.device import Device
 from roost.drafters.tree import Trees
 from roost.errors import InvariantError
 from roost.layers.attention import Attend
-from roost.layers.rotary import Turns
+from roost.layers.rotary import CosSin
 from roost.spec_shape import SpecShape
 
 # (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
@@ -60,8 +60,8 @@ class Attention(Protocol):
         """Plan what draft branches read."""
         ...
 
-    def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        """Turn queries and keys, put keys and values into slots; the turned queries."""
+    def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        """Rotate queries and keys, put keys and values into slots; the rotated queries."""
         ...
 
     def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
@@ -81,10 +81,10 @@ class Lane:
 def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence[tuple[int, int]]) -> Attend:
     """The way to KV of a pass; `places` gives each layer's lane, and its number there."""
 
-    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         number, index = places[layer]
         lane = lanes[number]
-        query = attention.write(lane.pool, index, lane.slots, turning, value, turns)
+        query = attention.write(lane.pool, index, lane.slots, qk, value, cos_sin)
         return lane.read(query, lane.pool.keys[index], lane.pool.values[index])
 
     return attend

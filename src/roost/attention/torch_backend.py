@@ -10,7 +10,7 @@ from roost.attention.kv_cache import Pool, Table
 from roost.attention.protocol import Branched, Read, Runs
 from roost.errors import InvariantError
 from roost.layers.attention import Span, Tree, paged_attention, plan_branch_reads, plan_reads
-from roost.layers.rotary import Turns, rotate
+from roost.layers.rotary import CosSin, rotate
 
 
 class TorchAttention:
@@ -34,10 +34,10 @@ class TorchAttention:
         reads = plan_branch_reads(table.pages, rows, branches, branched.step, page_size=size, head_dim=self._head_dim)
         return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
 
-    def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
-        """Queries and keys turned together."""
+    def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        """Queries and keys rotated together."""
         num_kv_heads = value.shape[1]
-        query, key = rotate(turning, turns).split((turning.shape[1] - num_kv_heads, num_kv_heads), dim=1)
+        query, key = rotate(qk, cos_sin).split((qk.shape[1] - num_kv_heads, num_kv_heads), dim=1)
         pool.keys[layer, slots] = key
         pool.values[layer, slots] = value
         return query

@@ -12,7 +12,7 @@ from roost.attention.protocol import Branched, Read, Runs
 from roost.kernels.attention import num_splits, paged_attention
 from roost.kernels.copy import copy_slots
 from roost.kernels.rope import rope_write
-from roost.layers.rotary import Turns
+from roost.layers.rotary import CosSin
 from roost.layers.spans import Masks, Shifts, Spans
 
 
@@ -58,9 +58,9 @@ class TritonAttention:
         )
         return self._reading(table, spans, scale)
 
-    def write(self, pool: Pool, layer: int, slots: Tensor, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+    def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """In one kernel."""
-        return rope_write(turning, value, *turns, slots, pool.keys[layer], pool.values[layer])
+        return rope_write(qk, value, *cos_sin, slots, pool.keys[layer], pool.values[layer])
 
     def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
         """In one kernel, a group at a time."""

@@ -139,7 +139,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         least = resolved.pages_to_hold(number, resolved.length_to_fit(number, 2)) + 1
         if book.num_pages < least:
             raise ConfigError(
-                f"{flag} must be at least {least * memory.page_size}: one request's reserve and the sink page are "
+                f"{flag} must be at least {least * memory.page_size}: one request's reserve and the null page are "
                 f"{least} pages of --page-size {memory.page_size}, got {book.num_pages} pages"
             )
     return resolved

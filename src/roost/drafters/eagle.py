@@ -40,9 +40,9 @@ class EagleDrafter:
         self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; of chains 0
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Layers of the target that the head looks at."""
-        return self._head.captures
+        return self._head.aux_layers
 
     def begin(self, setup: RowSetup) -> None:
         """Nothing: what a row needs comes with its prefill."""
@@ -50,7 +50,7 @@ class EagleDrafter:
     def extend(self, pairs: Pairs) -> None:
         """Run the head over what a step wrote; keep where each row stands."""
         sources, table = pairs.sources, self._table
-        hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.captured))
+        hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.aux_hidden))
         read = self._attention.read(table, pairs.runs, self._head.kv.scale)
         slots = table.slots(pairs.rows, pairs.positions)
         output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, read))

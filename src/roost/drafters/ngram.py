@@ -23,7 +23,7 @@ class NgramDrafter:
         self._tokens = torch.zeros((num_rows, row_width + 1), dtype=torch.int32, device=device.torch)  # by position
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Nothing of the target but its tokens."""
         return ()
 

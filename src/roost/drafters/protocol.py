@@ -41,7 +41,7 @@ class Pairs:
     tokens: Tensor  # [num_pairs] the token at p + 1
     sources: Tensor  # [num_pairs] the token of the target's batch that stands at p
     last: Tensor  # [num_tokens, hidden_size] the target's last hidden states
-    captured: tuple[Tensor, ...]  # those at the inputs of the layers that the drafter asked for
+    aux_hidden: tuple[Tensor, ...]  # those at the inputs of the layers that the drafter asked for
     heads: Tensor  # [num_sampling] index of the last pair of each row that has a root now
     head_rows: Tensor  # [num_sampling] those rows
 
@@ -50,7 +50,7 @@ class Drafter(Protocol):
     """Something that guesses what comes next."""
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Layers of the target whose inputs it wants to see."""
         ...
 

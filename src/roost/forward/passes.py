@@ -49,7 +49,7 @@ class Ahead:
     trees: Trees  # of the sampling rows
     positions: Tensor  # [num_nodes]
     hidden: Tensor  # [num_tokens, hidden_size]
-    captured: tuple[Tensor, ...]
+    aux_hidden: tuple[Tensor, ...]
     logits: Tensor  # [num_nodes, vocab_size]
 
     def first(self, batch: Batch) -> "Ahead":
@@ -65,7 +65,7 @@ class Ahead:
             trees=self.trees.first(number),
             positions=self.positions[:nodes],
             hidden=self.hidden[:tokens],
-            captured=tuple(each[:tokens] for each in self.captured),
+            aux_hidden=tuple(each[:tokens] for each in self.aux_hidden),
             logits=self.logits[:nodes],
         )
 
@@ -109,7 +109,7 @@ class Passes:
         positions = root_places[layout["node_roots"]]
         if trees.width > 1:
             positions = positions + trees.depths.flatten()[layout["node_cells"]]
-        hidden, captured = self._forward(inputs, starts, trees, positions)
+        hidden, aux_hidden = self._forward(inputs, starts, trees, positions)
         logits = self.model.logits(hidden if layout.batch.is_rounds else hidden[layout["node_tokens"]])
         return Ahead(
             starts=starts,
@@ -121,7 +121,7 @@ class Passes:
             trees=trees,
             positions=positions,
             hidden=hidden,
-            captured=captured,
+            aux_hidden=aux_hidden,
             logits=logits,
         )
 
@@ -196,9 +196,9 @@ class Passes:
             for pool in self.pools
         ]
         attend = attend_through(self.attention, lanes, self._places)
-        if self.drafter is None or not self.drafter.captures:
+        if self.drafter is None or not self.drafter.aux_layers:
             return self.model.forward(tokens, positions, attend), ()
-        return self.model.forward_captured(tokens, positions, attend, self.drafter.captures)
+        return self.model.forward_with_aux(tokens, positions, attend, self.drafter.aux_layers)
 
     def _move_accepted(self, ahead: Ahead, accepted: Accepted) -> None:
         """Bring the accepted path's KV to the front; what is not accepted stays where it is."""
@@ -233,7 +233,7 @@ class Passes:
             tokens=tokens,
             sources=sources,
             last=ahead.hidden,
-            captured=ahead.captured,
+            aux_hidden=ahead.aux_hidden,
             heads=layout["pair_firsts"] + accepted.lens - 1,
             head_rows=ahead.rows,
         )

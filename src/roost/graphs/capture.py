@@ -2,7 +2,7 @@
 
 A replay reads the memory that the passes were captured with and writes where they wrote then. Between the two, tokens
 may be put in place of the greedy ones. Whoever captures fills the memory first, and pads it with the sink's rows: what
-those write goes to the sink page, what they say is not looked at. Called by graphs.
+those write goes to the null page, what they say is not looked at. Called by graphs.
 """
 
 from collections.abc import Callable

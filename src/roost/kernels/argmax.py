@@ -2,7 +2,7 @@
 
 A row is cut into chunks, a program each, that find their largest score and its id; a second kernel picks among a row's
 chunks. A row of nothing but NaN gives 0. Reads [num_rows, vocab_size] once; the chunks' findings are 8 bytes each. The
-reference is torch.argmax of scores without NaN. Called by exec.
+reference is torch.argmax of scores without NaN. Called by attention backends.
 """
 
 import torch

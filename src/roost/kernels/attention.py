@@ -3,7 +3,7 @@
 out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.spans.
 A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
 in blocks; several shares (splits) of a tile are merged by a second kernel. Bytes moved: 2 * num_keys * head_dim *
-itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by exec.
+itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by attention backends.
 """
 
 import torch

@@ -3,7 +3,7 @@
 slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. A
 group is one program's, for some of the numbers of each slot, so every source is read before any destination is
 written; a group may write nothing that another reads. Bytes moved: 4 * num_layers * head_dim * num_kv_heads *
-itemsize per copied slot. The reference is the torch backend's. Called by exec.
+itemsize per copied slot. The reference is the torch backend's. Called by attention backends.
 """
 
 import triton

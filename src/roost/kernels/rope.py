@@ -3,7 +3,7 @@
 left' = left * cos - right * sin, right' = right * cos + left * sin, for the halves of a head; in float32, rounded once.
 Reads queries and keys side by side, and values, each once, and writes each of their numbers once: queries to the
 result, keys and values to rows of [num_slots, num_kv_heads, head_dim]. The reference is the torch backend's write:
-`layers.rotary.rotate`, then an assignment. Called by exec.
+`layers.rotary.rotate`, then an assignment. Called by attention backends.
 """
 
 import torch
@@ -15,7 +15,7 @@ _BLOCK = 512  # pairs of numbers of a program
 
 
 def rope_write(
-    turning: Tensor,
+    qk: Tensor,
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -25,24 +25,24 @@ def rope_write(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Turned queries [num_tokens, num_heads, head_dim] of [num_tokens, num_heads + num_kv_heads, head_dim].
+    """Rotated queries [num_tokens, num_heads, head_dim] of [num_tokens, num_heads + num_kv_heads, head_dim].
 
-    Turned keys, and values [num_tokens, num_kv_heads, head_dim] as they are, go to `slots`.
+    Rotated keys, and values [num_tokens, num_kv_heads, head_dim] as they are, go to `slots`.
     """
-    num_tokens, num_turning, head_dim = turning.shape
+    num_tokens, num_rotated, head_dim = qk.shape
     num_kv_heads = keys.shape[1]
-    num_heads, num_all = num_turning - num_kv_heads, num_turning + num_kv_heads
-    assert value.shape == (num_tokens, num_kv_heads, head_dim), (value.shape, turning.shape, keys.shape)
-    assert turning.stride(2) == value.stride(2) == cos.stride(2) == sin.stride(2) == keys.stride(2) == 1
+    num_heads, num_all = num_rotated - num_kv_heads, num_rotated + num_kv_heads
+    assert value.shape == (num_tokens, num_kv_heads, head_dim), (value.shape, qk.shape, keys.shape)
+    assert qk.stride(2) == value.stride(2) == cos.stride(2) == sin.stride(2) == keys.stride(2) == 1
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
-    output = turning.new_empty((num_tokens, num_heads, head_dim)) if out is None else out
+    output = qk.new_empty((num_tokens, num_heads, head_dim)) if out is None else out
     assert output.is_contiguous() and slots.is_contiguous() and slots.dtype == torch.int64
     block_d = triton.next_power_of_2(head_dim // 2)
     block_h = min(triton.next_power_of_2(num_all), max(1, _BLOCK // block_d))
     if num_tokens:
         _rope_write[(num_tokens, triton.cdiv(num_all, block_h))](
-            *(turning, value, cos, sin, slots, keys, values, output),
-            *(turning.stride(0), turning.stride(1), value.stride(0), value.stride(1)),
+            *(qk, value, cos, sin, slots, keys, values, output),
+            *(qk.stride(0), qk.stride(1), value.stride(0), value.stride(1)),
             *(cos.stride(0), sin.stride(0), keys.stride(0), keys.stride(1)),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
@@ -56,7 +56,7 @@ def rope_write(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rope_write(
-    turning,
+    qk,
     value,
     cos,
     sin,
@@ -86,22 +86,22 @@ def _rope_write(
     c = tl.load(turn, mask=is_dim, other=0.0).to(tl.float32)[None, :]  # both halves have the same
     s = tl.load(swing, mask=is_dim, other=0.0).to(tl.float32)[None, :]
     is_in = (head < NUM_HEADS + NUM_KV_HEADS)[:, None] & is_dim[None, :]
-    places = turning + token * token_stride + head[:, None] * head_stride + dims[None, :]
+    places = qk + token * token_stride + head[:, None] * head_stride + dims[None, :]
     left, right = tl.load(places, mask=is_in, other=0.0), tl.load(places + HALF, mask=is_in, other=0.0)
     wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
-    turned_left = (wide_left * c - wide_right * s).to(left.dtype)
-    turned_right = (wide_right * c + wide_left * s).to(left.dtype)
+    rotated_left = (wide_left * c - wide_right * s).to(left.dtype)
+    rotated_right = (wide_right * c + wide_left * s).to(left.dtype)
 
     asks = output + (token * NUM_HEADS + head)[:, None] * (2 * HALF) + dims[None, :]
     is_ask = (head < NUM_HEADS)[:, None] & is_in
-    tl.store(asks, turned_left, mask=is_ask)
-    tl.store(asks + HALF, turned_right, mask=is_ask)
+    tl.store(asks, rotated_left, mask=is_ask)
+    tl.store(asks + HALF, rotated_right, mask=is_ask)
     slot = tl.load(slots + token) * slot_stride
     key = head - NUM_HEADS
     cells = slot + key[:, None] * kv_head_stride + dims[None, :]
     is_key = ((key >= 0) & (key < NUM_KV_HEADS))[:, None] & is_in
-    tl.store(keys + cells, turned_left, mask=is_key)
-    tl.store(keys + cells + HALF, turned_right, mask=is_key)
+    tl.store(keys + cells, rotated_left, mask=is_key)
+    tl.store(keys + cells + HALF, rotated_right, mask=is_key)
     plain = key - NUM_KV_HEADS
     is_plain = ((plain >= 0) & (plain < NUM_KV_HEADS))[:, None] & is_dim[None, :]
     places = value + token * value_token_stride + plain[:, None] * value_head_stride + dims[None, :]

@@ -8,7 +8,7 @@ from roost.kv.holdings import num_own, own_pages
 from roost.kv.lease import Lease
 from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, cached, describe, leased
 from roost.kv.node import Node
-from roost.kv.pages import SINK, BookId, PageId, ceil_div
+from roost.kv.pages import NULL_PAGE, BookId, PageId, ceil_div
 from roost.kv.store import Store
 
 
@@ -30,7 +30,7 @@ def audit_pages(store: Store) -> None:
     """Conservation page by page: each page's account is the owner that lists it."""
     audit_sums(store)
     for book in range(len(store.books)):
-        owners: dict[PageId, Account] = {SINK: SINK_ACCOUNT}
+        owners: dict[PageId, Account] = {NULL_PAGE: SINK_ACCOUNT}
         for lease in store.leases.values():
             for page in own_pages(store, lease, book):
                 _claim_once(store, owners, book, page, leased(lease.id))
@@ -72,7 +72,7 @@ def _check_lengths(store: Store, lease: Lease) -> None:
         first = store.books[store.window_book].first_needed(lease.settled_len, size)
         pages = lease.pages[store.window_book]
         ok = ok and 0 <= lease.evicted_len <= first and lease.evicted_len % size == 0
-        ok = ok and SINK not in pages[lease.evicted_len // size : ceil_div(lease.settled_len, size)]
+        ok = ok and NULL_PAGE not in pages[lease.evicted_len // size : ceil_div(lease.settled_len, size)]
     if not ok:
         raise _broken(store, f"lengths of a lease disagree: {lease}")
 
@@ -82,7 +82,7 @@ def _check_shared(store: Store, lease: Lease) -> None:
     for book in range(len(store.books)):
         path = lease.node.path_pages(book)
         for mine, theirs in zip(lease.pages[book], path, strict=False):
-            if mine not in (theirs, SINK):
+            if mine not in (theirs, NULL_PAGE):
                 raise _broken(store, f"book {book}: {lease} shares page {mine}, the tree's path has {theirs}")
 
 

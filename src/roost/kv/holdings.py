@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from roost.kv.lease import Lease
 from roost.kv.node import Node, NodeId
-from roost.kv.pages import SINK, BookId, PageId
+from roost.kv.pages import NULL_PAGE, BookId, PageId
 from roost.kv.store import Store
 
 
 def own_pages(store: Store, lease: Lease, book: BookId) -> list[PageId]:
     """Pages accounted to the lease itself, not to the tree."""
-    return [page for page in _own_entries(store, lease, book) if page != SINK]
+    return [page for page in _own_entries(store, lease, book) if page != NULL_PAGE]
 
 
 def num_own(store: Store, lease: Lease, book: BookId) -> int:
     """How many these are, without a walk over them: a session's turn must not cost more the longer it is."""
     entries = _own_entries(store, lease, book)
-    return len(entries) - entries.count(SINK)
+    return len(entries) - entries.count(NULL_PAGE)
 
 
 def _own_entries(store: Store, lease: Lease, book: BookId) -> list[PageId]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NewType
 
 from roost.errors import InvariantError, RoostError
-from roost.kv.pages import SINK, Book, BookId, PageId
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
 from roost.step import StepId
 
 Account = NewType("Account", int)  # an owner's number and, in the low two bits, its kind
@@ -58,7 +58,7 @@ class Ledger:
 
     def __init__(self, books: Sequence[Book]) -> None:
         self._accounts = [[SINK_ACCOUNT] + [FREE] * (book.num_pages - 1) for book in books]
-        self._free = [[PageId(page) for page in range(book.num_pages - 1, SINK, -1)] for book in books]
+        self._free = [[PageId(page) for page in range(book.num_pages - 1, NULL_PAGE, -1)] for book in books]
         self._retired: deque[tuple[StepId, BookId, list[PageId]]] = deque()
         self._num_retiring = [0] * len(books)
         self._collected = StepId(-1)

@@ -9,7 +9,7 @@ from typing import NewType
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.kv.pages import SINK, BookId, PageId
+from roost.kv.pages import NULL_PAGE, BookId, PageId
 from roost.step import StepId
 
 NodeId = NewType("NodeId", int)
@@ -25,7 +25,7 @@ class Node:
     parent: "Node | None" = field(repr=False)
     start: int
     key: Key = field(repr=False)
-    pages: list[list[PageId]]  # per book; SINK where a window page is gone
+    pages: list[list[PageId]]  # per book; NULL_PAGE where a window page is gone
     children: dict[bytes, "Node"] = field(default_factory=dict, repr=False)  # by the key of their first page
     pins: int = 0  # leases that share this node
     window_pins: int = 0  # leases that still read its window pages
@@ -39,11 +39,11 @@ class Node:
 
     def held(self, book: BookId) -> list[PageId]:
         """The pages it still has in a book."""
-        return [page for page in self.pages[book] if page != SINK]
+        return [page for page in self.pages[book] if page != NULL_PAGE]
 
     def num_held(self, book: BookId) -> int:
         """How many these are."""
-        return len(self.pages[book]) - self.pages[book].count(SINK)
+        return len(self.pages[book]) - self.pages[book].count(NULL_PAGE)
 
     def path_pages(self, book: BookId) -> list[PageId]:
         """Pages of a book along the path that ends here."""
@@ -56,4 +56,4 @@ class Node:
 
     def is_empty(self) -> bool:
         """Whether it holds no page of any book."""
-        return not any(page != SINK for pages in self.pages for page in pages)
+        return not any(page != NULL_PAGE for pages in self.pages for page in pages)

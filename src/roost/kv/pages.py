@@ -10,7 +10,7 @@ from typing import NewType
 PageId = NewType("PageId", int)
 BookId = int
 
-SINK = PageId(0)  # padding writes go here; in a row it also marks "not held"
+NULL_PAGE = PageId(0)  # padding writes go here; in a row it also marks "not held"
 
 
 def ceil_div(a: int, b: int) -> int:

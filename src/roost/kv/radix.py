@@ -13,7 +13,7 @@ import numpy as np
 from roost.kv.lease import Lease
 from roost.kv.ledger import Ledger, cached, leased
 from roost.kv.node import Key, Node, NodeId
-from roost.kv.pages import SINK, Book, BookId, PageId, floor_to
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId, floor_to
 
 _HEAP_SLACK = 64
 
@@ -84,7 +84,7 @@ class Tree:
         book, best, run, pos = self._books[self._window], 0, 0, 0
         for node, taken in path:
             for page in node.pages[self._window][: taken // self._page_size]:
-                run = run + self._page_size if page != SINK else 0
+                run = run + self._page_size if page != NULL_PAGE else 0
                 pos += self._page_size
                 if run >= pos - book.first_needed(pos, self._page_size):
                     best = pos
@@ -228,9 +228,9 @@ class Tree:
         for number in range(len(self._books)):
             own, theirs, released = lease.pages[number], node.pages[number], []
             for index, page in enumerate(theirs, start=first):
-                if own[index] == SINK:  # the lease's window has slid past it
+                if own[index] == NULL_PAGE:  # the lease's window has slid past it
                     continue
-                if page == SINK:  # its window page is gone: the lease's takes the place
+                if page == NULL_PAGE:  # its window page is gone: the lease's takes the place
                     self._refill(node, index - first, own[index], lease)
                     continue
                 released.append(own[index])
@@ -314,7 +314,7 @@ class Tree:
         pages = node.held(book)
         self._ledger.release(book, pages, cached(node.id), node.last_step)
         self._num_evictable[book] -= len(pages)
-        node.pages[book] = [SINK] * len(node.pages[book])
+        node.pages[book] = [NULL_PAGE] * len(node.pages[book])
 
     def _touch(self, node: Node, now: int) -> None:
         """A node was used; its place in the order of eviction changes."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from roost.kv.lease import Claim, Lease, LeaseId, TurnId
 from roost.kv.ledger import Ledger, OutOfPages, leased
 from roost.kv.node import Key
-from roost.kv.pages import SINK, Book, BookId, PageId, ceil_div, floor_to
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId, ceil_div, floor_to
 from roost.kv.radix import Tree
 from roost.step import StepId
 
@@ -53,7 +53,7 @@ class Store:
         if self.window_book is not None:
             first = self.books[self.window_book].first_needed(length, self.page_size)
             window_pages = lease.pages[self.window_book]
-            window_pages[: first // self.page_size] = [SINK] * (first // self.page_size)
+            window_pages[: first // self.page_size] = [NULL_PAGE] * (first // self.page_size)
             lease.evicted_len = lease.pinned_from = first
             self.tree.pin_window(lease, first)
         self.leases[lease.id] = lease
@@ -133,7 +133,7 @@ class Store:
         assert self.window_book is not None
         first = self.books[self.window_book].first_needed(length, self.page_size) // self.page_size
         held = lease.pages[self.window_book][first : ceil_div(length, self.page_size)]
-        return SINK not in held
+        return NULL_PAGE not in held
 
     # --- window ------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Store:
                 continue
             if index * self.page_size >= lease.shared_len:
                 released.append(pages[index])
-            pages[index] = SINK
+            pages[index] = NULL_PAGE
         lease.evicted_len = first
         self._release(lease, self.window_book, released)
         if lease.pinned_from < lease.shared_len <= self._window_needed_from(lease):
@@ -171,14 +171,14 @@ class Store:
             return
         pages, loose_from = lease.pages[self.window_book], self._window_needed_from(lease) // self.page_size
         first = ceil_div(lease.settled_len, self.page_size)
-        while first * self.page_size > self._first_kept(lease.settled_len) and pages[first - 1] != SINK:
+        while first * self.page_size > self._first_kept(lease.settled_len) and pages[first - 1] != NULL_PAGE:
             first -= 1
         lease.evicted_len = min(lease.evicted_len, first * self.page_size)
         lease.anchor = (0, 0)
         for index in range(loose_from, lease.evicted_len // self.page_size):
             if index * self.page_size >= lease.shared_len:
                 self._release(lease, self.window_book, [pages[index]])
-            pages[index] = SINK
+            pages[index] = NULL_PAGE
         if lease.pinned_from < lease.shared_len <= lease.evicted_len:
             self.tree.unpin_window(lease)
 
@@ -225,4 +225,4 @@ class Store:
         self.ledger.reclaim(step)
 
     def _release(self, lease: Lease, book: BookId, pages: Sequence[PageId]) -> None:
-        self.ledger.release(book, [page for page in pages if page != SINK], leased(lease.id), lease.last_step)
+        self.ledger.release(book, [page for page in pages if page != NULL_PAGE], leased(lease.id), lease.last_step)

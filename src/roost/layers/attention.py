@@ -4,8 +4,8 @@ A token at position p reads [0, p], or (p - window, p] in a window layer: the wi
 node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which
 slots each row reads is worked out once a step and used in every layer. What is gathered grows with the live length,
 never with the row's width. Every token's keys are summed in one order: by position, in blocks that begin at multiples
-of `KEY_BLOCK`, padded to shapes that agree (`layers.alike`). So a token's result is bit for bit the same in a chunk of
-any cut, in a round of any width, in a tree and alone. Called by exec and spec.
+of `KEY_BLOCK`, padded to shapes that agree (`layers.batch_invariance`). So a token's result is bit for bit the same in
+a chunk of any cut, in a round of any width, in a tree and alone. Called by attention backends.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from roost.layers.batch_invariance import KEY_BLOCK, Alike, alike_attention, padded_rows
-from roost.layers.rotary import Turns
+from roost.layers.rotary import CosSin
 from roost.spec_shape import Branches
 
-# (layer, queries and keys side by side, values, turns) of the flat batch, before they turn -> what the heads read: the
-# model's one way to its KV
-Attend = Callable[[int, Tensor, Tensor, Turns], Tensor]
+# (layer, queries and keys side by side, values, cos and sin) of the flat batch, before rotation -> what the heads read.
+# The model's one way to the KV cache.
+Attend = Callable[[int, Tensor, Tensor, CosSin], Tensor]
 
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
 

@@ -2,8 +2,8 @@
 
 A layer is made once, at load, and called as a function. With int8 weights (a scale per output) each token is rounded
 with a scale of its own, and the products are whole numbers: a token's result is bit for bit the same whatever else is
-in the batch. With fp32 weights on a CPU the rows are padded to numbers that agree (`layers.alike`), for the same end.
-Called by models, for every projection and for the head.
+in the batch. With fp32 weights on a CPU the rows are padded to numbers that agree (`layers.batch_invariance`), for the
+same end. Called by models, for every projection and for the head.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Rotary position embedding, the torch reference.
 
-Dimension i of a head turns together with dimension i + head_dim / 2, by the angle position * frequency(i). Frequencies
-are theta^(-2i / head_dim), slowed down where a checkpoint was stretched to longer contexts. Angles are float32 whatever
-the model's type. Called by models: frequencies once, turns once a forward, `rotate` in every layer.
+Dimension i of a head is rotated together with dimension i + head_dim / 2, by the angle position * frequency(i).
+Frequencies are theta^(-2i / head_dim), slowed down where a checkpoint was stretched to longer contexts. Angles are
+float32 whatever the model's type. Called by models: frequencies once, cos and sin once a forward pass, `rotate` in
+every layer.
 """
 
 from dataclasses import dataclass
@@ -11,21 +12,21 @@ from math import pi
 import torch
 from torch import Tensor
 
-Turns = tuple[Tensor, Tensor]  # cos [num_tokens, 1, head_dim] and sin [num_tokens, 1, head_dim / 2]
+CosSin = tuple[Tensor, Tensor]  # cos [num_tokens, 1, head_dim] and sin [num_tokens, 1, head_dim / 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
-    """Which frequencies Llama 3 slows down: those that turn less than this often in the original context."""
+    """Which frequencies Llama 3 slows down: those that rotate less than this often in the original context."""
 
-    low_freq_factor: float  # up to this many turns: slowed by the whole factor
+    low_freq_factor: float  # up to this many rotations: slowed by the whole factor
     high_freq_factor: float  # from this many on: left alone; in between by a mix of both
     original_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How fast the dimensions of a head turn."""
+    """How fast the dimensions of a head rotate."""
 
     theta: float
     factor: float = 1.0  # frequencies are divided by it
@@ -42,24 +43,24 @@ def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     slow, bands = fast / rope.factor, rope.bands
     if bands is None:
         return slow.to(device)
-    turns = bands.original_len * fast / (2 * pi)
-    share = (turns - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)
+    rotations = bands.original_len * fast / (2 * pi)
+    share = (rotations - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)
     return torch.lerp(slow, fast, share.clamp(0, 1)).to(device)
 
 
-def turns_at(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> Turns:
+def cos_sin_at(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> CosSin:
     """Cosines and sines of each token's angles, ready for `rotate`."""
     angles = (positions[:, None] * frequency)[:, None]
     cos = angles.cos().to(dtype)
     return torch.cat([cos, cos], dim=-1), angles.sin().to(dtype)
 
 
-def rotate(heads: Tensor, turns: Turns) -> Tensor:
-    """Turn queries or keys [num_tokens, num_heads, head_dim] by their angles."""
-    cos, sin = turns
-    turned = heads * cos
+def rotate(heads: Tensor, cos_sin: CosSin) -> Tensor:
+    """Rotate queries or keys [num_tokens, num_heads, head_dim] by their angles."""
+    cos, sin = cos_sin
+    rotated = heads * cos
     left, right = heads.chunk(2, dim=-1)
-    turned_left, turned_right = turned.chunk(2, dim=-1)
-    turned_left.addcmul_(right, sin, value=-1)  # in place: a prefill chunk is bound by memory here
-    turned_right.addcmul_(left, sin)
-    return turned
+    rotated_left, rotated_right = rotated.chunk(2, dim=-1)
+    rotated_left.addcmul_(right, sin, value=-1)  # in place: a prefill chunk is bound by memory here
+    rotated_right.addcmul_(left, sin)
+    return rotated

@@ -2,7 +2,7 @@
 
 A span is a row's run of tokens in the flat batch. Widths are the host's to say, so tiles of work are cut there; starts
 may be known to the device alone. `span_attention` is the plain reference of every kernel that reads spans. Made by
-exec and spec, read by kernels.
+attention backends, read by kernels.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 What differs between families is a field of `DecoderConfig`. Projections that read the same input are stacked at load,
 since each operation costs a decode step on the host. Holds weights; keeps nothing of a batch. Built by the registry
-from Hugging Face's tensor names, called by exec; draft heads are made of the same layers.
+from Hugging Face's tensor names, called by the forward passes; draft heads are made of the same layers.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
-from roost.layers.rotary import Rope, Turns, frequencies, turns_at
+from roost.layers.rotary import CosSin, Rope, cos_sin_at, frequencies
 from roost.models.model import KvShape
 from roost.models.tensors import Tensors
 
@@ -57,7 +57,7 @@ class DecoderConfig:
     activation: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
-    qk_norm: bool = False  # queries and keys normed head by head, before they turn
+    qk_norm: bool = False  # queries and keys normed head by head, before rotation
     norms: NormNames = NormNames()
     norm_offset: float = 0.0  # added to the norm weights of a checkpoint
     embed_scale: float = 1.0
@@ -107,15 +107,15 @@ class Stack:
         self._ops = ops
 
     def run(
-        self, layer: Layer, number: int, hidden: Tensor, normed: Tensor, turns: Turns, attend: Attend
+        self, layer: Layer, number: int, hidden: Tensor, normed: Tensor, cos_sin: CosSin, attend: Attend
     ) -> tuple[Tensor, Tensor]:
         """`hidden` with what attention over `normed` adds to it, and what the feed-forward will add."""
         config, ops, eps = self._config, self._ops, self._config.norm_eps
         heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
-        turning, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.qk_norm is not None:
-            turning = ops.norm(turning, layer.qk_norm, eps)
-        mixed = layer.out(attend(number, turning, value, turns).flatten(1))
+            qk = ops.norm(qk, layer.qk_norm, eps)
+        mixed = layer.out(attend(number, qk, value, cos_sin).flatten(1))
         if layer.norm_after_attention is not None:
             mixed = ops.norm(mixed, layer.norm_after_attention, eps)
         hidden, normed = ops.add_norm(hidden, mixed, layer.norm_before_feed, eps)
@@ -198,28 +198,28 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states [num_tokens, hidden_size] of a flat batch."""
-        return self.forward_captured(tokens, positions, attend, ())[0]
+        return self.forward_with_aux(tokens, positions, attend, ())[0]
 
-    def forward_captured(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
+    def forward_with_aux(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, aux_layers: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states, and those at the inputs of the layers in `capture`, in its order.
+        """Last hidden states, and those at the inputs of the layers in `aux_layers`, in its order.
 
         The number of layers stands for what the last one puts out, before the final norm.
         """
         num_layers = len(self._layers)
-        assert all(0 <= number <= num_layers for number in capture), capture
-        turns = [turns_at(positions, frequency, self.dtype) for frequency in self._frequencies]
+        assert all(0 <= number <= num_layers for number in aux_layers), aux_layers
+        cos_sin = [cos_sin_at(positions, frequency, self.dtype) for frequency in self._frequencies]
         hidden, eps, ops = self.embed(tokens), self.config.norm_eps, self.ops
         norms = [layer.first_norm for layer in self._layers] + [self._norm]
         normed = ops.norm(hidden, norms[0], eps)
         inputs = {0: hidden}
         for number, layer in enumerate(self._layers):
-            hidden, fed = self._stack.run(layer, number, hidden, normed, turns[layer.rope], attend)
+            hidden, fed = self._stack.run(layer, number, hidden, normed, cos_sin[layer.rope], attend)
             hidden, normed = ops.add_norm(hidden, fed, norms[number + 1], eps)
-            if number + 1 in capture:
+            if number + 1 in aux_layers:
                 inputs[number + 1] = hidden
-        return normed, tuple(inputs[number] for number in capture)
+        return normed, tuple(inputs[number] for number in aux_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [num_tokens, vocab_size]."""

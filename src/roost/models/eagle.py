@@ -3,7 +3,7 @@
 Reads a head's config.json and its tensors in the format of SGLang and vLLM; names arrive without `model.`, and with
 `layers.0.` for `midlayer.`. EAGLE-1 and 2 read the target's last hidden states and use its vocabulary and its logits;
 EAGLE-3 reads hidden states of several layers and may have a vocabulary of its own. Holds weights and the target they
-belong to; keeps nothing of a batch. Built by weights, called by exec.
+belong to; keeps nothing of a batch. Built by weights, called by the EAGLE drafter.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from torch.nn.functional import embedding
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
-from roost.layers.rotary import frequencies, turns_at
+from roost.layers.rotary import cos_sin_at, frequencies
 from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shape
 from roost.models.fields import Fields
 from roost.models.llama import read_config
@@ -77,7 +77,7 @@ def read_eagle3(fields: Fields) -> HeadConfig:
 class Eagle:
     """An EAGLE-1 or EAGLE-2 head: one fully connected layer over both inputs, then layers of Llama."""
 
-    captures: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(
         self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
@@ -112,19 +112,19 @@ class Eagle:
         """Size of its vocabulary, which is the target's."""
         return self._config.vocab_size
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """The target's last hidden states, as they are."""
-        assert not captured
+        assert not aux_hidden
         return last
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
-        turns = turns_at(positions, self._frequency, self.dtype)
+        cos_sin = cos_sin_at(positions, self._frequency, self.dtype)
         hidden = normed = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
         for number, layer in enumerate(self._layers):
             if number > 0:
                 normed = self._ops.norm(hidden, layer.first_norm, self._config.norm_eps)
-            hidden, fed = self._stack.run(layer, number, hidden, normed, turns, attend)
+            hidden, fed = self._stack.run(layer, number, hidden, normed, cos_sin, attend)
             hidden = hidden + fed
         return hidden
 
@@ -143,20 +143,20 @@ class Eagle3:
     def __init__(
         self,
         config: HeadConfig,
-        captures: tuple[int, ...],
+        aux_layers: tuple[int, ...],
         state: Mapping[str, Tensor],
         model: Model,
         weights: str,
         device: torch.device,
     ) -> None:
         layers = config.layers
-        self.captures = captures
+        self.aux_layers = aux_layers
         self._config, self.dtype = config, activation_dtype(weights)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         loader = Loader(layers, tensors, weights)
         self._embed = _embedding(config, tensors, model)
-        self._fc = _fc(loader, tensors, layers.hidden_size, len(captures) * config.target_hidden_size)
+        self._fc = _fc(loader, tensors, layers.hidden_size, len(aux_layers) * config.target_hidden_size)
         self._layer = loader.layer("layers.0.", 0, in_len=2 * layers.hidden_size)
         self._hidden_norm = loader.norm("layers.0.hidden_norm.weight")
         self._norm = loader.norm("norm.weight")
@@ -180,18 +180,18 @@ class Eagle3:
         """Size of its own vocabulary."""
         return self._config.num_tokens
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-        """One hidden state of those that were captured: [num_tokens, hidden_size]."""
-        return self._fc(torch.cat(captured, dim=-1))
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
+        """One hidden state from the auxiliary ones: [num_tokens, hidden_size]."""
+        return self._fc(torch.cat(aux_hidden, dim=-1))
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], before the final norm."""
         eps, norm = self._config.layers.norm_eps, self._ops.norm
-        turns = turns_at(positions, self._frequency, self.dtype)
+        cos_sin = cos_sin_at(positions, self._frequency, self.dtype)
         normed = norm(hidden, self._hidden_norm, eps)
         both = torch.cat([norm(self._embed(tokens), self._layer.first_norm, eps), normed], dim=-1)
         residual = normed if self._config.norm_before_residual else hidden
-        residual, fed = self._stack.run(self._layer, 0, residual, both, turns, attend)
+        residual, fed = self._stack.run(self._layer, 0, residual, both, cos_sin, attend)
         return residual + fed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -65,10 +65,10 @@ class Model(Protocol):
         """Last hidden states [num_tokens, hidden_size] of a flat batch."""
         ...
 
-    def forward_captured(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...]
+    def forward_with_aux(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, aux_layers: tuple[int, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states, and those at the inputs of the layers in `capture`, in its order.
+        """Last hidden states, and those at the inputs of the layers in `aux_layers`, in its order.
 
         The number of layers stands for what the last one puts out, before the final norm.
         """
@@ -88,8 +88,8 @@ class Head(Protocol):
         ...
 
     @property
-    def captures(self) -> tuple[int, ...]:
-        """What it reads of the target, as `forward_captured` takes it; empty: the last hidden states."""
+    def aux_layers(self) -> tuple[int, ...]:
+        """What it reads of the target, as `forward_with_aux` takes it; empty: the last hidden states."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class Head(Protocol):
         """Size of its own vocabulary."""
         ...
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """What a pass reads of the target: [num_tokens, hidden_size]."""
         ...
 

@@ -1,7 +1,7 @@
 """Sampling: what a request asks of the choice of each token, and which values are allowed.
 
 Owns the options and their ranges; the same record travels from the request to the device. Never sees scores.
-Built by whoever takes requests in; read by sched and, through the seam, by exec.
+Built by whoever takes requests in; read by sched and, through the seam, by the sampler.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ def stats(state: State) -> Stats:
 
 
 def _pool(state: State, book: int) -> PoolStats:
-    """Pages of a book by account; the sink page is none of them."""
+    """Pages of a book by account; the null page is none of them."""
     ledger, tree = state.store.ledger, state.store.tree
     total, free, retiring = state.resolved.books[book].num_pages - 1, ledger.num_free(book), ledger.num_retiring(book)
     cached = sum(node.num_held(book) for node in tree.nodes.values())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from roost.layers.rotary import frequencies, turns_at
+from roost.layers.rotary import cos_sin_at, frequencies
 from roost.models.decoder import DecoderConfig
 
 Path = list[tuple[Tensor, Tensor]]  # keys and values of each step so far: [num_rows, row_len, num_kv_heads, head_dim]
@@ -81,7 +81,7 @@ class TrainableHead(nn.Module):
             for name in "qkv"
         }
         at = torch.arange(row_len, device=both.device) + len(path)
-        query, key = (_turned(heads[name], at, self._frequency) for name in "qk")
+        query, key = (_rotated(heads[name], at, self._frequency) for name in "qk")
         path.append((key, heads["v"]))
         shared = config.num_heads // config.num_kv_heads
         query = query.view(num_rows, row_len, config.num_kv_heads, shared, -1) * config.scale
@@ -120,9 +120,9 @@ def _shares(scores: Tensor, own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return (first / total).to(scores.dtype), (beside / total).to(scores.dtype)
 
 
-def _turned(heads: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
+def _rotated(heads: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
     """`layers.rotary.rotate` of [num_rows, row_len, num_heads, head_dim], in a form that takes gradients."""
-    cos, sin = turns_at(positions, frequency, heads.dtype)
+    cos, sin = cos_sin_at(positions, frequency, heads.dtype)
     left, right = heads.chunk(2, dim=-1)
     cos = cos[..., : sin.shape[-1]]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

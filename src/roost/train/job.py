@@ -17,7 +17,7 @@ from roost.models.registry import decoder_config
 from roost.startup import device_of
 from roost.train.loop import Recipe
 from roost.train.start import GivenHead, head_shape, read_head, weight_sizes
-from roost.weights.draft import default_captures
+from roost.weights.draft import default_aux_layers
 from roost.weights.load import open_source
 from roost.weights.pull import find_model
 from roost.weights.source import Source
@@ -62,7 +62,7 @@ def check(job: Job, recipe: Recipe) -> None:
     name, path = find_model(job.model)
     source = open_source(path)
     config = decoder_config(source.config())
-    captures = default_captures(len(config.layers))
+    aux_layers = default_aux_layers(len(config.layers))
     if job.row_len > config.context_max:
         raise ConfigError(f"--row-tokens must be at most the model's context, {config.context_max}, got {job.row_len}")
     if job.num_new >= config.context_max:
@@ -83,7 +83,7 @@ def check(job: Job, recipe: Recipe) -> None:
         **_sizes(job, config, given, noted),
     }
     if given is not None:
-        _refuse_unlike(given, weight_sizes(head_shape(config, len(captures), len(given.vocabulary), given.feed_size)))
+        _refuse_unlike(given, weight_sizes(head_shape(config, len(aux_layers), len(given.vocabulary), given.feed_size)))
     for flag, value in (noted or {}).items():
         if mine[flag] != value:
             theirs, wanted = (("none" if each is None else each) for each in (value, mine[flag]))

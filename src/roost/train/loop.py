@@ -65,9 +65,9 @@ class Trainer:
     """A head, its target and where training stands."""
 
     def __init__(
-        self, model: Decoder, head: TrainableHead, captures: tuple[int, ...], vocabulary: Tensor, recipe: Recipe
+        self, model: Decoder, head: TrainableHead, aux_layers: tuple[int, ...], vocabulary: Tensor, recipe: Recipe
     ) -> None:
-        self._model, self.head, self._captures, self._vocabulary = model, head, captures, vocabulary
+        self._model, self.head, self._aux_layers, self._vocabulary = model, head, aux_layers, vocabulary
         self._recipe = recipe
         self._device = vocabulary.device
         on_gpu = self._device.type == "cuda"
@@ -194,7 +194,7 @@ class Trainer:
         tokens, owners, is_said = (
             torch.from_numpy(column).to(self._device) for column in (batch.tokens, batch.owners, batch.is_said)
         )
-        lesson = teach(self._model, tokens.to(torch.int64), owners, self._captures, self._vocabulary)
+        lesson = teach(self._model, tokens.to(torch.int64), owners, self._aux_layers, self._vocabulary)
         return self._judge(lesson, owners, is_said)
 
     def _judged(self, lesson: Lesson, owners: Tensor, is_said: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from roost.train.job import Job, noted_of, read_note, write_whole
 from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
 from roost.train.rows import draft_vocabulary, pack, share_said, split
 from roost.train.start import GivenHead, head_shape, read_head, warm_start, write_head
-from roost.weights.draft import default_captures
+from roost.weights.draft import default_aux_layers
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
@@ -107,10 +107,10 @@ def train_head(
     noted = noted_of(job)
     assert noted is not None, "the job was not checked"
     vocabulary = _vocabulary(job, learn, noted["draft_vocabulary"], given)
-    captures = default_captures(len(model.config.layers))
-    shape = head_shape(model.config, len(captures), len(vocabulary), noted["feed_size"])
+    aux_layers = default_aux_layers(len(model.config.layers))
+    shape = head_shape(model.config, len(aux_layers), len(vocabulary), noted["feed_size"])
     state = warm_start(source, model.config, shape, vocabulary) if given is None else given.weights
-    trainer = Trainer(model, TrainableHead(shape, state, device), captures, vocabulary.to(device), recipe)
+    trainer = Trainer(model, TrainableHead(shape, state, device), aux_layers, vocabulary.to(device), recipe)
     checkpoint, kept_head = job.folder / CHECKPOINT, job.folder / "head"
     if checkpoint.exists():
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from roost.layers.rotary import Turns, rotate
+from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.train.head import fused
 
@@ -28,7 +28,7 @@ class Lesson:
 
 
 @torch.no_grad()
-def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, ...], vocabulary: Tensor) -> Lesson:
+def teach(model: Decoder, tokens: Tensor, owners: Tensor, aux_layers: tuple[int, ...], vocabulary: Tensor) -> Lesson:
     """Run the target over rows of tokens [num_rows, row_len]."""
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
@@ -36,15 +36,15 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
     spread = fused(_spread, tokens.device)
     bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
 
-    def attend(layer: int, turning: Tensor, value: Tensor, turns: Turns) -> Tensor:
+    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         window = model.kv.windows[layer]
         mask = bias
         if window is not None:
             mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
-        mixed = scaled_dot_product_attention(*spread(turning, value, turns, num_rows), mask, scale=model.kv.scale)
+        mixed = scaled_dot_product_attention(*spread(qk, value, cos_sin, num_rows), mask, scale=model.kv.scale)
         return mixed.transpose(1, 2).flatten(0, 1)
 
-    last, captured = model.forward_captured(tokens.flatten(), number.repeat(num_rows), attend, captures)
+    last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)
     scores, best = [], []
     for first in range(0, len(last), _SCORED_MAX):
         logits = model.logits(last[first : first + _SCORED_MAX])
@@ -52,20 +52,20 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, captures: tuple[int, .
         best.append(logits.argmax(dim=-1))
     return Lesson(
         embedded=model.embed(tokens),
-        features=torch.cat(captured, dim=-1).view(num_rows, row_len, -1),
+        features=torch.cat(aux_hidden, dim=-1).view(num_rows, row_len, -1),
         scores=torch.cat(scores).view(num_rows, row_len, -1),
         best=torch.cat(best).view(num_rows, row_len),
         seen=seen,
     )
 
 
-def _spread(turning: Tensor, value: Tensor, turns: Turns, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def _spread(qk: Tensor, value: Tensor, cos_sin: CosSin, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [num_rows, num_heads, row_len, head_dim] of a flat batch, each head with its own."""
     num_kv_heads = value.shape[1]
-    num_heads = turning.shape[1] - num_kv_heads
-    turned, shape = rotate(turning, turns), (num_heads, value.shape[-1])
+    num_heads = qk.shape[1] - num_kv_heads
+    rotated, shape = rotate(qk, cos_sin), (num_heads, value.shape[-1])
     query, key, value = (
         each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, -1, *shape).transpose(1, 2)
-        for each in (turned[:, :num_heads], turned[:, num_heads:], value)
+        for each in (rotated[:, :num_heads], rotated[:, num_heads:], value)
     )
     return query, key, value

@@ -59,7 +59,7 @@ def check_head(path: Path, kind: str, target: DecoderConfig, *, layer_ids: str |
     with _told_of(path):
         config = READERS[kind](Fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
-        _captures(config, kind, layer_ids, len(target.layers))
+        _aux_layers(config, kind, layer_ids, len(target.layers))
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, what the head knows, got {topk}")
 
@@ -88,11 +88,11 @@ def _told_of(path: Path) -> Iterator[None]:
 def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
     config = READERS[kind](Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
-    captures = _captures(config, kind, layer_ids, len(model.kv.windows))
+    aux_layers = _aux_layers(config, kind, layer_ids, len(model.kv.windows))
     state = _Renamed(Folder(path, wholes=WHOLES))
     if kind == "eagle":
         return Eagle(config, state, model, weights, device)
-    return Eagle3(config, captures, state, model, weights, device)
+    return Eagle3(config, aux_layers, state, model, weights, device)
 
 
 def _config(path: Path) -> dict[str, object]:
@@ -110,39 +110,39 @@ def _check_sizes(config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
         raise ConfigError(f"the head's vocabulary has {config.layers.vocab_size} tokens, the target's {vocab_size}")
 
 
-def _captures(config: HeadConfig, kind: str, convention: str | None, num_layers: int) -> tuple[int, ...]:
+def _aux_layers(config: HeadConfig, kind: str, convention: str | None, num_layers: int) -> tuple[int, ...]:
     """What an EAGLE-3 head reads of its target, in the order of layers, which is how SGLang and vLLM hand it over."""
     if convention is not None and convention not in CONVENTIONS:
         raise ConfigError(f"--draft-layer-ids must be one of {', '.join(CONVENTIONS)}, got {convention}")
     if not config.layer_ids:
         if convention is not None:
             raise ConfigError(f"--draft-layer-ids {convention} says how to read {LAYER_IDS}, which it does not have")
-        return () if kind == "eagle" else default_captures(num_layers)
+        return () if kind == "eagle" else default_aux_layers(num_layers)
     if convention is None:
         raise ConfigError(
             f"its config has {LAYER_IDS} {list(config.layer_ids)}, which SGLang takes for layers whose output it reads "
             f"and vLLM for layers whose input it reads; say which with --draft-layer-ids sglang or vllm"
         )
-    captures = tuple(sorted(number + CONVENTIONS[convention] for number in config.layer_ids))
-    if captures[-1] > num_layers:
+    aux_layers = tuple(sorted(number + CONVENTIONS[convention] for number in config.layer_ids))
+    if aux_layers[-1] > num_layers:
         raise ConfigError(
             f"its {LAYER_IDS} {list(config.layer_ids)} (--draft-layer-ids {convention}) are outside the target's "
             f"{num_layers} layers"
         )
-    if len(set(captures)) < len(captures):
+    if len(set(aux_layers)) < len(aux_layers):
         raise ConfigError(f"its {LAYER_IDS} {list(config.layer_ids)} name a layer twice")
-    return captures
+    return aux_layers
 
 
-def default_captures(num_layers: int) -> tuple[int, ...]:
+def default_aux_layers(num_layers: int) -> tuple[int, ...]:
     """Layers of a target whose inputs an EAGLE-3 head reads that does not say which."""
-    captures = tuple(sorted((2, num_layers // 2, num_layers - 3)))
-    if captures[0] < 0 or captures[-1] > num_layers or len(set(captures)) < len(captures):
+    aux_layers = tuple(sorted((2, num_layers // 2, num_layers - 3)))
+    if aux_layers[0] < 0 or aux_layers[-1] > num_layers or len(set(aux_layers)) < len(aux_layers):
         raise ConfigError(
             f"an EAGLE-3 head without {LAYER_IDS} reads the inputs of layers 2, n // 2 and n - 3 of a target of n "
             f"layers; the target's {num_layers} are too few to tell them apart"
         )
-    return captures
+    return aux_layers
 
 
 class _Renamed(Mapping[str, Tensor]):

@@ -121,7 +121,7 @@ def test_what_a_step_adds_is_known_to_the_next() -> None:
         tokens=torch.tensor([1, 2]),
         sources=torch.tensor([0, 0]),
         last=hidden,
-        captured=(),
+        aux_hidden=(),
         heads=torch.tensor([1]),
         head_rows=torch.tensor([2]),
     )

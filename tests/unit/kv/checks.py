@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from roost.kv.audit import audit_pages
 from roost.kv.ledger import FREE, Account, leased
-from roost.kv.pages import SINK, BookId, PageId
+from roost.kv.pages import NULL_PAGE, BookId, PageId
 from roost.kv.store import Store
 from tests.unit.kv.paper import Launch, Paper, Talk
 from tests.unit.kv.shelf import Shelf
@@ -78,13 +78,13 @@ def rows_name_the_pages_of_their_tokens(shelf: Shelf, talks: Sequence[Talk]) -> 
     for talk in talks:
         for held, row in zip(shelf.held, talk.lease.pages, strict=True):
             for prefix, page in zip(shelf.prefixes(*talk.shared_prefix), row, strict=False):
-                assert page in (SINK, held.get(prefix))
+                assert page in (NULL_PAGE, held.get(prefix))
 
 
 def no_page_of_a_step_in_flight_is_reused(store: Store, in_flight: Iterable[list[Launch]]) -> None:
     """It is still its lease's, the tree's, or retires until that step or a later one is collected."""
     for line in (line for lines in in_flight for line in lines):
         for book, pages in enumerate(line.pages):
-            for account in store.ledger.accounts_of(book, [page for page in pages if page != SINK]):
+            for account in store.ledger.accounts_of(book, [page for page in pages if page != NULL_PAGE]):
                 kind, owner = account & 3, account >> 2
                 assert kind == 2 or account == leased(line.talk.lease.id) or (kind == 3 and owner >= line.step)

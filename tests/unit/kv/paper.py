@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roost.kv.lease import Lease
-from roost.kv.pages import SINK, Book, BookId, PageId
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
 from roost.session.record import key_of
 from roost.step import StepId
 
@@ -110,7 +110,7 @@ class Paper:
     def _write(self, launch: Launch, position: int, written: Written) -> None:
         for book, pages in enumerate(launch.pages):
             page = pages[position // self._page_size]
-            assert page != SINK, (launch, book, position)
+            assert page != NULL_PAGE, (launch, book, position)
             self._slots[book, page, position % self._page_size] = written
 
     def _check_reads(self, launch: Launch, length: int) -> None:

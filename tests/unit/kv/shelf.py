@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roost.kv.lease import Lease
 from roost.kv.node import Node, NodeId
-from roost.kv.pages import SINK, Book, BookId, PageId
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
 from roost.kv.radix import Tree
 
 Prefix = tuple[str, tuple[int, ...]]  # name space, key entries
@@ -60,14 +60,14 @@ class Shelf:
         return range(first, num_pages)
 
     def longest(self, space: str, key: tuple[int, ...]) -> tuple[int, list[list[PageId]]]:
-        """Slots of the longest usable prefix, and the pages it needs in each book (SINK before its window)."""
+        """Slots of the longest usable prefix, and the pages it needs in each book (NULL_PAGE before its window)."""
         for num_pages in range(self._whole_pages(key), 0, -1):
             pages = []
             for book, held in enumerate(self.held):
                 needed = self._needed(book, num_pages)
-                found = [held.get(self._prefix(space, key, index), SINK) for index in needed]
-                pages.append([SINK] * needed.start + found)
-                if SINK in found:
+                found = [held.get(self._prefix(space, key, index), NULL_PAGE) for index in needed]
+                pages.append([NULL_PAGE] * needed.start + found)
+                if NULL_PAGE in found:
                     break
             else:
                 return num_pages * self._page_size, pages
@@ -79,7 +79,7 @@ class Shelf:
             prefix = self._prefix(space, key, index)
             self.used[prefix] = max(self.used.get(prefix, 0), now)
             for held, row in zip(self.held, rows, strict=True):
-                if row[index] != SINK:
+                if row[index] != NULL_PAGE:
                     row[index] = held.setdefault(prefix, row[index])
 
     def touch(self, space: str, key: tuple[int, ...], now: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from roost.errors import InvariantError
 from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, Ledger, OutOfPages, cached, describe, leased, retiring
-from roost.kv.pages import SINK, Book, BookId, PageId
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
 from roost.step import StepId
 
 BOOKS = (Book(num_pages=9), Book(num_pages=6, window=2))
@@ -26,7 +26,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(BOOKS)
         self.accounts: dict[tuple[BookId, PageId], Account] = {
-            (book, PageId(page)): SINK_ACCOUNT if page == SINK else FREE
+            (book, PageId(page)): SINK_ACCOUNT if page == NULL_PAGE else FREE
             for book, spec in enumerate(BOOKS)
             for page in range(spec.num_pages)
         }
@@ -186,7 +186,7 @@ def test_a_page_released_twice_in_one_call_is_refused_and_nothing_moves(last_ste
 def test_the_sink_page_never_moves() -> None:
     ledger = Ledger(BOOKS)
     taken = ledger.take(0, BOOKS[0].num_pages - 1, leased(1))
-    assert SINK not in taken
+    assert NULL_PAGE not in taken
     for source in (FREE, leased(1)):
         with pytest.raises(InvariantError, match=r"page 0 of book 0 .* found 'sink'"):
-            ledger.move(0, [SINK], source, leased(2))
+            ledger.move(0, [NULL_PAGE], source, leased(2))

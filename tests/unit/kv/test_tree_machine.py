@@ -25,7 +25,7 @@ from roost.kv.holdings import num_freed
 from roost.kv.lease import Claim, TurnId
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Key
-from roost.kv.pages import SINK, Book, PageId, ceil_div, floor_to
+from roost.kv.pages import NULL_PAGE, Book, PageId, ceil_div, floor_to
 from roost.kv.store import Store
 from roost.session.record import key_of
 from roost.step import StepId
@@ -201,7 +201,7 @@ class TreeMachine(RuleBasedStateMachine):
         """The device's row gets the entries it is said to lack; after that it lacks none that is held."""
         for entries_on_device, known, pages in zip(talk.table, talk.lease.row_synced, talk.lease.pages, strict=True):
             entries_on_device[known:] = pages[known:]
-            assert all(page in (SINK, entry) for page, entry in zip(pages, entries_on_device, strict=True))
+            assert all(page in (NULL_PAGE, entry) for page, entry in zip(pages, entries_on_device, strict=True))
 
     def _reserve(self, talk: Talk, length: int) -> bool:
         """Room in every book or nowhere; eviction may help once for each book."""
@@ -249,7 +249,7 @@ class TreeMachine(RuleBasedStateMachine):
         lease, row = talk.lease, talk.lease.pages[self.store.window_book]
         kept_from = self._first_needed(floor_to(max(0, lease.settled_len - 1), self.page_size))
         for index in range(kept_from // self.page_size):
-            assert row[index] == SINK or lease.anchor[0] <= index * self.page_size < lease.anchor[1]
+            assert row[index] == NULL_PAGE or lease.anchor[0] <= index * self.page_size < lease.anchor[1]
 
     @precondition(CAN["fail"])
     @rule(seed=seeds)
@@ -284,7 +284,7 @@ class TreeMachine(RuleBasedStateMachine):
             if self.store.window_book is None:
                 return point
             row = lease.pages[self.store.window_book]
-            if SINK not in row[self._first_needed(point) // size : ceil_div(point, size)]:
+            if NULL_PAGE not in row[self._first_needed(point) // size : ceil_div(point, size)]:
                 return point
         return 0
 
@@ -447,8 +447,8 @@ class TreeMachine(RuleBasedStateMachine):
         assert found.node.start < found.length <= found.node.end
         for book, expected in enumerate(pages):
             path = found.node.path_pages(book)[: length // self.page_size]
-            assert [page for page, want in zip(path, expected, strict=True) if want != SINK] == [
-                page for page in expected if page != SINK
+            assert [page for page, want in zip(path, expected, strict=True) if want != NULL_PAGE] == [
+                page for page in expected if page != NULL_PAGE
             ]
 
     # --- what always holds -------------------------------------------------------------------------------------
