@@ -49,8 +49,8 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
     state["lm_head.weight"] = random(num_tokens, hidden)
     state["d2t"] = torch.zeros(num_tokens, dtype=torch.int64)
     number = len(target.layers)
-    captures = (2, number // 2, number - 3) if number > 6 else (0, 1, 2)
-    return Eagle3(config, captures, state, model, weights, device)
+    aux_layers = (2, number // 2, number - 3) if number > 6 else (0, 1, 2)
+    return Eagle3(config, aux_layers, state, model, weights, device)
 
 
 class TargetHead:
@@ -65,7 +65,7 @@ class TargetHead:
         return replace(self.model.kv, windows=(None,) * len(self.model.kv.windows))
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Nothing: it reads tokens."""
         return ()
 
@@ -79,7 +79,7 @@ class TargetHead:
         """The target's."""
         return self.model.config.vocab_size
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """Of no interest."""
         return last
 

@@ -70,7 +70,7 @@ class Told:
         self._text: dict[int, Prompt] = {}
 
     @property
-    def captures(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Nothing."""
         return ()
 
@@ -127,7 +127,7 @@ class Knowing:
     better than the right token, so that the path to be accepted is not the first of its tree.
     """
 
-    captures: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, head: Head, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
         self._head = head
@@ -135,9 +135,9 @@ class Knowing:
         self._is_decoy_after = marked(decoy_after)
         self.kv, self.num_tokens, self.hidden_size = head.kv, VOCAB, head.hidden_size + 1
 
-    def fuse(self, last: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """The head's, with room for the position."""
-        return pad(self._head.fuse(last, captured), (0, 1))
+        return pad(self._head.fuse(last, aux_hidden), (0, 1))
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The head's, and the position."""
