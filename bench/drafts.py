@@ -24,7 +24,7 @@ from roost.messages import Finished, SpecStats, Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.text.language import Language
@@ -86,7 +86,7 @@ def answer(
             request_id=str(number),
             tokens=prompt,
             max_new_tokens=num_new,
-            sampling=Sampling(temperature=temperature, seed=number),
+            sampling=SamplingParams(temperature=temperature, seed=number),
             stop_token_ids=stop_ids,
         )
         for number, prompt in enumerate(prompts)

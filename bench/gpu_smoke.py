@@ -25,7 +25,7 @@ from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.layers.rotary import Rope
-from roost.messages import Event, Finished, Score, SpecStats, Submit, Tokens
+from roost.messages import Event, Finished, SpecStats, Submit, TokenLogprob, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
@@ -55,7 +55,7 @@ class Answer:
     """Tokens of one request, and what the model thought of them."""
 
     tokens: tuple[int, ...]
-    scores: tuple[Score, ...]
+    logprobs: tuple[TokenLogprob, ...]
 
 
 def tiny(windows: tuple[int | None, ...]) -> tuple[DecoderConfig, dict[str, Tensor]]:
@@ -101,7 +101,7 @@ class Case:
     page_size: int = 16
     spec: SpecConfig = SpecConfig()
     head: Head | None = None
-    beside: bool = False  # prompts come one after the other, in chunks beside rounds; nobody asks for scores
+    beside: bool = False  # prompts come one after the other, in chunks beside rounds; nobody asks for logprobs
 
 
 def engine(model: Decoder, device: torch.device, case: Case, max_running: int = 64) -> tuple[Engine, TorchExecutor]:
@@ -154,8 +154,8 @@ def answers(
     runs, executor = engine(model, device, case, max_running=8)
     events: list[Event] = []
     for number, prompt in enumerate(prompts):
-        logprobs = None if case.beside else NUM_BEST
-        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, logprobs=logprobs)
+        num_top = None if case.beside else NUM_BEST
+        submit = Submit(request_id=str(number), tokens=prompt, max_new_tokens=num_new, num_top_logprobs=num_top)
         runs.post(submit, events.append)
         for _ in range(3 if case.beside else 0):
             runs.tick()
@@ -169,7 +169,7 @@ def answers(
         (end,) = [event for event in events if isinstance(event, Finished) and event.request_id == str(number)]
         assert end.reason == "length", end
         tokens = tuple(token for event in mine for token in event.tokens)
-        found.append(Answer(tokens=tokens, scores=tuple(score for event in mine for score in event.scores)))
+        found.append(Answer(tokens=tokens, logprobs=tuple(entry for event in mine for entry in event.logprobs)))
     return found, runs.state.counters.snapshot()
 
 
@@ -180,11 +180,11 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
     """
     gaps, errors = [], []
     for got, wanted in zip(mine, reference, strict=True):
-        errors += _errors(got, wanted) if got.scores else []
+        errors += _errors(got, wanted) if got.logprobs else []
         if got.tokens == wanted.tokens:
             continue
         at = next(i for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)) if a != b)
-        logprobs = dict(wanted.scores[at].top)
+        logprobs = dict(wanted.logprobs[at].top_logprobs)
         assert got.tokens[at] in logprobs, f"{name}: parted at {at} with a token that was not among the best {NUM_BEST}"
         gaps.append(logprobs[wanted.tokens[at]] - logprobs[got.tokens[at]])
     assert max(gaps, default=0.0) <= gap_max, f"{name}: parted at a gap of {max(gaps):.4g}, more than {gap_max}"
@@ -196,9 +196,9 @@ def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: flo
 def _errors(got: Answer, wanted: Answer) -> list[float]:
     """How far the log-probabilities of the best tokens are off, up to where the text parts."""
     errors = []
-    for number, (mine, right) in enumerate(zip(got.scores, wanted.scores, strict=True)):
-        theirs = dict(right.top)
-        errors += [abs(logprob - theirs[token]) for token, logprob in mine.top if token in theirs]
+    for number, (mine, right) in enumerate(zip(got.logprobs, wanted.logprobs, strict=True)):
+        theirs = dict(right.top_logprobs)
+        errors += [abs(logprob - theirs[token]) for token, logprob in mine.top_logprobs if token in theirs]
         if got.tokens[number] != wanted.tokens[number]:
             break
     return errors

@@ -91,7 +91,7 @@ class Desk:
         self._at = (self._at + 7) % len(self._text)
         return tuple(self._text[(self._at + index) % len(self._text)] for index in range(number))
 
-    def ask(self, tokens: Sequence[int], num_new: int, session: str | None = None, salt: str = "") -> Asked:
+    def ask(self, tokens: Sequence[int], num_new: int, session: str | None = None, cache_salt: str = "") -> Asked:
         """Post a request."""
         self._num_asked += 1
         submit = Submit(
@@ -99,7 +99,7 @@ class Desk:
             tokens=tuple(tokens),
             max_new_tokens=num_new,
             session_id=session,
-            salt=salt,
+            cache_salt=cache_salt,
         )
         asked = Asked()
         self.engine.post(submit, asked.hear)
@@ -183,7 +183,7 @@ def first_token(parts: Parts, spec: SpecConfig, history: int, repeats: int) -> d
         cached.append(desk.ask(said + desk.tokens(IN_TOKENS), OUT_TOKENS))
         desk.run()
         if number == 0:  # once is enough: it takes as long as the whole prompt does
-            again.append(desk.ask(said + desk.tokens(IN_TOKENS), OUT_TOKENS, salt=str(number)))
+            again.append(desk.ask(said + desk.tokens(IN_TOKENS), OUT_TOKENS, cache_salt=str(number)))
             desk.run()
     desk.close()
     session_ms, cached_ms, again_ms = (

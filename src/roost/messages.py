@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,12 @@ class Submit:
     tokens: tuple[int, ...]
     max_new_tokens: int | None = None  # absent: what context and pool allow
     min_new_tokens: int = 0  # nothing stops the output before
-    sampling: Sampling = GREEDY
+    sampling: SamplingParams = GREEDY
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()  # texts that end the output
     stop_in_special: bool = False  # whether special tokens count as text, for `stop`
-    logprobs: int | None = None  # alternatives to report with each output token's log-probability; None: neither
+    # alternatives to report with each output token's log-probability; None: neither
+    num_top_logprobs: int | None = None
     prompt_logprobs_from: int | None = None  # first prompt position of interest; the tokens after it are scored
     priority: int = 0  # larger ones go first
     timeout_ms: int | None = None  # ended as "timeout" if it has not ended by itself
@@ -33,7 +34,7 @@ class Submit:
     session_id: str | None = None
     queue: bool = False  # wait for a busy session instead of a 409
     turn: int | None = None  # the number it shall have: turns of its session that were committed before it
-    salt: str = ""  # name space of the prefix cache; a session has its own
+    cache_salt: str = ""  # prefixes are shared only under the same salt; a session has its own
     client: str = ""  # who asks, by the name of their key: whose sessions and cache, limits and share; '' without names
 
 
@@ -49,7 +50,7 @@ class OpenSession:
     """Open an empty session; answered with its SessionState."""
 
     session_id: str
-    salt: str = ""
+    cache_salt: str = ""
     ttl_ms: int | None = None  # closed when no turn has had it for so long; absent: --session-ttl-s
     max_tokens: int | None = None  # most tokens it may come to; absent: --max-session-tokens
     client: str = ""  # who opens it: whose it is, and whose limits count
@@ -138,47 +139,47 @@ class SpecStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class TokenLogprob:
     """A token's log-probability under the model itself (no option applied), and its best alternatives."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # ids with their log-probabilities, best first
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # ids with their log-probabilities, best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Scores of tokens that follow each other, as columns: made into a `Score` each by whoever reads them.
+class TokenLogprobs:
+    """Log-probabilities of consecutive tokens as columns; whoever reads them makes a `TokenLogprob` of each.
 
     A chunk of a prompt can have 50,000 alternatives, and the engine's thread has other things to do.
     """
 
-    num_tops: int = 0  # alternatives with each
+    num_top_logprobs: int = 0  # alternatives with each
     logprobs: bytes = b""  # float32 [len]
-    top_ids: bytes = b""  # int32 [len, num_tops], best first
+    top_ids: bytes = b""  # int32 [len, num_top_logprobs], best first
     top_logprobs: bytes = b""  # float32, the same
 
     def __len__(self) -> int:
         return len(self.logprobs) // _ITEM
 
-    def __iter__(self) -> Iterator[Score]:
+    def __iter__(self) -> Iterator[TokenLogprob]:
         columns = memoryview(self.top_ids).cast("i"), memoryview(self.top_logprobs).cast("f")
-        tops = zip(*(column.tolist() for column in columns), strict=True)
+        best = zip(*(column.tolist() for column in columns), strict=True)
         for logprob in memoryview(self.logprobs).cast("f").tolist():
-            yield Score(logprob=logprob, top=tuple(islice(tops, self.num_tops)))
+            yield TokenLogprob(logprob=logprob, top_logprobs=tuple(islice(best, self.num_top_logprobs)))
 
-    def first(self, number: int) -> "Scores":
+    def first(self, number: int) -> "TokenLogprobs":
         """Those of the first tokens."""
-        tops = number * self.num_tops * _ITEM
-        return Scores(
-            num_tops=self.num_tops,
+        end = number * self.num_top_logprobs * _ITEM
+        return TokenLogprobs(
+            num_top_logprobs=self.num_top_logprobs,
             logprobs=self.logprobs[: number * _ITEM],
-            top_ids=self.top_ids[:tops],
-            top_logprobs=self.top_logprobs[:tops],
+            top_ids=self.top_ids[:end],
+            top_logprobs=self.top_logprobs[:end],
         )
 
 
 _ITEM = 4  # bytes of a number in these columns
-NO_SCORES = Scores()
+NO_LOGPROBS = TokenLogprobs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,16 +188,16 @@ class Tokens:
 
     request_id: str
     tokens: tuple[int, ...]
-    scores: Scores = NO_SCORES  # one per token, if asked for
+    logprobs: TokenLogprobs = NO_LOGPROBS  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScores:
-    """Scores of prompt tokens `start`, `start + 1`, …; they come in order, each once, before the output."""
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens `start`, `start + 1`, …; they come in order, each once, before the output."""
 
     request_id: str
     start: int
-    scores: Scores
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class Finished:
     spec: SpecStats
     message: str = ""  # what went wrong, for an error or a timeout
     matched: int | str | None = None  # the stop id or stop text, for a stop
-    score_from: int | None = None  # if prompt scores were asked for: the position they really begin at
+    prompt_logprobs_from: int | None = None  # where the prompt's log-probabilities really begin, if asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +237,7 @@ class SessionState:
     idle_ms: int  # since it was last used; 0 while a turn has it
     ttl_ms: int | None
     max_tokens: int | None
-    salt: str
+    cache_salt: str
     client: str = ""  # whose it is
 
 
@@ -305,5 +306,5 @@ class Stats:
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
 Command = Submit | Abort | SessionCommand | FlushCache | GetStats
 SessionEvent = SessionState | SessionStates | SessionClosed
-Event = Tokens | PromptScores | Finished | Refused | SessionEvent | Flushed | Stats
+Event = Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats
 Reply = Callable[[Event], None]

@@ -11,7 +11,7 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.spec_shape import SpecShape
 
 StepId = NewType("StepId", int)
@@ -51,7 +51,7 @@ class RowSetup(_Columns):
     """What the device must know of a row that begins, to choose its tokens."""
 
     row: RowId
-    sampling: Sampling
+    sampling: SamplingParams
     prompt_len: int
     min_len: int  # no stop id at positions [prompt_len, min_len): prompt_len + min_new_tokens
     stop_ids: tuple[int, ...]
@@ -77,9 +77,9 @@ class StepPlan(_Columns):
     next_tokens: Ints  # [num_rows] prefill only: the token after the chunk, for draft-extend, or SAMPLED
     tokens: Ints  # [token_offsets[-1]] the chunks' tokens
     token_offsets: Ints  # [num_rows + 1]
-    tops: Ints  # [num_rows] alternatives to report with each log-probability; -1: report none
-    score_froms: Ints  # [num_rows] first position of the chunk whose next token is scored; -1: none
-    score_ends: Ints  # [num_rows] first position past those
+    num_top_logprobs: Ints  # [num_rows] alternatives to report with each log-probability; -1: report none
+    prompt_logprob_starts: Ints  # [num_rows] first position of the chunk whose next token is scored; -1: none
+    prompt_logprob_ends: Ints  # [num_rows] first position past those
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
 
@@ -98,9 +98,9 @@ class StepPlan(_Columns):
             ends=self.ends[:, keep],
             is_final=self.is_final[keep],
             next_tokens=self.next_tokens[keep],
-            tops=self.tops[keep],
-            score_froms=self.score_froms[keep],
-            score_ends=self.score_ends[keep],
+            num_top_logprobs=self.num_top_logprobs[keep],
+            prompt_logprob_starts=self.prompt_logprob_starts[keep],
+            prompt_logprob_ends=self.prompt_logprob_ends[keep],
             tokens=self.tokens[np.repeat(keep, lengths)],
             token_offsets=np.append(0, np.cumsum(lengths[keep])).astype(np.int32),
             setups=(),
@@ -109,7 +109,7 @@ class StepPlan(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreColumns(_Columns):
+class LogprobColumns(_Columns):
     """Log-probabilities under the model itself, row by row: entries `offsets[i]:offsets[i+1]` belong to row i."""
 
     offsets: Ints  # [num_rows + 1]
@@ -128,8 +128,8 @@ class StepResult(_Columns):
     accept_lens: Ints  # [num_rows] tokens added to the output: 0 after a chunk that is not final
     tokens: Ints  # [num_rows, accept_max] the accepted tokens, then padding
     lengths: Ints  # [num_rows] device length after the step
-    scores: ScoreColumns | None = None  # of the accepted tokens of all rows, if one wants them
-    prompt_scores: ScoreColumns | None = None  # of the tokens after positions score_froms … score_ends - 1
+    logprobs: LogprobColumns | None = None  # of the accepted tokens of all rows, if one wants them
+    prompt_logprobs: LogprobColumns | None = None  # of the tokens after those positions of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

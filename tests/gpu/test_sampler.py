@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roost.device.open import open_device
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sampling.sampler import Sampler
 from tests.unit.sampling.plain import Case
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 NUM_ROWS, VOCAB_SIZE = 48, 50_001
 OPTIONS = (
-    Sampling(temperature=0),
-    Sampling(seed=1),
-    Sampling(temperature=0.5, top_p=0.9, seed=2),
-    Sampling(top_k=40, top_p=0.95, min_p=0.01, seed=3),
-    Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logit_bias=((7, 4.0),), seed=4),
-    Sampling(temperature=0, frequency_penalty=1.0),
+    SamplingParams(temperature=0),
+    SamplingParams(seed=1),
+    SamplingParams(temperature=0.5, top_p=0.9, seed=2),
+    SamplingParams(top_k=40, top_p=0.95, min_p=0.01, seed=3),
+    SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logit_bias=((7, 4.0),), seed=4),
+    SamplingParams(temperature=0, frequency_penalty=1.0),
 )
 CASES = [
     Case(sampling=OPTIONS[row % len(OPTIONS)], prompt=(1, 2), output=(9, 9), min_len=40 + row, stop_ids=(5, 11))

@@ -9,21 +9,21 @@ from typing import Any
 from zlib import crc32
 
 from roost.messages import Submit
-from roost.sampling.params import SEED_END, Sampling
+from roost.sampling.params import SEED_END, SamplingParams
 from tests.parity.rounds import repetitive, text_of
 from tests.parity.slow import slow_output
 from tests.parity.tiny import VOCAB
 
 NUM_NEW = 16
 SALT = "e"  # of the prompts: another if a choice is too close to call
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 STOPS = frozenset(range(1, VOCAB, 5))
 FEW = (3, 17, 41, 60, 88)
 SPECIAL = 2  # the token "<|im_end|>"
 
 
 def _sampled(**options: Any) -> dict[str, Any]:
-    return {"sampling": Sampling(**{"temperature": 0.8, **options})}
+    return {"sampling": SamplingParams(**{"temperature": 0.8, **options})}
 
 
 # For each option what its requests ask for; `stop` is added below, from what the outputs say.
@@ -67,12 +67,12 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
     "max_new_tokens": tuple(
         {"max_new_tokens": length, "sampling": sampling}
         for length in (0, 1, 2, 3, 4, 5, 6, 7)
-        for sampling in (GREEDY, Sampling(temperature=0.4, seed=length))
+        for sampling in (GREEDY, SamplingParams(temperature=0.4, seed=length))
     ),
     "stop_token_ids": (
         {"stop_token_ids": STOPS},
         {"stop_token_ids": STOPS},
-        {"stop_token_ids": STOPS, "logprobs": 1},
+        {"stop_token_ids": STOPS, "num_top_logprobs": 1},
         {"stop_token_ids": STOPS, **_sampled(seed=21)},
         {"stop_token_ids": STOPS, **_sampled(seed=22, frequency_penalty=0.3)},
     ),
@@ -94,18 +94,18 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"stop": ("<|im_end|>",), "stop_in_special": shown, **_sampled(logit_bias=((SPECIAL, 3.0),), seed=27)}
         for shown in (False, True)
     ),
-    "logprobs": (
-        {"logprobs": 0},
-        {"logprobs": 5},
-        {"logprobs": 1, **_sampled(seed=29)},
-        {"logprobs": 3, **_sampled(seed=30, frequency_penalty=0.5, top_k=8)},
-        {"logprobs": 20, "max_new_tokens": 6},
+    "num_top_logprobs": (
+        {"num_top_logprobs": 0},
+        {"num_top_logprobs": 5},
+        {"num_top_logprobs": 1, **_sampled(seed=29)},
+        {"num_top_logprobs": 3, **_sampled(seed=30, frequency_penalty=0.5, top_k=8)},
+        {"num_top_logprobs": 20, "max_new_tokens": 6},
     ),
     "prompt_logprobs_from": (
         {"prompt_logprobs_from": 0},
-        {"prompt_logprobs_from": 5, "logprobs": 4},
-        {"prompt_logprobs_from": 0, "logprobs": 2, "max_new_tokens": 0},
-        {"prompt_logprobs_from": 13, "logprobs": 0, **_sampled(seed=31)},
+        {"prompt_logprobs_from": 5, "num_top_logprobs": 4},
+        {"prompt_logprobs_from": 0, "num_top_logprobs": 2, "max_new_tokens": 0},
+        {"prompt_logprobs_from": 13, "num_top_logprobs": 0, **_sampled(seed=31)},
     ),
 }
 

@@ -13,13 +13,13 @@ import msgspec
 from roost.errors import RequestError
 from roost.front.options import Options, submits
 from roost.messages import Abort, OpenSession, Refused, Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.server import schema
 from tests.parity import option_asks
 from tests.parity.rounds import TOKENIZER, Setting, Speculating, expected, repetitive
 
-SEEDED = Sampling(temperature=0.5, frequency_penalty=0.2, seed=71)
-GREEDY = Sampling(temperature=0)
+SEEDED = SamplingParams(temperature=0.5, frequency_penalty=0.2, seed=71)
+GREEDY = SamplingParams(temperature=0)
 MS = 1_000_000
 
 
@@ -33,14 +33,14 @@ class Case:
 
 
 def some(number: int = 5, seed: int = 60, num_new: int = 14) -> list[Submit]:
-    """Requests of no particular kind: greedy and seeded, one with scores."""
+    """Requests of no particular kind: greedy and seeded, one with logprobs."""
     return [
         Submit(
             request_id=f"r{i}",
             tokens=prompt,
             max_new_tokens=num_new,
             sampling=replace(SEEDED, seed=i) if i % 2 else GREEDY,
-            logprobs=2 if i == 1 else None,
+            num_top_logprobs=2 if i == 1 else None,
         )
         for i, prompt in enumerate(repetitive(number, seed=seed))
     ]
@@ -155,7 +155,7 @@ def _numbers(setting: Setting) -> None:
 
 def _salt(setting: Setting) -> None:
     (prompt,) = repetitive(1, seed=64, length=21)
-    asks = [replace(each, tokens=prompt, salt=salt) for each, salt in zip(some(4), "abab", strict=True)]
+    asks = [replace(each, tokens=prompt, cache_salt=salt) for each, salt in zip(some(4), "abab", strict=True)]
     served = Speculating(setting)
     for submit in asks:
         served.serve([submit])
@@ -289,7 +289,9 @@ OPTIONS: dict[str, Case] = {
     "stop_token_ids": _ask("stop_token_ids", "met inside an accepted run, greedy and drawn"),
     "stop": _ask("stop", "texts over two tokens, inside an accepted run, after min_new_tokens, beside stop ids"),
     "stop_in_special": _ask("stop_in_special", "a special token's text, counted and not"),
-    "logprobs": _ask("logprobs", "values within 1e-4, alternatives' ids equal; under penalties and top-k too"),
+    "num_top_logprobs": _ask(
+        "num_top_logprobs", "values within 1e-4, alternatives' ids equal; under penalties and top-k too"
+    ),
     "prompt_logprobs_from": _ask("prompt_logprobs_from", "from the start, from inside, without output"),
     "priority": Case(says="two run at a time, five priorities", check=_priority),
     "timeout_ms": Case(says="one runs out of time, one does not", check=_timeout),
@@ -297,7 +299,7 @@ OPTIONS: dict[str, Case] = {
     "session_id": Case(says="three turns, each as its whole history", check=partial(_turns, False)),
     "queue": Case(says="three turns sent at once", check=partial(_turns, True)),
     "turn": Case(says="three turns, each sent twice: the copy does not run", check=_numbers),
-    "salt": Case(says="two salts, one prompt: cached tokens as predicted", check=_salt),
+    "cache_salt": Case(says="two salts, one prompt: cached tokens as predicted", check=_salt),
 }
 CIRCUMSTANCES: dict[str, Case] = {
     "chunked prefill": Case(says="chunks of 5, mixed steps", check=_chunks),

@@ -14,7 +14,7 @@ from bench.heads import TargetHead
 from roost.config.options import EngineConfig
 from roost.drafters.accept import Accepted
 from roost.forward.passes import Ahead
-from roost.messages import PromptScores, Score, Submit, Tokens
+from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
@@ -83,7 +83,7 @@ class Speculating(Served):
         self.run(retract_ticks)
 
     def check(self, submits: Sequence[Submit], *, accepts: bool = True) -> None:
-        """Every output, its end and its scores are the reference's, and drafts were accepted on the way."""
+        """Every output, its end and its logprobs are the reference's, and drafts were accepted on the way."""
         for submit in submits:
             assert_exact(self, submit, self.setting.kind)
         if accepts and self.setting.expects_accepts:
@@ -146,35 +146,35 @@ def expected(submit: Submit, kind: str = "forgetful") -> tuple[tuple[int, ...], 
 
 
 def assert_exact(served: Served, submit: Submit, kind: str = "forgetful") -> None:
-    """A request's output, its end and its scores are the reference's."""
+    """A request's output, its end and its logprobs are the reference's."""
     name, (output, reason, matched) = submit.request_id, expected(submit, kind)
     end = served.finish(name)
     assert (name, served.output(name)) == (name, output)
     assert (name, end.reason, end.matched) == (name, reason, matched)
     assert end.usage.completion_tokens == len(output)
-    _assert_scores(served, submit, output, kind)
+    _assert_logprobs(served, submit, output, kind)
 
 
-def _assert_scores(served: Served, submit: Submit, output: tuple[int, ...], kind: str) -> None:
+def _assert_logprobs(served: Served, submit: Submit, output: tuple[int, ...], kind: str) -> None:
     """Every log-probability that was asked for came, once, and is the reference's."""
     name, tokens, prompt_len = submit.request_id, submit.tokens + output, len(submit.tokens)
-    places: dict[int, Score] = {}
+    places: dict[int, TokenLogprob] = {}
     for event in served.events:
-        if isinstance(event, PromptScores) and event.request_id == name:
+        if isinstance(event, PromptLogprobs) and event.request_id == name:
             assert event.start == max(places, default=event.start - 1) + 1
-            places |= {event.start + i: score for i, score in enumerate(event.scores)}
+            places |= {event.start + i: entry for i, entry in enumerate(event.logprobs)}
     start = submit.prompt_logprobs_from
     assert list(places) == ([] if start is None else list(range(start + 1, prompt_len))), name
     events = [event for event in served.events if isinstance(event, Tokens) and event.request_id == name]
-    own = [score for event in events for score in event.scores]
-    assert len(own) == (0 if submit.logprobs is None else len(output)), name
-    places |= {prompt_len + i: score for i, score in enumerate(own)}
+    own = [entry for event in events for entry in event.logprobs]
+    assert len(own) == (0 if submit.num_top_logprobs is None else len(output)), name
+    places |= {prompt_len + i: entry for i, entry in enumerate(own)}
     if not places:
         return
     rows = slow_logprobs(kind, tokens)
-    for place, score in places.items():
+    for place, entry in places.items():
         row = rows[place - 1]
-        best = (-row).argsort(kind="stable")[: submit.logprobs or 0]
-        assert score.logprob == pytest.approx(row[tokens[place]], abs=NEAR), (name, place)
-        assert [token for token, _ in score.top] == best.tolist(), (name, place)
-        assert [value for _, value in score.top] == pytest.approx(row[best], abs=NEAR), (name, place)
+        best = (-row).argsort(kind="stable")[: submit.num_top_logprobs or 0]
+        assert entry.logprob == pytest.approx(row[tokens[place]], abs=NEAR), (name, place)
+        assert [token for token, _ in entry.top_logprobs] == best.tolist(), (name, place)
+        assert [value for _, value in entry.top_logprobs] == pytest.approx(row[best], abs=NEAR), (name, place)

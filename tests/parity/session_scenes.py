@@ -45,12 +45,12 @@ def stop_texts(talks: Talks) -> None:
         assert (asked.finished.reason, asked.finished.matched, asked.tokens) == ("stop", stop, said[:end])
 
 
-def scores(talks: Talks) -> None:
+def logprobs(talks: Talks) -> None:
     """Sessions side by side: log-probabilities of outputs, of prompts, and none."""
     talks.begin("out", "in", "none")
     for num_in in (14, 5, 6):
-        talks.say("out", num_in, 6, logprobs=3)
-        talks.say("in", num_in, 5, logprobs=2, prompt_logprobs_from=0)
+        talks.say("out", num_in, 6, num_top_logprobs=3)
+        talks.say("in", num_in, 5, num_top_logprobs=2, prompt_logprobs_from=0)
         talks.say("none", num_in, 7)
         talks.finish_all()
 
@@ -161,7 +161,7 @@ def refusals(talks: Talks) -> None:
             talks.say("s", talks.prompt(context), 1),
             talks.say("s", (VOCAB,), 4),  # bad values
             talks.say("s", 3, -1),
-            talks.say("s", 3, 4, salt="other"),
+            talks.say("s", 3, 4, cache_salt="other"),
             talks.say("nobody", 3, 4),
         ]
         talks.tick()
@@ -367,7 +367,7 @@ LIMITS = SessionConfig(max_sessions=3, max_resident_tokens=70)
 SCENES: dict[str, Scene] = {
     scene.__name__: scene
     for scene in (
-        *(turns, stop_texts, scores, together, waits),
+        *(turns, stop_texts, logprobs, together, waits),
         *(aborts, first_aborts, queue_aborts, disconnects, refusals, over_length, closes),
         *(crowd, ttl, rewinds, forks, limits, own_limits),
     )

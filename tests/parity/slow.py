@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from roost.messages import Submit
 from roost.sampling.draw import uniform
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from tests.parity.doubles import checkpoint
 
 Reals = NDArray[np.float64]
@@ -23,7 +23,7 @@ MARGIN = 1e-5  # closer than this to a border, rounding decides
 
 @cache
 def slow_logits(kind: str, tokens: tuple[int, ...]) -> Reals:
-    """Scores after every token: [num_tokens, vocab]."""
+    """Logits after every token: [num_tokens, vocab]."""
     with torch.no_grad():
         return checkpoint(kind).reference(torch.tensor([tokens])).logits[0].to(torch.float64).numpy()
 
@@ -47,7 +47,7 @@ def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
 
 
 def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:
-    """Scores after bias, penalties and what may not stop yet."""
+    """Logits after bias, penalties and what may not stop yet."""
     sampling, scores = submit.sampling, logits.copy()
     for token, bias in sampling.logit_bias:
         scores[token] += bias
@@ -61,7 +61,7 @@ def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:
     return scores
 
 
-def _choice(scores: Reals, sampling: Sampling, position: int) -> int:
+def _choice(scores: Reals, sampling: SamplingParams, position: int) -> int:
     """The best token, or the one on which the position's random number falls."""
     order = np.argsort(-scores, kind="stable")
     best, second = scores[order[:2]]
@@ -76,7 +76,7 @@ def _choice(scores: Reals, sampling: Sampling, position: int) -> int:
     return int(kept[np.searchsorted(sums, number, side="right")])
 
 
-def _kept(order: NDArray[np.int64], scores: Reals, sampling: Sampling) -> NDArray[np.int64]:
+def _kept(order: NDArray[np.int64], scores: Reals, sampling: SamplingParams) -> NDArray[np.int64]:
     """The tokens that top-k, then top-p of those, then min-p leave, in the order of their ids."""
     if 0 < sampling.top_k < len(order):
         inside, outside = scores[order[sampling.top_k - 1 : sampling.top_k + 1]]

@@ -23,7 +23,7 @@ from roost.messages import (
     Finished,
     FlushCache,
     OpenSession,
-    PromptScores,
+    PromptLogprobs,
     Refused,
     SessionClosed,
     Submit,
@@ -67,7 +67,7 @@ class Asked:
 
     submit: Submit
     tokens: Prompt = ()  # as they arrive
-    prompt_scores: list[PromptScores] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     scored: list[Tokens] = field(default_factory=list)
     end: Finished | Refused | None = None
 
@@ -78,8 +78,8 @@ class Asked:
             case Tokens():
                 self.tokens += event.tokens
                 self.scored.append(event)
-            case PromptScores():
-                self.prompt_scores.append(event)
+            case PromptLogprobs():
+                self.prompt_logprobs.append(event)
             case Finished() | Refused():
                 self.end = event
 
@@ -203,7 +203,7 @@ class Talks(Served):
             return
         before = talk.tokens + submit.tokens
         self._checks.append((before + asked.tokens, len(before)))
-        self._assert_scores(asked, before)
+        self._assert_logprobs(asked, before)
         is_suspended = self._noted("suspend", submit.request_id)
         if submit.session_id is not None:
             self._assert_inherited(talk, submit, end, len(before))
@@ -232,16 +232,16 @@ class Talks(Served):
     def _was_reclaimed(self, name: str) -> bool:
         return self._noted("reclaim", name) or self._noted("over_limit", name)
 
-    def _assert_scores(self, asked: Asked, before: Prompt) -> None:
+    def _assert_logprobs(self, asked: Asked, before: Prompt) -> None:
         """Every log-probability that was asked for came once, and is that of a dense pass."""
         submit, kind = asked.submit, self.cell.kind
         tokens = before + asked.tokens
-        own = [score for event in asked.scored for score in event.scores]
-        assert len(own) == (0 if submit.logprobs is None else len(asked.tokens)), submit
-        places = {len(before) + number: score for number, score in enumerate(own)}
-        for event in asked.prompt_scores:
+        own = [entry for event in asked.scored for entry in event.logprobs]
+        assert len(own) == (0 if submit.num_top_logprobs is None else len(asked.tokens)), submit
+        places = {len(before) + number: entry for number, entry in enumerate(own)}
+        for event in asked.prompt_logprobs:
             assert submit.prompt_logprobs_from is not None and not places.keys() & {event.start}
-            places |= {event.start + number: score for number, score in enumerate(event.scores)}
+            places |= {event.start + number: entry for number, entry in enumerate(event.logprobs)}
         if submit.prompt_logprobs_from is not None and isinstance(asked.end, Finished):
             first = max(submit.prompt_logprobs_from, asked.end.usage.cached_tokens)
             scored = sorted(place for place in places if place < len(before))
@@ -250,10 +250,10 @@ class Talks(Served):
             start = scored[0] - 1 if scored else len(before) - 1
             assert asked.end.reason == "abort" or first - stale <= start <= first, (submit, scored)
         rows = slow_logprobs(kind, tokens) if places else ()
-        for place, score in places.items():
-            assert score.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=NEAR), (submit, place)
-            best = (-rows[place - 1]).argsort(kind="stable")[: submit.logprobs or 0]
-            assert [token for token, _ in score.top] == best.tolist(), (submit, place)
+        for place, entry in places.items():
+            assert entry.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=NEAR), (submit, place)
+            best = (-rows[place - 1]).argsort(kind="stable")[: submit.num_top_logprobs or 0]
+            assert [token for token, _ in entry.top_logprobs] == best.tolist(), (submit, place)
 
     # --- at rest -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from roost.forward.sizes import ChunkSize
 from roost.graphs.capture import Captured
 from roost.graphs.chunks import CapturedChunks, ChunkGraphs
 from roost.layers.ops import TORCH_OPS
-from roost.messages import PromptScores, Score, Submit, Tokens
+from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan
 from tests.parity import option_asks
@@ -148,7 +148,7 @@ def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeyp
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_scores_beside_rounds_are_those_of_a_step_that_ran_whole(
+def test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole(
     depth: int, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("llama")
@@ -169,31 +169,39 @@ def test_scores_beside_rounds_are_those_of_a_step_that_ran_whole(
         served = Served(model, config)
         replays.clear()
         plans.clear()
-        served.post(Submit(request_id="first", tokens=first, max_new_tokens=30, logprobs=2))
+        served.post(Submit(request_id="first", tokens=first, max_new_tokens=30, num_top_logprobs=2))
         for _ in range(4):
             served.engine.tick()
-        served.post(Submit(request_id="second", tokens=second, max_new_tokens=3, prompt_logprobs_from=0, logprobs=5))
+        served.post(
+            Submit(request_id="second", tokens=second, max_new_tokens=3, prompt_logprobs_from=0, num_top_logprobs=5)
+        )
         served.submit("third", third, 12)
         served.run()
         served.executor.close()
         mixed = [plan for plan in plans if plan.is_prefill.any() and not plan.is_prefill.all()]
-        assert any((plan.score_froms >= 0).any() for plan in mixed) and any(plan.is_final.any() for plan in mixed)
+        assert any((plan.prompt_logprob_starts >= 0).any() for plan in mixed) and any(
+            plan.is_final.any() for plan in mixed
+        )
         assert len(replays) == 2 * (len(plans) + len(mixed)) * graphs  # nothing ran operation by operation
-        assert not _scores(served, "third")
-        found.append({name: _scores(served, name) for name in ("first", "second")})
-    for name, num_scores, top in (("first", 30, 2), ("second", 40 + 3, 5)):
+        assert not _logprobs(served, "third")
+        found.append({name: _logprobs(served, name) for name in ("first", "second")})
+    for name, num_logprobs, top in (("first", 30, 2), ("second", 40 + 3, 5)):
         whole, parts = found[0][name], found[1][name]
-        assert len(whole) == len(parts) == num_scores and {len(score.top) for score in parts} == {top}
-        assert [score.logprob for score in parts] == pytest.approx([score.logprob for score in whole], abs=1e-4)
+        assert len(whole) == len(parts) == num_logprobs and {len(entry.top_logprobs) for entry in parts} == {top}
+        assert [entry.logprob for entry in parts] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
         for mine, right in zip(parts, whole, strict=True):
-            assert [token for token, _ in mine.top] == [token for token, _ in right.top]
-            assert [value for _, value in mine.top] == pytest.approx([value for _, value in right.top], abs=1e-4)
+            assert [token for token, _ in mine.top_logprobs] == [token for token, _ in right.top_logprobs]
+            assert [value for _, value in mine.top_logprobs] == pytest.approx(
+                [value for _, value in right.top_logprobs], abs=1e-4
+            )
 
 
-def _scores(served: Served, name: str) -> list[Score]:
+def _logprobs(served: Served, name: str) -> list[TokenLogprob]:
     """Of the prompt, if it was asked for, then of the output."""
-    events = [event for event in served.events if isinstance(event, PromptScores | Tokens) and event.request_id == name]
-    return [score for event in events for score in event.scores]
+    events = [
+        event for event in served.events if isinstance(event, PromptLogprobs | Tokens) and event.request_id == name
+    ]
+    return [entry for event in events for entry in event.logprobs]
 
 
 @pytest.mark.parametrize("drafter", ["plain", "target-chain"])

@@ -65,16 +65,16 @@ def reference() -> LlamaForCausalLM:
 
 
 def logits_after(reference: LlamaForCausalLM, tokens: tuple[int, ...]) -> torch.Tensor:
-    """Scores after every token."""
+    """Log-probabilities after every token."""
     with torch.no_grad():
         return reference(torch.tensor([tokens])).logits[0]
 
 
 def surprises(llm: LLM, text: str) -> list[float]:
     """What each token of a text costs the model, in nats."""
-    scores = llm.generate(text, Options(max_new_tokens=0, prompt_logprobs_from=0)).prompt_scores
-    assert len(scores) == len(llm.language.prompt_tokens(text)) - 1
-    return [-score.logprob for score in scores]
+    logprobs = llm.generate(text, Options(max_new_tokens=0, prompt_logprobs_from=0)).prompt_logprobs
+    assert len(logprobs) == len(llm.language.prompt_tokens(text)) - 1
+    return [-entry.logprob for entry in logprobs]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -84,19 +84,21 @@ def test_greedy_output_equals_transformers_on_the_same_weights(
     text, num_new = PROMPTS[name]
     prompt = exact.language.prompt_tokens(text)
     ours = exact.generate(prompt, replace(GREEDY, max_new_tokens=num_new)).choices[0].tokens
-    scores = logits_after(reference, prompt + ours)[len(prompt) - 1 : -1]  # one pass says what each token should be
-    for place, (token, row) in enumerate(zip(ours, scores, strict=True)):
+    rows = logits_after(reference, prompt + ours)[len(prompt) - 1 : -1]  # one pass says what each token should be
+    for place, (token, row) in enumerate(zip(ours, rows, strict=True)):
         gap = float(row.max() - row[token])
         assert gap < GAP_MAX, f"token {place}: ours is {token}, theirs {int(row.argmax())}, {gap:.2e} better"
 
 
-def test_prompt_scores_equal_transformers(exact: LLM, reference: LlamaForCausalLM) -> None:
+def test_prompt_logprobs_equal_transformers(exact: LLM, reference: LlamaForCausalLM) -> None:
     prompt = exact.language.prompt_tokens(STORY)
     expected = logits_after(reference, prompt).log_softmax(-1)
-    scores = exact.generate(prompt, Options(max_new_tokens=0, prompt_logprobs_from=0, logprobs=3)).prompt_scores
-    for place, score in enumerate(scores):
-        assert score.logprob == pytest.approx(float(expected[place, prompt[place + 1]]), abs=2e-3), place
-        assert [value for _, value in score.top] == pytest.approx(expected[place].topk(3).values.tolist(), abs=2e-3)
+    logprobs = exact.generate(prompt, Options(max_new_tokens=0, prompt_logprobs_from=0, logprobs=3)).prompt_logprobs
+    for place, entry in enumerate(logprobs):
+        assert entry.logprob == pytest.approx(float(expected[place, prompt[place + 1]]), abs=2e-3), place
+        assert [value for _, value in entry.top_logprobs] == pytest.approx(
+            expected[place].topk(3).values.tolist(), abs=2e-3
+        )
 
 
 def test_int8_costs_little_on_texts_nobody_trained_on(exact: LLM, rounded: LLM) -> None:

@@ -13,7 +13,7 @@ from roost.errors import InvariantError, StepFailure
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
 from roost.runner.executor import TorchExecutor
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.spec_shape import PLAIN
 from roost.step import SAMPLED, Ints, RowId, RowSetup, StepId, StepPlan, TableDelta
 from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
@@ -44,16 +44,18 @@ def chunk_plan(step: int, tokens: tuple[int, ...], *, start: int = 0, final: boo
         next_tokens=ints(SAMPLED if final else 0),
         tokens=ints(*tokens),
         token_offsets=ints(0, len(tokens)),
-        tops=ints(-1),
-        score_froms=ints(-1),
-        score_ends=ints(-1),
+        num_top_logprobs=ints(-1),
+        prompt_logprob_starts=ints(-1),
+        prompt_logprob_ends=ints(-1),
         setups=(greedy_row(),) if start == 0 else (),
         deltas=(table_delta(start, end),),
     )
 
 
 def greedy_row() -> RowSetup:
-    return RowSetup(row=RowId(0), sampling=Sampling(temperature=0), prompt_len=1, min_len=1, stop_ids=(), tokens=ints())
+    return RowSetup(
+        row=RowId(0), sampling=SamplingParams(temperature=0), prompt_len=1, min_len=1, stop_ids=(), tokens=ints()
+    )
 
 
 def round_plan(step: int, hi: int) -> StepPlan:

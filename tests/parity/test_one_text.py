@@ -9,7 +9,7 @@ from roost import LLM
 from roost.messages import Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
 from roost.weights.pull import find_head
@@ -87,7 +87,9 @@ class Model:
         names = []
         for number, prompt in enumerate(self._prompts):
             for seed in (None, 5):
-                sampling = Sampling(temperature=0.0) if seed is None else Sampling(temperature=0.8, seed=seed)
+                sampling = (
+                    SamplingParams(temperature=0.0) if seed is None else SamplingParams(temperature=0.8, seed=seed)
+                )
                 names.append(f"r{number}-{seed}")
                 served.post(Submit(request_id=names[-1], tokens=prompt, max_new_tokens=NUM_NEW, sampling=sampling))
                 if form.is_alone:

@@ -7,7 +7,7 @@ import pytest
 
 from roost.config.options import EngineConfig
 from roost.messages import Submit
-from roost.sampling.params import SEED_END, Sampling
+from roost.sampling.params import SEED_END, SamplingParams
 from tests.parity.slow import slow_output
 from tests.parity.tiny import VOCAB, Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES
@@ -16,43 +16,43 @@ STOPS = frozenset(range(0, VOCAB, 4))  # so many that an output soon meets one
 FEW = (3, 17, 41, 60, 88)
 
 SAMPLINGS = {
-    "warm": Sampling(seed=1),
-    "cold": Sampling(temperature=0.3, seed=2),
-    "hot": Sampling(temperature=2.5, seed=SEED_END - 1),
-    "top_k": Sampling(top_k=5, seed=3),
-    "top_k of one": Sampling(top_k=1, seed=4),
-    "top_k past the vocabulary": Sampling(top_k=VOCAB + 7, temperature=1.5, seed=5),
-    "top_p": Sampling(top_p=0.6, temperature=2.0, seed=6),
-    "a tiny top_p": Sampling(top_p=0.01, temperature=2.0, seed=7),
-    "min_p": Sampling(min_p=0.08, temperature=1.8, seed=8),
-    "top_k, top_p and min_p": Sampling(top_k=20, top_p=0.8, min_p=0.02, temperature=2.0, seed=9),
-    "repetition": Sampling(repetition_penalty=1.4, temperature=0),
-    "repetition sought": Sampling(repetition_penalty=0.6, temperature=1.3, seed=10),
-    "presence": Sampling(presence_penalty=2.0, temperature=0.7, seed=11),
-    "frequency": Sampling(frequency_penalty=1.5, temperature=0),
-    "frequency sought": Sampling(frequency_penalty=-1.2, temperature=1.2, seed=12),
-    "all penalties": Sampling(
+    "warm": SamplingParams(seed=1),
+    "cold": SamplingParams(temperature=0.3, seed=2),
+    "hot": SamplingParams(temperature=2.5, seed=SEED_END - 1),
+    "top_k": SamplingParams(top_k=5, seed=3),
+    "top_k of one": SamplingParams(top_k=1, seed=4),
+    "top_k past the vocabulary": SamplingParams(top_k=VOCAB + 7, temperature=1.5, seed=5),
+    "top_p": SamplingParams(top_p=0.6, temperature=2.0, seed=6),
+    "a tiny top_p": SamplingParams(top_p=0.01, temperature=2.0, seed=7),
+    "min_p": SamplingParams(min_p=0.08, temperature=1.8, seed=8),
+    "top_k, top_p and min_p": SamplingParams(top_k=20, top_p=0.8, min_p=0.02, temperature=2.0, seed=9),
+    "repetition": SamplingParams(repetition_penalty=1.4, temperature=0),
+    "repetition sought": SamplingParams(repetition_penalty=0.6, temperature=1.3, seed=10),
+    "presence": SamplingParams(presence_penalty=2.0, temperature=0.7, seed=11),
+    "frequency": SamplingParams(frequency_penalty=1.5, temperature=0),
+    "frequency sought": SamplingParams(frequency_penalty=-1.2, temperature=1.2, seed=12),
+    "all penalties": SamplingParams(
         repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.9, top_k=30, temperature=1.1, seed=13
     ),
-    "bias": Sampling(logit_bias=tuple((token, 9.0) for token in FEW), temperature=0),
-    "bias away": Sampling(logit_bias=tuple((token, -100.0) for token in range(0, 90)), seed=14),
-    "bias and penalties": Sampling(
+    "bias": SamplingParams(logit_bias=tuple((token, 9.0) for token in FEW), temperature=0),
+    "bias away": SamplingParams(logit_bias=tuple((token, -100.0) for token in range(0, 90)), seed=14),
+    "bias and penalties": SamplingParams(
         logit_bias=tuple((token, 12.0) for token in FEW), presence_penalty=1.7, frequency_penalty=2.0, seed=15
     ),
 }
 SUBMITS = {
     **{name: {"sampling": sampling} for name, sampling in SAMPLINGS.items()},
-    "greedy": {"sampling": Sampling(temperature=0)},
-    "greedy to a stop id": {"sampling": Sampling(temperature=0), "stop_token_ids": STOPS},
-    "to a stop id": {"sampling": Sampling(temperature=1.5, seed=16), "stop_token_ids": STOPS},
-    "not before": {"sampling": Sampling(temperature=0), "stop_token_ids": STOPS, "min_new_tokens": 9},
+    "greedy": {"sampling": SamplingParams(temperature=0)},
+    "greedy to a stop id": {"sampling": SamplingParams(temperature=0), "stop_token_ids": STOPS},
+    "to a stop id": {"sampling": SamplingParams(temperature=1.5, seed=16), "stop_token_ids": STOPS},
+    "not before": {"sampling": SamplingParams(temperature=0), "stop_token_ids": STOPS, "min_new_tokens": 9},
     "not before, drawn": {
-        "sampling": Sampling(temperature=1.4, top_p=0.9, seed=17),
+        "sampling": SamplingParams(temperature=1.4, top_p=0.9, seed=17),
         "stop_token_ids": STOPS,
         "min_new_tokens": 6,
     },
     "not before, penalised": {
-        "sampling": Sampling(temperature=1.4, repetition_penalty=1.3, frequency_penalty=0.4, seed=18),
+        "sampling": SamplingParams(temperature=1.4, repetition_penalty=1.3, frequency_penalty=0.4, seed=18),
         "stop_token_ids": STOPS,
         "min_new_tokens": 12,
     },
@@ -91,7 +91,8 @@ def assert_exact(served: Served, submits: list[Submit], kind: str = "llama") -> 
 def test_the_requests_try_what_they_are_meant_to() -> None:
     outputs = {each.request_id: slow_output("llama", each) for each in asked()}
     greedy = {
-        each.request_id: slow_output("llama", replace(each, sampling=Sampling(temperature=0)))[0] for each in asked()
+        each.request_id: slow_output("llama", replace(each, sampling=SamplingParams(temperature=0)))[0]
+        for each in asked()
     }
     unchanged = {name for name, (output, _) in outputs.items() if output == greedy[name]}
     assert unchanged <= {"top_k of one", "a tiny top_p", "greedy", "greedy to a stop id", "not before"}
@@ -166,6 +167,8 @@ def test_a_prompt_found_in_the_prefix_tree_is_exact(depth: int, page_size: int) 
 def test_the_same_seed_at_the_same_place_draws_the_same_whatever_the_row(depth: int) -> None:
     (prompt,) = prompts(9, seed=23)
     names = [f"r{number}" for number in range(7)]
-    same = [Submit(request_id=name, tokens=prompt, max_new_tokens=20, sampling=Sampling(seed=99)) for name in names]
+    same = [
+        Submit(request_id=name, tokens=prompt, max_new_tokens=20, sampling=SamplingParams(seed=99)) for name in names
+    ]
     served = serve(same, configure(depth=depth, max_running=3))
     assert {served.output(name) for name in names} == {slow_output("llama", same[0])[0]}

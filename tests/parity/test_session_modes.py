@@ -175,17 +175,17 @@ def test_19_idle_sessions_beyond_rows_and_pages_let_others_in_and_resume(cell: C
     talks.wind_up()
 
 
-# --- 20, 21: scores, over-length --------------------------------------------------------------------------------------
+# --- 20, 21: logprobs, over-length ------------------------------------------------------------------------------------
 
 
 @each("plain", "chain 0", "chain 1", "tree", "window")
-def test_20_scores_asked_from_the_start_are_raised_to_what_is_inherited(cell: Cell) -> None:
+def test_20_logprobs_asked_from_the_start_are_raised_to_what_is_inherited(cell: Cell) -> None:
     talks = Talks(cell)
     talks.begin("s")
     for num_in in (11, 6, 5):
-        asked = talks.turn("s", num_in, 4, logprobs=1, prompt_logprobs_from=0)
-        first = min(event.start for event in asked.prompt_scores) - 1
-        assert asked.finished.score_from == first
+        asked = talks.turn("s", num_in, 4, num_top_logprobs=1, prompt_logprobs_from=0)
+        first = min(event.start for event in asked.prompt_logprobs) - 1
+        assert asked.finished.prompt_logprobs_from == first
     talks.wind_up()
 
 
@@ -329,17 +329,17 @@ def test_26_turns_of_no_token_of_one_and_of_a_stop_at_once_go_on_exactly(cell: C
 def test_27_kv_of_one_salt_is_never_inherited_under_another(cell: Cell) -> None:
     talks = Talks(cell)
     prompt = talks.prompt(21, first=True)
-    talks.begin("s", salt="a")
+    talks.begin("s", cache_salt="a")
     talks.turn("s", prompt, 3)
-    talks.begin("other", salt="b")
+    talks.begin("other", cache_salt="b")
     assert talks.turn("other", prompt, 3).finished.usage.cached_tokens == 0
-    plain = [talks.say(None, prompt, 3, salt=salt) for salt in ("c", "a")]
+    plain = [talks.say(None, prompt, 3, cache_salt=salt) for salt in ("c", "a")]
     talks.finish_all()
     assert [each.finished.usage.cached_tokens > 0 for each in plain] == [False, True]
-    refused = talks.say("s", 4, 3, salt="b")
+    refused = talks.say("s", 4, 3, cache_salt="b")
     talks.tick()
-    assert isinstance(refused.end, Refused) and (refused.end.status, refused.end.param) == (400, "salt")
-    same = talks.say("s", 4, 3, salt="a")
+    assert isinstance(refused.end, Refused) and (refused.end.status, refused.end.param) == (400, "cache_salt")
+    same = talks.say("s", 4, 3, cache_salt="a")
     talks.finish_all()
     assert isinstance(same.end, Finished) and same.finished.usage.prompt_tokens == 28
     talks.wind_up()

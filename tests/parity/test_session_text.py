@@ -32,7 +32,7 @@ def test_a_chat_in_a_session_is_the_same_chat_sent_whole(exact: LLM, template: s
             options = Options(temperature=0, max_new_tokens=max_new_tokens)
             messages.append({"role": "user", "content": text})
             pieces = list(session.chat(messages[sent:], options))
-            whole = exact.generate(language.chat_tokens(messages), replace(options, salt=text)).choices[0]
+            whole = exact.generate(language.chat_tokens(messages), replace(options, cache_salt=text)).choices[0]
             assert tuple(token for piece in pieces for token in piece.tokens) == whole.tokens
             assert pieces[-1].finished and pieces[-1].finished.usage.prompt_tokens == whole.usage.prompt_tokens
             messages.append({"role": "assistant", "content": whole.text})

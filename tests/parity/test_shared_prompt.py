@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from roost.front.options import Options, submits
-from roost.messages import PromptScores, Submit
+from roost.messages import PromptLogprobs, Submit
 from tests.parity.slow import slow_output
 from tests.parity.tiny import Served, configure, prompts, tiny
 from tests.parity.work import DEPTHS, PAGE_SIZES
@@ -75,9 +75,9 @@ def test_pages_of_the_prompt_are_held_once_while_all_outputs_run(depth: int) -> 
 @DEPTHS
 def test_the_prompt_is_scored_once_for_all_outputs(depth: int) -> None:
     served = serve(asked(replace(OPTIONS, prompt_logprobs_from=0, logprobs=1)), depth=depth, chunk=5)
-    events = [event for event in served.events if isinstance(event, PromptScores)]
+    events = [event for event in served.events if isinstance(event, PromptLogprobs)]
     assert {event.request_id for event in events} == {"r"}
-    assert sum(len(event.scores) for event in events) == PROMPT_LEN - 1
+    assert sum(len(event.logprobs) for event in events) == PROMPT_LEN - 1
     cached = [served.finish(each.request_id).usage.cached_tokens for each in asked()]
     assert cached == [0] + [36] * (N - 1)
 

@@ -13,19 +13,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.heads import TargetHead
 from roost.messages import Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from tests.parity.rounds import MODES
 from tests.parity.tiny import SHAPE, Served, Tiny, configure
-from tests.unit.sampling.plain import Case, changed_scores, distribution
+from tests.unit.sampling.plain import Case, changed_logits, distribution
 
 SMALL = 6
 NUM_SEEDS = 500
 NUM_NEW = 4  # the first token is of the prefill, the others of rounds
 PROMPT = (1, 4, 2, 4, 2, 4)
 OPTIONS = {
-    "warm": Sampling(),
-    "cut": Sampling(temperature=1.4, top_k=5, top_p=0.95, min_p=0.02),
-    "penalised": Sampling(repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.7, logit_bias=((3, 0.8),)),
+    "warm": SamplingParams(),
+    "cut": SamplingParams(temperature=1.4, top_k=5, top_p=0.95, min_p=0.02),
+    "penalised": SamplingParams(
+        repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.7, logit_bias=((3, 0.8),)
+    ),
 }
 
 DRAWN = [("warm", "tree", 1), ("cut", "chain", 1), ("cut", "n-gram", 1), ("penalised", "tree", 0)]
@@ -48,13 +50,13 @@ def logits_after(output: tuple[int, ...]) -> np.ndarray:
         return small().reference(torch.tensor([PROMPT + output])).logits[0, -1].numpy()
 
 
-def exact(sampling: Sampling, num_tokens: int) -> dict[tuple[int, ...], float]:
+def exact(sampling: SamplingParams, num_tokens: int) -> dict[tuple[int, ...], float]:
     """The probability of every output."""
     shares = {(): 1.0}
     for _ in range(num_tokens):
         grown = {}
         for output, share in shares.items():
-            scores = changed_scores(Case(sampling=sampling, prompt=PROMPT, output=output), logits_after(output), 0)
+            scores = changed_logits(Case(sampling=sampling, prompt=PROMPT, output=output), logits_after(output), 0)
             follows, unsure = distribution(sampling, scores)
             assert not unsure
             grown |= {(*output, token): share * each for token, each in follows.items()}

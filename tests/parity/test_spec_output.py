@@ -1,4 +1,4 @@
-"""Failure modes of what speculation returns, on the real device code: ends, options, scores, ids, chunked prefill.
+"""Failure modes of what speculation returns, on the real device code: ends, options, logprobs, ids, chunked prefill.
 
 A test's number is the mode's.
 """
@@ -17,7 +17,7 @@ from roost.drafters.eagle import EagleDrafter
 from roost.drafters.tree import Trees
 from roost.messages import Submit, Tokens
 from roost.models.model import Head
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.spec_shape import DraftKv, SpecShape
 from roost.weights.draft import load_head
 from tests.parity.forced import (
@@ -107,41 +107,41 @@ def test_28_stop_text_inside_an_accepted_run_cuts_text_and_tokens(tmp_path_facto
             assert choice.tokens == tuple(map(token, pieces[1:]))[:num_tokens]
 
 
-# --- 29: options and scores -------------------------------------------------------------------------------------------
+# --- 29: options and logprobs -----------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "warm": Sampling(temperature=0.9, seed=3),
-    "narrow": Sampling(temperature=1.1, top_k=7, top_p=0.8, seed=4),
-    "min_p": Sampling(temperature=1.3, min_p=0.2, seed=5),
-    "penalties": Sampling(temperature=0, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.4),
-    "warm penalties": Sampling(temperature=0.8, presence_penalty=0.9, frequency_penalty=1.1, seed=6),
+    "warm": SamplingParams(temperature=0.9, seed=3),
+    "narrow": SamplingParams(temperature=1.1, top_k=7, top_p=0.8, seed=4),
+    "min_p": SamplingParams(temperature=1.3, min_p=0.2, seed=5),
+    "penalties": SamplingParams(temperature=0, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.4),
+    "warm penalties": SamplingParams(temperature=0.8, presence_penalty=0.9, frequency_penalty=1.1, seed=6),
     # four tokens far above the rest: each one used makes room for the next, within a round too
-    "rivals": Sampling(
+    "rivals": SamplingParams(
         temperature=0,
         logit_bias=((5, 60.0), (9, 60.0), (50, 60.0), (77, 60.0)),
         presence_penalty=1.0,
         frequency_penalty=2.0,
     ),
-    "bias": Sampling(temperature=0, logit_bias=((5, 4.0), (9, 3.5), (50, -80.0))),
+    "bias": SamplingParams(temperature=0, logit_bias=((5, 4.0), (9, 3.5), (50, -80.0))),
 }
 
 
 def _optioned(name: str) -> Submit:
-    return Submit(request_id=name, tokens=PROMPT, max_new_tokens=17, sampling=OPTIONS[name], logprobs=2)
+    return Submit(request_id=name, tokens=PROMPT, max_new_tokens=17, sampling=OPTIONS[name], num_top_logprobs=2)
 
 
-def _scores(served: Served, name: str) -> tuple[list[float], list[list[int]]]:
-    scores = [
-        score
+def _logprobs(served: Served, name: str) -> tuple[list[float], list[list[int]]]:
+    logprobs = [
+        entry
         for event in served.events
         if isinstance(event, Tokens) and event.request_id == name
-        for score in event.scores
+        for entry in event.logprobs
     ]
-    return [score.logprob for score in scores], [[each for each, _ in score.top] for score in scores]
+    return [entry.logprob for entry in logprobs], [[each for each, _ in entry.top_logprobs] for entry in logprobs]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_29_options_and_scores_are_exact_in_every_round(name: str) -> None:
+def test_29_options_and_logprobs_are_exact_in_every_round(name: str) -> None:
     plain = Served(model_of("llama"), configure())
     plain.post(_optioned(name))
     plain.run()
@@ -152,7 +152,7 @@ def test_29_options_and_scores_are_exact_in_every_round(name: str) -> None:
     served.run()
     assert served.output(name) == output
     assert served.finish(name).spec.histogram == (1, 1, 2, 2)  # what was chosen, and one round past the end
-    (found, found_tops), (expected, expected_tops) = _scores(served, name), _scores(plain, name)
+    (found, found_tops), (expected, expected_tops) = _logprobs(served, name), _logprobs(plain, name)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert found_tops == expected_tops and len(found) == 17
 
@@ -186,7 +186,7 @@ def test_30_no_draft_and_no_token_lies_outside_the_vocabulary(
     for config, drafter in ((configure(spec=spec, pool_tokens=8192), head), (configure(), None)):
         served = Served(model, config, head=drafter)
         for number, prompt in enumerate(work):
-            warm = Sampling(temperature=5.0, seed=number)
+            warm = SamplingParams(temperature=5.0, seed=number)
             served.post(Submit(request_id=f"r{number}", tokens=prompt, max_new_tokens=30, sampling=warm))
         served.run()
         outputs.append([served.output(f"r{number}") for number in range(len(work))])

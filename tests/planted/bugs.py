@@ -359,8 +359,8 @@ _SIMULATED = (
     Bug(
         "salt",
         "roost.sched.intake",
-        "            space=session.space if session else scoped(submit.client, submit.salt),",
-        '            space=session.space if session else scoped(submit.client, ""),',
+        "            scoped_salt=session.scoped_salt if session else scoped(submit.client, submit.cache_salt),",
+        '            scoped_salt=session.scoped_salt if session else scoped(submit.client, ""),',
         "27: requests of different salts share pages",
     ),
     Bug(

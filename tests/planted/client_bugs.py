@@ -193,15 +193,15 @@ CLIENT_BUGS = (
     Bug(
         "client_cache",
         "roost.sched.intake",
-        "            space=session.space if session else scoped(submit.client, submit.salt),",
-        "            space=session.space if session else submit.salt,",
+        "            scoped_salt=session.scoped_salt if session else scoped(submit.client, submit.cache_salt),",
+        "            scoped_salt=session.scoped_salt if session else submit.cache_salt,",
         "what one client has said is found by another",
     ),
     Bug(
         "client_session_cache",
         "roost.sched.sessions",
-        "        space=scoped(command.client, command.salt),",
-        "        space=command.salt,",
+        "        scoped_salt=scoped(command.client, command.cache_salt),",
+        "        scoped_salt=command.cache_salt,",
         "what one client's session holds is found by another's",
     ),
     Bug(

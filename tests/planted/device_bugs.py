@@ -11,10 +11,10 @@ _OUTPUT = "tests/parity/test_spec_output.py::"
 _WIDTHS = _LENGTHS + "test_07_widths_that_all_differ_are_never_confused[4-3-9]"
 _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_step_speculates"
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
-_OPTIONS = _OUTPUT + "test_29_options_and_scores_are_exact_in_every_round"
+_OPTIONS = _OUTPUT + "test_29_options_and_logprobs_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
 _CAPTURED = "tests/parity/test_captured.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
-_SCORED = "tests/parity/test_captured.py::test_scores_beside_rounds_are_those_of_a_step_that_ran_whole"
+_SCORED = "tests/parity/test_captured.py::test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole"
 
 _EAGLE = "roost.drafters.eagle"
 _RUNNER = "roost.runner.runner"
@@ -356,24 +356,24 @@ DEVICE_BUGS = (
     Bug(
         "scores_of_parts_keep_their_rows",
         "roost.sampling.step_logprobs",
-        "        at, width = np.flatnonzero(part[rows]), scores.top_ids.shape[1]",
-        "        at, width = np.arange(len(scores.logprobs)), scores.top_ids.shape[1]",
+        "        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]",
+        "        at, width = np.arange(len(columns.logprobs)), columns.top_ids.shape[1]",
         "scores of chunks and of rounds beside them are mixed up",
         test=_SCORED,
     ),
     Bug(
         "scores_of_prompts_beside_rounds_are_joined",
         _RUNNER,
-        "        prompt_scores=joined_scores([(part, result.prompt_scores) for part, result in parts]),",
-        "        prompt_scores=parts[-1][1].prompt_scores,",
+        "        prompt_logprobs=joined_logprobs([(part, result.prompt_logprobs) for part, result in parts]),",
+        "        prompt_logprobs=parts[-1][1].prompt_logprobs,",
         "scores of a prompt that is prefilled beside rounds are lost",
         test=_SCORED,
     ),
     Bug(
         "scores_are_made_in_pieces",
         "roost.sampling.step_logprobs",
-        "    return _whole([log_probabilities(logits[at[part]], tokens[part], top) for part in _parts(len(at))])",
-        "    return log_probabilities(logits[at], tokens, top)",
+        "    return _whole([log_probabilities(logits[at[part]], tokens[part], num_top) for part in _parts(len(at))])",
+        "    return log_probabilities(logits[at], tokens, num_top)",
         "log-probabilities of many rows take memory that nobody counted",
         test="tests/unit/sampling/test_step_logprobs.py",
     ),

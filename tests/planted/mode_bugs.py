@@ -69,7 +69,7 @@ _OWN = (
         "        if session is not None and session.lease is not None:",
         "        if session is not None and session.lease is not None and match_max is None:",
         "20: scores asked from before the inherited length cut the key, and the session's KV is orphaned",
-        test=_SESSIONS + "test_20_scores_asked_from_the_start_are_raised_to_what_is_inherited[plain]",
+        test=_SESSIONS + "test_20_logprobs_asked_from_the_start_are_raised_to_what_is_inherited[plain]",
     ),
     Bug(
         "mode_21_over_length_runs",
@@ -114,8 +114,8 @@ _OWN = (
     Bug(
         "mode_27_salt_is_fixed",
         "roost.sched.intake",
-        '    if session is not None and submit.salt not in ("", session.salt):',
-        '    if session is not None and submit.salt not in ("", session.salt, submit.salt):',
+        '    if session is not None and submit.cache_salt not in ("", session.cache_salt):',
+        '    if session is not None and submit.cache_salt not in ("", session.cache_salt, submit.cache_salt):',
         "27: a turn with another salt than its session's is taken",
         test=_SESSIONS + "test_27_kv_of_one_salt_is_never_inherited_under_another[plain]",
     ),

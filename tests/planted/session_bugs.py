@@ -231,7 +231,8 @@ SESSION_BUGS = (
     Bug(
         "scores_say_where_they_begin",
         "roost.sched.admission",
-        "        request.cached_len, request.scored_from = request.turn.cached_len, request.score_from",
+        "        request.cached_len, request.prompt_logprobs_from = "
+        "request.turn.cached_len, request.prompt_logprobs_next",
         "        request.cached_len = request.turn.cached_len",
         "20: scores begin later than asked, and nobody is told",
     ),

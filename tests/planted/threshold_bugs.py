@@ -6,7 +6,7 @@ _SCORES = "roost.sampling.step_logprobs"
 _ROOM = "roost.sched.reserve"
 _RADIX = "roost.kv.radix"
 _TURNS = "roost.server.turns"
-_SCORED = "tests/parity/test_scores_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
+_SCORED = "tests/parity/test_logprobs_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
 _TOP_P = "tests/unit/sampling/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
 _SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_retracted"
@@ -20,8 +20,8 @@ THRESHOLD_BUGS = (
     Bug(
         "scores_past_the_first_piece",
         _SCORES,
-        "    return [slice(first, first + SCORED_MAX) for first in range(0, length, SCORED_MAX)]",
-        "    return [slice(first, first + SCORED_MAX) for first in range(0, min(length, SCORED_MAX), SCORED_MAX)]",
+        "    return [slice(first, first + LOGPROB_POSITIONS_MAX) for first in range(0, length, LOGPROB_POSITIONS_MAX)]",
+        "    return [slice(0, LOGPROB_POSITIONS_MAX)]",
         "prompt positions past the 256th of a chunk are not scored",
         test=_SCORED,
     ),

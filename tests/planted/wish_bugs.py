@@ -117,22 +117,23 @@ WISH_BUGS = (
     Bug(
         "scored_once",
         "roost.sched.settle",
-        "    request.score_from = end",
-        "    request.score_from = request.score_from or 0",
+        "    request.prompt_logprobs_next = end",
+        "    request.prompt_logprobs_next = request.prompt_logprobs_next or 0",
         "a prompt token is scored again after a retract",
     ),
     Bug(
         "scored_tokens_run",
         "roost.sched.admission",
-        "    lease = state.sessions.find_lease(request.turn, request.unscored_from)",
+        "    lease = state.sessions.find_lease(request.turn, request.prompt_logprobs_pending)",
         "    lease = state.sessions.find_lease(request.turn)",
         "20: a prompt that is found in place is not scored",
     ),
     Bug(
         "scored_then_unlimited",
         "roost.sched.request",
-        "        has_any = self.score_from is not None and self.score_from < self.turn.full_prompt_len - 1",
-        "        has_any = self.score_from is not None",
+        "        has_any = self.prompt_logprobs_next is not None "
+        "and self.prompt_logprobs_next < self.turn.full_prompt_len - 1",
+        "        has_any = self.prompt_logprobs_next is not None",
         "a retracted request runs its output again although its prompt is scored",
     ),
     Bug(
@@ -146,24 +147,24 @@ WISH_BUGS = (
     Bug(
         "inherited_not_scored",
         "roost.sched.admission",
-        "        request.score_from = max(request.score_from, request.lease.settled_len)",
-        "        request.score_from = max(request.score_from, 0)",
+        "        request.prompt_logprobs_next = max(request.prompt_logprobs_next, request.lease.settled_len)",
+        "        request.prompt_logprobs_next = max(request.prompt_logprobs_next, 0)",
         "20: a turn that is retracted early runs its whole history again, for scores nobody was promised",
     ),
     Bug(
         "scores_for_those_who_ask",
         "roost.sched.settle",
-        "            wants_scores = request.submit.logprobs is not None  # the device "
-        "scores every row if one row wants it",
-        "            wants_scores = True",
+        "            wants_logprobs = request.submit.num_top_logprobs is not None  "
+        "# the device has them of all rows if one asks",
+        "            wants_logprobs = True",
         "29: requests are sent scores because another in their step asked for some",
     ),
     Bug(
         "scores_cut_with_tokens",
         "roost.sched.settle",
         "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), "
-        "scores=scores.first(kept)))",
-        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores))",
+        "logprobs=logprobs.first(kept)))",
+        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs))",
         "29: scores of tokens past the end of the output are sent",
     ),
     Bug(

@@ -1,6 +1,6 @@
 """Sessions of SGLang's that do not stream, edited as its clients edit them: cut, replaced, branched, ended on the way.
 
-What the model is given must be the very tokens that were meant; the scores of a prompt tell which they were.
+What the model is given must be the very tokens that were meant; the logprobs of a prompt tell which they were.
 """
 
 from collections.abc import Iterator

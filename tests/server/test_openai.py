@@ -160,14 +160,14 @@ def test_echo_and_log_probabilities_of_a_text_completion_cover_the_prompt(client
     answer = client.completions.create(**asked, n=2)
     for choice in answer.choices:
         assert choice.text.startswith(prompt)
-        scores = choice.logprobs
-        assert scores is not None and scores.tokens and scores.token_logprobs and scores.text_offset
-        assert "".join(scores.tokens) == choice.text
-        assert len(scores.tokens) == len(scores.token_logprobs) == len(scores.text_offset)
-        assert scores.token_logprobs[0] is None
-        assert all(value is not None and value <= 0 for value in scores.token_logprobs[1:])
-        assert [choice.text[at:][: len(t)] for at, t in zip(scores.text_offset, scores.tokens, strict=True)] == (
-            scores.tokens
+        logprobs = choice.logprobs
+        assert logprobs is not None and logprobs.tokens and logprobs.token_logprobs and logprobs.text_offset
+        assert "".join(logprobs.tokens) == choice.text
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
+        assert logprobs.token_logprobs[0] is None
+        assert all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:])
+        assert [choice.text[at:][: len(t)] for at, t in zip(logprobs.text_offset, logprobs.tokens, strict=True)] == (
+            logprobs.tokens
         )
     pieces = [c.choices[0] for c in client.completions.create(**asked, stream=True)]
     assert "".join(piece.text for piece in pieces) == answer.choices[0].text

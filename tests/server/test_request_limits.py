@@ -4,7 +4,7 @@ import pytest
 
 from roost.server.context import PROMPTS_MAX
 from roost.server.openai import _TOP_LOGPROBS_MAX
-from roost.server.schema import RID_LEN_MAX
+from roost.server.schema import REQUEST_ID_LEN_MAX
 from tests.server.process import Server
 
 ONE = {"temperature": 0, "max_new_tokens": 1}
@@ -19,7 +19,9 @@ def test_a_request_has_as_many_prompts_as_it_may(server: Server, num_more: int) 
 
 @pytest.mark.parametrize("num_more", [0, 1])
 def test_a_name_is_as_long_as_it_may_be(server: Server, num_more: int) -> None:
-    answer = server.post("/generate", {"text": "a", "rid": "x" * (RID_LEN_MAX + num_more), "sampling_params": ONE})
+    answer = server.post(
+        "/generate", {"text": "a", "rid": "x" * (REQUEST_ID_LEN_MAX + num_more), "sampling_params": ONE}
+    )
     assert answer.status_code == (400 if num_more else 200)
     assert not num_more or answer.json()["error"]["param"] == "rid"
 

@@ -147,7 +147,7 @@ def test_many_turns_at_once_are_made_one_after_the_other_or_refused(session: Cli
     assert (state["turns"], state["length"]) == (statuses.count(200), statuses.count(200) * (len(ids) + 4))
 
 
-def test_a_native_stream_says_the_raised_start_of_its_scores(native: Server) -> None:
+def test_a_native_stream_says_the_raised_start_of_its_logprobs(native: Server) -> None:
     name, ids = opened(native, streaming=True), ids_of(native, COUNT)
     turn(native, name, ids)
     body = {"input_ids": ids, "session_params": {"id": name}, "sampling_params": GREEDY, "stream": True}

@@ -30,7 +30,7 @@ def drawn(draw: random.Random) -> tuple[str, str, dict[str, Any] | None]:
     options = {"max_tokens": draw.choice((0, 1, 5, 30)), "ignore_eos": draw.random() < 0.5, **turn}
     native = {"capacity_of_str_len": 1, "session_id": name, "streaming": draw.random() < 0.5}
     params = {"session_params": {"id": name}, "sampling_params": {"max_new_tokens": draw.choice((0, 1, 8))}}
-    scores = {"return_logprob": True, "logprob_start_len": 0, "stream": draw.random() < 0.5}
+    logprobs = {"return_logprob": True, "logprob_start_len": 0, "stream": draw.random() < 0.5}
     path = f"/v1/sessions/{name}"
     return draw.choice(
         (
@@ -39,7 +39,7 @@ def drawn(draw: random.Random) -> tuple[str, str, dict[str, Any] | None]:
             ("POST", f"{path}/append", {**given, **turn}),
             *[("POST", f"{path}/generate", {**given, **options, "stream": draw.random() < 0.5})] * 4,
             ("POST", "/v1/chat/completions", {"messages": messages, "session_id": name, **options}),
-            ("POST", "/generate", {"input_ids": [7, *ids], **params, **scores}),
+            ("POST", "/generate", {"input_ids": [7, *ids], **params, **logprobs}),
             ("POST", f"{path}/rewind", draw.choice(({"turn": draw.randint(0, 3)}, {"length": draw.randint(0, 80)}))),
             ("POST", f"{path}/fork", {"id": draw.choice(NAMES)}),
             ("POST", "/close_session", {"session_id": name}),

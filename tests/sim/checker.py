@@ -15,12 +15,12 @@ from roost.config.resolved import Resolved
 from roost.messages import (
     Event,
     Finished,
-    PromptScores,
+    PromptLogprobs,
     Refused,
-    Score,
     SpecStats,
     Stats,
     Submit,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -38,7 +38,7 @@ class Conversation:
 
     id: str  # that no other client's has
     client: str = ""
-    salt: str = ""
+    cache_salt: str = ""
     ttl_ms: int | None = None
     max_tokens: int | None = None
     tokens: list[int] = field(default_factory=list)  # what its finished turns make
@@ -67,9 +67,11 @@ class Ask:
     number: int  # how many were sent before it
     deadline: int | None  # of the clock
     output: list[int] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)  # of the output
-    score_next: int | None = None  # prompt position whose next token is to be scored next, once it has started
-    score_first: int | None = None  # the first of all
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output
+    prompt_logprobs_next: int | None = (
+        None  # prompt position whose next token is to be scored next, once it has started
+    )
+    prompt_logprobs_first: int | None = None  # the first of all
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
     num_rounds: int = 0  # live ones that carried drafts
@@ -90,7 +92,7 @@ class Ask:
     @property
     def is_foreign(self) -> bool:
         """Whether it names another salt than its session's."""
-        return self.conversation is not None and self.submit.salt not in ("", self.conversation.salt)
+        return self.conversation is not None and self.submit.cache_salt not in ("", self.conversation.cache_salt)
 
     @property
     def prompt(self) -> list[int]:
@@ -150,13 +152,13 @@ class Checker:
             case Tokens():
                 self._know_history(ask)
                 self._check_all_scored(ask)
-                if len(event.scores) != (0 if ask.submit.logprobs is None else len(event.tokens)):
-                    raise Broken(f"scores: {ask.submit.request_id} got {event}")
+                if len(event.logprobs) != (0 if ask.submit.num_top_logprobs is None else len(event.tokens)):
+                    raise Broken(f"logprobs: {ask.submit.request_id} got {event}")
                 ask.output.extend(event.tokens)
-                ask.scores.extend(event.scores)
-            case PromptScores():
+                ask.logprobs.extend(event.logprobs)
+            case PromptLogprobs():
                 self._know_history(ask)
-                self._prompt_scores(ask, event)
+                self._prompt_logprobs(ask, event)
             case Finished():
                 self._finished(ask, event, collecting)
             case Refused():
@@ -169,32 +171,43 @@ class Checker:
         if ask.history is None:
             ask.history = list(ask.conversation.tokens) if ask.conversation else []
 
-    # --- scores ------------------------------------------------------------------------------------------------
+    # --- logprobs ------------------------------------------------------------------------------------------------
 
     def admitted(self, ask: Ask, inherited_len: int) -> None:
         """A request starts: its prompt is scored from where it asked, or after what its session inherits."""
-        if ask.submit.prompt_logprobs_from is not None and ask.score_next is None:
-            ask.score_next = ask.score_first = max(ask.submit.prompt_logprobs_from, inherited_len)
+        if ask.submit.prompt_logprobs_from is not None and ask.prompt_logprobs_next is None:
+            ask.prompt_logprobs_next = ask.prompt_logprobs_first = max(ask.submit.prompt_logprobs_from, inherited_len)
 
-    def _prompt_scores(self, ask: Ask, event: PromptScores) -> None:
+    def _prompt_logprobs(self, ask: Ask, event: PromptLogprobs) -> None:
         """Each prompt token is scored once, in order, before the output, and as the oracle says."""
         prompt, first = ask.prompt, event.start - 1
-        if first != ask.score_next or not event.scores or event.start + len(event.scores) > len(prompt) or ask.output:
-            raise Broken(f"scores: {ask.submit.request_id} got {event}, next is {ask.score_next} of {len(prompt)}")
-        ask.score_next = first + len(event.scores)
+        if (
+            first != ask.prompt_logprobs_next
+            or not event.logprobs
+            or event.start + len(event.logprobs) > len(prompt)
+            or ask.output
+        ):
+            raise Broken(
+                f"logprobs: {ask.submit.request_id} got {event}, next is {ask.prompt_logprobs_next} of {len(prompt)}"
+            )
+        ask.prompt_logprobs_next = first + len(event.logprobs)
         states = states_of(self._model, np.array(prompt, dtype=np.int64))
-        self._check_scores(ask, event.scores, states[first : ask.score_next], prompt[event.start :])
+        self._check_logprobs(ask, event.logprobs, states[first : ask.prompt_logprobs_next], prompt[event.start :])
 
     def _check_all_scored(self, ask: Ask) -> None:
-        if ask.submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
-            raise Broken(f"scores: {ask.submit.request_id} has output, but its prompt is scored to {ask.score_next}")
+        if ask.submit.prompt_logprobs_from is not None and (ask.prompt_logprobs_next or 0) < len(ask.prompt) - 1:
+            raise Broken(
+                f"logprobs: {ask.submit.request_id} has output, but its prompt is scored to {ask.prompt_logprobs_next}"
+            )
 
-    def _check_scores(self, ask: Ask, scores: Sequence[Score], states: U64, tokens: Sequence[int]) -> None:
-        top = ask.submit.logprobs or 0
-        for score, state, token in zip(scores, states.tolist(), tokens, strict=False):
-            expected = Score(logprob=self._model.logprob(state, token), top=tuple(self._model.top(state, top)))
-            if score != expected:
-                raise Broken(f"scores: {ask.submit.request_id} got {score} for token {token}, expected {expected}")
+    def _check_logprobs(self, ask: Ask, logprobs: Sequence[TokenLogprob], states: U64, tokens: Sequence[int]) -> None:
+        top = ask.submit.num_top_logprobs or 0
+        for entry, state, token in zip(logprobs, states.tolist(), tokens, strict=False):
+            expected = TokenLogprob(
+                logprob=self._model.logprob(state, token), top_logprobs=tuple(self._model.top(state, top))
+            )
+            if entry != expected:
+                raise Broken(f"logprobs: {ask.submit.request_id} got {entry} for token {token}, expected {expected}")
 
     def check_stats(self, stats: Stats) -> None:
         """The engine's sums are those of what clients were told; the accounts of a pool make the pool."""
@@ -221,7 +234,7 @@ class Checker:
         early = submit.turn is not None and submit.turn > done and event.param == "turn"
         queued = self._limits(submit.client).queued
         bad = {
-            "salt": ask.is_foreign,
+            "cache_salt": ask.is_foreign,
             "min_new_tokens": submit.max_new_tokens is None and submit.min_new_tokens > most,
             "tokens": not submit.tokens and history == 0,
         }
@@ -279,9 +292,13 @@ class Checker:
         self._know_history(ask)
         if ask.conversation is not None:
             ask.conversation.last_used = self.told_at
-        score_from = ask.submit.prompt_logprobs_from if ask.score_first is None else ask.score_first
-        if event.score_from != score_from:
-            raise Broken(f"scores: {ask.submit.request_id} was scored from {score_from}, told {event.score_from}")
+        prompt_logprobs_from = (
+            ask.submit.prompt_logprobs_from if ask.prompt_logprobs_first is None else ask.prompt_logprobs_first
+        )
+        if event.prompt_logprobs_from != prompt_logprobs_from:
+            raise Broken(
+                f"logprobs: {ask.submit.request_id} from {prompt_logprobs_from}, told {event.prompt_logprobs_from}"
+            )
         prompt = ask.prompt
         self._check_output(ask, event, prompt)
         if event.spec.rounds != ask.num_rounds:
@@ -339,7 +356,7 @@ class Checker:
             expected = [self._model.next_token(int(state)) for state in states[len(prompt) - 1 : -1]]
             if expected != output:
                 raise Broken(f"tokens: {ask.submit.request_id} got {output}, the oracle says {expected}")
-            self._check_scores(ask, ask.scores, states[len(prompt) - 1 :], output)
+            self._check_logprobs(ask, ask.logprobs, states[len(prompt) - 1 :], output)
         if len(output) > event.max_new_tokens:
             raise Broken(f"end: {len(output)} tokens, {event.max_new_tokens} were allowed")
         stopped = (len(output), event.matched) if event.reason == "stop" else None
@@ -403,7 +420,7 @@ class Checker:
         return Conversation(
             id=new_id,
             client=conversation.client,
-            salt=conversation.salt,
+            cache_salt=conversation.cache_salt,
             ttl_ms=conversation.ttl_ms,
             max_tokens=conversation.max_tokens,
             tokens=list(conversation.tokens),

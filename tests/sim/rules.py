@@ -134,7 +134,7 @@ class Rules:
         same = (
             leader.conversation is None
             and ask.submit.tokens == leader.submit.tokens
-            and ask.submit.salt == leader.submit.salt
+            and ask.submit.cache_salt == leader.submit.cache_salt
             and ask.submit.client == leader.submit.client
         )
         if running and unlimited and same and not leader.disturbed:
@@ -346,17 +346,19 @@ class Rules:
         submit = ask.submit
         request = self._state.requests[request_id]
         session_id = scoped(submit.client, submit.session_id) if submit.session_id else ""
-        salt = self._checker.conversations[session_id].salt if session_id else submit.salt
-        space = scoped(submit.client, salt)
-        if request.lease.node.space != space:
-            raise Broken(f"salt: {request_id} of '{space}' shares pages of '{request.lease.node.space}'")
+        salt = self._checker.conversations[session_id].cache_salt if session_id else submit.cache_salt
+        scoped_salt = scoped(submit.client, salt)
+        if request.lease.node.cache_salt != scoped_salt:
+            raise Broken(f"salt: {request_id} of '{scoped_salt}' shares pages of '{request.lease.node.cache_salt}'")
         for name in (request_id, session_id):
             length, evictions = self._published.pop(name, (0, -1))
             if evictions == self.num_evictions:
                 page_size = self._resolved.page_size
                 least = min(length, request.turn.prefill_len - 1) - 1
-                if submit.prompt_logprobs_from is not None and (ask.score_next or 0) < len(ask.prompt) - 1:
-                    least = min(least, ask.score_next or submit.prompt_logprobs_from)  # the rest shall run, for scores
+                if submit.prompt_logprobs_from is not None and (ask.prompt_logprobs_next or 0) < len(ask.prompt) - 1:
+                    least = min(
+                        least, ask.prompt_logprobs_next or submit.prompt_logprobs_from
+                    )  # the rest shall run, for scores
                     if self._has_moved_on(name, floor_to(max(0, least), page_size)):
                         least = 0
                 if settled_len < least // page_size * page_size:

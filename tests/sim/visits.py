@@ -110,7 +110,7 @@ class Visits:
 
     # --- opening and closing -----------------------------------------------------------------------------------
 
-    def open(self, name: str, salt: str) -> None:
+    def open(self, name: str, cache_salt: str) -> None:
         """Open a session; it is refused when there are as many as there may be."""
         rng, limits = self._rng, self._engine.state.resolved.session
         most = limits.max_session_tokens
@@ -120,12 +120,16 @@ class Visits:
         conversation = Conversation(
             id=scoped(client, name),
             client=client,
-            salt=salt,
+            cache_salt=cache_salt,
             ttl_ms=rng.choice([1, 5, 20, 60]) if rng.random() < self._habits.ttl else None,
             max_tokens=own if rng.random() < self._habits.max_tokens else None,
         )
         command = OpenSession(
-            session_id=name, salt=salt, ttl_ms=conversation.ttl_ms, max_tokens=conversation.max_tokens, client=client
+            session_id=name,
+            cache_salt=cache_salt,
+            ttl_ms=conversation.ttl_ms,
+            max_tokens=conversation.max_tokens,
+            client=client,
         )
         conversation.max_tokens = most if conversation.max_tokens is None else conversation.max_tokens
         self._checker.conversations[conversation.id] = conversation
@@ -174,7 +178,7 @@ class Visits:
         conversation, rng = self._checker.conversation_of(submit), self._salting
         if conversation is None or rng.random() >= self._habits.salted:
             return submit
-        return replace(submit, salt=rng.choice([conversation.salt, "salt", "other"]))
+        return replace(submit, cache_salt=rng.choice([conversation.cache_salt, "salt", "other"]))
 
     def jump(self) -> None:
         """Let time pass."""
@@ -311,9 +315,9 @@ class Visits:
         assert isinstance(event, SessionState), event
         self.count("looked at")
         asks = [ask for ask in self._checker.asks.values() if ask.conversation is conversation and not ask.ended]
-        fixed = (event.session_id, event.client, event.ttl_ms, event.max_tokens, event.salt, event.turns)
+        fixed = (event.session_id, event.client, event.ttl_ms, event.max_tokens, event.cache_salt, event.turns)
         names = (conversation.name, conversation.client)
-        known = (*names, conversation.ttl_ms, conversation.max_tokens, conversation.salt)
+        known = (*names, conversation.ttl_ms, conversation.max_tokens, conversation.cache_salt)
         idle = event.state == "idle"
         good = fixed == (*known, len(conversation.turns)) and (idle or bool(asks))
         good = good and (event.state != "closing" or conversation.closing)

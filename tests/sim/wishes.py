@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from roost.messages import GREEDY, Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 
 SPECIAL = 0
 PENALISING = (
-    Sampling(temperature=0, repetition_penalty=1.5),
-    Sampling(temperature=0, presence_penalty=0.5),
-    Sampling(temperature=0, frequency_penalty=0.5),
+    SamplingParams(temperature=0, repetition_penalty=1.5),
+    SamplingParams(temperature=0, presence_penalty=0.5),
+    SamplingParams(temperature=0, frequency_penalty=0.5),
 )
 
 
@@ -29,8 +29,8 @@ class Wishes:
     group: float
     stop_text: float
     min_new: float
-    prompt_scores: float
-    output_scores: float
+    prompt_logprobs: float
+    output_logprobs: float
     penalty: float
     stats: float
     flush: float
@@ -44,8 +44,8 @@ def draw_wishes(rng: random.Random, calm: bool) -> Wishes:
         group=rng.choice([0, 0.2, 0.5]),
         stop_text=rng.choice([0, 0.3]),
         min_new=rng.choice([0, 0.4]),
-        prompt_scores=rng.choice([0, 0, 0.4]),
-        output_scores=rng.choice([0, 0.4]),
+        prompt_logprobs=rng.choice([0, 0, 0.4]),
+        output_logprobs=rng.choice([0, 0.4]),
         penalty=rng.choice([0, 0.3]),
         stats=rng.choice([0, 0.05]),
         flush=rng.choice([0, 0.03]),
@@ -62,8 +62,8 @@ class Extras:
     stop_in_special: bool
     min_new_tokens: int
     prompt_logprobs_from: int | None
-    logprobs: int | None
-    sampling: Sampling
+    num_top_logprobs: int | None
+    sampling: SamplingParams
 
 
 def draw_extras(rng: random.Random, wishes: Wishes, vocab: int, prompt_len: int, max_new: int | None) -> Extras:
@@ -78,8 +78,8 @@ def draw_extras(rng: random.Random, wishes: Wishes, vocab: int, prompt_len: int,
         stop=tuple(_stop_text(rng, vocab) for _ in range(rng.randint(1, 3))) if wished(wishes.stop_text) else (),
         stop_in_special=wished(0.5),
         min_new_tokens=rng.randint(0, 6 if max_new is None else min(max_new, 6)) if wished(wishes.min_new) else 0,
-        prompt_logprobs_from=rng.randint(0, prompt_len) if wished(wishes.prompt_scores) else None,
-        logprobs=rng.choice([0, 1, 3]) if wished(wishes.output_scores) else None,
+        prompt_logprobs_from=rng.randint(0, prompt_len) if wished(wishes.prompt_logprobs) else None,
+        num_top_logprobs=rng.choice([0, 1, 3]) if wished(wishes.output_logprobs) else None,
         sampling=rng.choice(PENALISING) if wished(wishes.penalty) else GREEDY,
     )
 

@@ -2,8 +2,8 @@
 
 Target slots hold layer values, draft slots hold (token, next token, position). Everything is reached through the page
 tables that the plans' deltas built. Touching a position outside what the plan names raises. So does a row that samples
-before it was set up, or whose penalties or n-grams would see other tokens than its own. Scores depend on the slots read
-and on the token. Steps run as late as stream order allows, or at once, as the seed says.
+before it was set up, or whose penalties or n-grams would see other tokens than its own. Log-probabilities depend
+on the slots read and on the token. Steps run as late as stream order allows, or at once, as the seed says.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from roost.config.resolved import Resolved
 from roost.errors import StepFailure
 from roost.spec_shape import DraftKv
-from roost.step import SAMPLED, Ints, RowSetup, ScoreColumns, StepId, StepPlan, StepResult, Ticket
+from roost.step import SAMPLED, Ints, LogprobColumns, RowSetup, StepId, StepPlan, StepResult, Ticket
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
@@ -152,7 +152,7 @@ class Witness:
             self._counted[row.row].extend(accepted)
             outcomes.append(outcome)
         sampling = accept_lens > 0
-        wants_scores = bool((plan.tops[sampling] >= 0).any())
+        wants_logprobs = bool((plan.num_top_logprobs[sampling] >= 0).any())
         return StepResult(
             step=plan.step,
             rows=plan.rows,
@@ -160,17 +160,19 @@ class Witness:
             accept_lens=accept_lens,
             tokens=tokens,
             lengths=self._length[plan.rows].astype(np.int32),
-            # as on a real device: if one row wants scores, every row that samples has some
-            scores=self._scores([each.accepted for each in outcomes], plan.tops[sampling]) if wants_scores else None,
-            prompt_scores=self._scores([each.prompt for each in outcomes], plan.tops.clip(min=0))
-            if (plan.score_froms >= 0).any()
+            # as on a real device: if one row wants logprobs, every row that samples has some
+            logprobs=self._logprobs([each.accepted for each in outcomes], plan.num_top_logprobs[sampling])
+            if wants_logprobs
+            else None,
+            prompt_logprobs=self._logprobs([each.prompt for each in outcomes], plan.num_top_logprobs.clip(min=0))
+            if (plan.prompt_logprob_starts >= 0).any()
             else None,
         )
 
-    def _scores(self, rows: list[Scored], tops: Ints) -> ScoreColumns:
+    def _logprobs(self, rows: list[Scored], tops: Ints) -> LogprobColumns:
         top, flat = int(tops.max()), [entry for row in rows for entry in row]
         columns = [self._model.top(state, top) for state, _ in flat]
-        return ScoreColumns(
+        return LogprobColumns(
             offsets=np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32),
             logprobs=np.array([self._model.logprob(state, token) for state, token in flat], dtype=np.float32),
             top_ids=np.array([[token for token, _ in column] for column in columns], np.int32).reshape(len(flat), top),
@@ -234,8 +236,8 @@ class Witness:
         after = sampled if plan.next_tokens[i] == SAMPLED else int(plan.next_tokens[i])
         self._draft_extend(plan, row, start, [*tokens, after])
         prompt: Scored = []
-        if plan.score_froms[i] >= 0:
-            scored = range(int(plan.score_froms[i]) - start, int(plan.score_ends[i]) - start)
+        if plan.prompt_logprob_starts[i] >= 0:
+            scored = range(int(plan.prompt_logprob_starts[i]) - start, int(plan.prompt_logprob_ends[i]) - start)
             if not 0 <= scored.start < scored.stop <= len(tokens):
                 raise Touched(f"step {plan.step} row {row.row}: {scored} of a chunk of {len(tokens)} is to be scored")
             prompt = [(states[at], [*tokens, int(plan.next_tokens[i])][at + 1]) for at in scored]

@@ -252,7 +252,7 @@ class World:
             stop_token_ids=stop_ids,
             session_id=conversation.name if conversation else None,
             queue=queue,
-            salt=salt,
+            cache_salt=salt,
             client=self._asker(conversation),
         )
         ask = self._send(self.visits.salt(self.visits.number(submit)))
@@ -280,7 +280,7 @@ class World:
                 max_new_tokens=rng.choice([leader.max_new_tokens, 0, 1, 2]),
                 stop_token_ids=leader.stop_token_ids,
                 shares_with=rng.choice(["nobody", *open_names]) if strange else leader.request_id,
-                salt=rng.choice([leader.salt, leader.salt, ""]),
+                cache_salt=rng.choice([leader.cache_salt, leader.cache_salt, ""]),
                 client=leader.client,
             )
             self._send(submit)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from roost.messages import Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from tests.tidy.source import ROOT
 
 NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options
@@ -19,7 +19,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_every_option_of_a_request_is_in_the_table() -> None:
-    names = {each.name for each in (*fields(Submit), *fields(Sampling))} - NO_OPTIONS
+    names = {each.name for each in (*fields(Submit), *fields(SamplingParams))} - NO_OPTIONS
     assert names - set(rows()) == set(), "add a check to tests/parity/option_cases.py and run `make table`"
 
 

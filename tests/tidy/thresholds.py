@@ -66,9 +66,9 @@ TESTED: dict[str, str] = {
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
     "roost.sampling.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/sampling/test_sampler.py::"
     "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
-    "roost.sampling.step_logprobs.SCORED_MAX": "tests/unit/sampling/test_step_logprobs.py::"
+    "roost.sampling.step_logprobs.LOGPROB_POSITIONS_MAX": "tests/unit/sampling/test_step_logprobs.py::"
     "test_outputs_are_scored_in_pieces_and_as_if_at_once",
-    "roost.runner.memory._SCORED_BYTES": "tests/unit/runner/test_memory.py::"
+    "roost.runner.memory._LOGPROB_BYTES": "tests/unit/runner/test_memory.py::"
     "test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted",
     "roost.attention.segments.TILE_LEN_MAX": "tests/unit/forward/test_sizes.py::"
     "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
@@ -97,7 +97,7 @@ TESTED: dict[str, str] = {
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
     "roost.server.context.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
-    "roost.server.schema.RID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
+    "roost.server.schema.REQUEST_ID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
     "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",

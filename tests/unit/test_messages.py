@@ -2,7 +2,7 @@
 
 from array import array
 
-from roost.messages import Finished, PromptScores, Score, Scores, SpecStats, Usage
+from roost.messages import Finished, PromptLogprobs, SpecStats, TokenLogprob, TokenLogprobs, Usage
 from roost.server.wire import pack, unpack
 
 
@@ -20,24 +20,26 @@ def test_the_accept_length_is_derived_on_both_sides_of_the_wire() -> None:
     assert unpack(data)[0][1].spec.accept_length == 1.5
 
 
-def _scores() -> Scores:
+def _logprobs() -> TokenLogprobs:
     logprobs, ids, tops = array("f", [-0.5, -1.5, -2.5]), array("i", range(6)), array("f", range(6))
-    return Scores(num_tops=2, logprobs=logprobs.tobytes(), top_ids=ids.tobytes(), top_logprobs=tops.tobytes())
+    return TokenLogprobs(
+        num_top_logprobs=2, logprobs=logprobs.tobytes(), top_ids=ids.tobytes(), top_logprobs=tops.tobytes()
+    )
 
 
-def test_scores_are_columns_on_the_wire_and_one_by_one_for_who_reads_them() -> None:
-    event = PromptScores(request_id="a", start=1, scores=_scores())
+def test_logprobs_are_columns_on_the_wire_and_one_by_one_for_who_reads_them() -> None:
+    event = PromptLogprobs(request_id="a", start=1, logprobs=_logprobs())
     ((number, came),) = unpack(pack([(3, event)]))
     assert (number, came) == (3, event)
-    assert len(came.scores) == 3
-    assert list(came.scores) == [
-        Score(logprob=-0.5, top=((0, 0.0), (1, 1.0))),
-        Score(logprob=-1.5, top=((2, 2.0), (3, 3.0))),
-        Score(logprob=-2.5, top=((4, 4.0), (5, 5.0))),
+    assert len(came.logprobs) == 3
+    assert list(came.logprobs) == [
+        TokenLogprob(logprob=-0.5, top_logprobs=((0, 0.0), (1, 1.0))),
+        TokenLogprob(logprob=-1.5, top_logprobs=((2, 2.0), (3, 3.0))),
+        TokenLogprob(logprob=-2.5, top_logprobs=((4, 4.0), (5, 5.0))),
     ]
 
 
-def test_the_first_scores_are_those_of_the_first_tokens() -> None:
-    assert list(_scores().first(2)) == list(_scores())[:2] and not len(_scores().first(0))
-    bare = Scores(logprobs=array("f", [-1.0, -2.0]).tobytes())
-    assert list(bare.first(1)) == [Score(logprob=-1.0)]
+def test_the_first_logprobs_are_those_of_the_first_tokens() -> None:
+    assert list(_logprobs().first(2)) == list(_logprobs())[:2] and not len(_logprobs().first(0))
+    bare = TokenLogprobs(logprobs=array("f", [-1.0, -2.0]).tobytes())
+    assert list(bare.first(1)) == [TokenLogprob(logprob=-1.0)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roost.errors import RequestError
-from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, SEED_END, TOP_K_MAX, Sampling
+from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, SEED_END, TOP_K_MAX, SamplingParams
 from roost.values import fitted
 
 VOCAB_SIZE = 100
@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
 def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        fitted(Sampling(**{name: value})).check(VOCAB_SIZE)
+        fitted(SamplingParams(**{name: value})).check(VOCAB_SIZE)
     assert (caught.value.status, caught.value.param) == (400, name)
     assert any(word in str(caught.value) for word in ("must be", "at most"))
     assert len(str(caught.value)) < 200
@@ -53,38 +53,38 @@ def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in ALLOWED for value in ALLOWED[name]])
 def test_a_good_value_passes(name: str, value: Any) -> None:
-    fitted(Sampling(**{name: value})).check(VOCAB_SIZE)
+    fitted(SamplingParams(**{name: value})).check(VOCAB_SIZE)
 
 
 def test_a_thousand_and_twenty_four_biases_pass() -> None:
-    Sampling(logit_bias=tuple((token_id, 1.0) for token_id in range(1024))).check(2000)
+    SamplingParams(logit_bias=tuple((token_id, 1.0) for token_id in range(1024))).check(2000)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "seed"])
 def test_an_endless_number_is_refused_without_writing_it_out(name: str) -> None:
     with pytest.raises(RequestError, match="more than 64 bits"):
-        fitted(Sampling(**{name: 10**5000})).check(VOCAB_SIZE)  # type: ignore[arg-type]
+        fitted(SamplingParams(**{name: 10**5000})).check(VOCAB_SIZE)  # type: ignore[arg-type]
 
 
 def test_every_option_is_checked() -> None:
-    assert set(REFUSED) == set(ALLOWED) == set(Sampling.__dataclass_fields__)
+    assert set(REFUSED) == set(ALLOWED) == set(SamplingParams.__dataclass_fields__)
 
 
 def test_greedy_is_no_temperature_or_one_token() -> None:
-    assert Sampling(temperature=0).greedy and Sampling(temperature=0.7, top_k=1).greedy
-    assert not Sampling().greedy and not Sampling(top_k=2).greedy
+    assert SamplingParams(temperature=0).greedy and SamplingParams(temperature=0.7, top_k=1).greedy
+    assert not SamplingParams().greedy and not SamplingParams(top_k=2).greedy
 
 
 @pytest.mark.parametrize("change", [{"repetition_penalty": 1.1}, {"presence_penalty": -1}, {"frequency_penalty": 0.5}])
 def test_a_penalty_is_seen(change: dict[str, float]) -> None:
-    penalising = Sampling(temperature=0, **change)  # type: ignore[arg-type]
+    penalising = SamplingParams(temperature=0, **change)  # type: ignore[arg-type]
     assert penalising.penalises and penalising.greedy and not penalising.plain_greedy
 
 
 def test_plain_greedy_is_greedy_on_the_models_own_scores() -> None:
-    assert Sampling(temperature=0, top_p=0.5, min_p=0.5, seed=3).plain_greedy
-    assert not Sampling(temperature=0, logit_bias=((1, 1.0),)).plain_greedy
-    assert not Sampling().plain_greedy
+    assert SamplingParams(temperature=0, top_p=0.5, min_p=0.5, seed=3).plain_greedy
+    assert not SamplingParams(temperature=0, logit_bias=((1, 1.0),)).plain_greedy
+    assert not SamplingParams().plain_greedy
 
 
 LIMITS: list[tuple[str, Any, Any]] = [  # option, what is just allowed, the least that is not
@@ -98,7 +98,7 @@ LIMITS: list[tuple[str, Any, Any]] = [  # option, what is just allowed, the leas
 
 @pytest.mark.parametrize(("name", "allowed", "refused"), LIMITS, ids=lambda value: str(value)[:20])
 def test_an_option_has_the_range_that_it_says(name: str, allowed: Any, refused: Any) -> None:
-    Sampling(**{name: allowed}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
+    SamplingParams(**{name: allowed}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
     with pytest.raises(RequestError) as caught:
-        Sampling(**{name: refused}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
+        SamplingParams(**{name: refused}).check(2 * LOGIT_BIAS_ENTRIES_MAX)
     assert caught.value.param == name

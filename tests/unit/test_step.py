@@ -50,9 +50,9 @@ def _plan() -> StepPlan:
         next_tokens=_ints(-1),
         tokens=_ints(5, 6),
         token_offsets=_ints(0, 2),
-        tops=_ints(-1),
-        score_froms=_ints(-1),
-        score_ends=_ints(-1),
+        num_top_logprobs=_ints(-1),
+        prompt_logprob_starts=_ints(-1),
+        prompt_logprob_ends=_ints(-1),
         setups=(),
         deltas=(TableDelta(rows=_ints(0), firsts=_ints(0), offsets=_ints(0, 1), pages=_ints(4)),),
     )

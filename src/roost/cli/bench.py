@@ -116,7 +116,7 @@ class InProcess:
     def ask(self, prompt: str, mark: str) -> Times:
         """One request, to its end."""
         times = Times(began=time.perf_counter())
-        options = replace(self._options, salt=mark)
+        options = replace(self._options, cache_salt=mark)
         for piece in self._llm.stream_chat([{"role": "user", "content": prompt}], options):
             if piece.tokens:
                 times.stamps.append((time.perf_counter(), len(piece.tokens)))

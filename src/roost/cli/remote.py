@@ -25,7 +25,6 @@ _NAMES = {  # of options, where OpenAI's bodies have others
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "timeout_s": "timeout",
-    "salt": "cache_salt",
 }
 _UNSAID = ("no_stop_trim", "n", "logprobs", "prompt_logprobs_from")  # of no use to a conversation
 
@@ -214,5 +213,5 @@ def _state(said: dict[str, Any]) -> SessionState:
         idle_ms=int(said.get("idle_s", 0) * 1000),
         ttl_ms=None if ttl_s is None else int(ttl_s * 1000),
         max_tokens=limits.get("max_tokens"),
-        salt=said.get("salt", ""),
+        cache_salt=said.get("salt", ""),
     )

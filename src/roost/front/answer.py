@@ -1,14 +1,14 @@
 """Answer: one output as it comes in, from the engine's events to text.
 
-Owns the text so far, what is held back of it, and the scores. Text is given out only when it is certain: whole
-characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
+Owns the text so far, what is held back of it, and the log-probabilities. Text is given out only when it is certain:
+whole characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
 """
 
 from dataclasses import dataclass
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
-from roost.messages import Event, Finished, PromptScores, Refused, Score, Tokens, Usage
+from roost.messages import Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 
@@ -19,7 +19,7 @@ class Piece:
 
     text: str = ""
     tokens: tuple[int, ...] = ()
-    scores: tuple[Score, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     finished: Finished | None = None  # nothing comes after it
 
 
@@ -41,7 +41,7 @@ def refusal(refused: Refused) -> RequestError | CapacityError:
     return CapacityError(refused.status, refused.message)
 
 
-def checked(event: Event) -> Tokens | PromptScores | Finished:
+def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
     """An event of an accepted request; a refusal, and an ending that is no answer, are raised."""
     if isinstance(event, Refused):
         raise refusal(event)
@@ -49,7 +49,7 @@ def checked(event: Event) -> Tokens | PromptScores | Finished:
         raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
     if isinstance(event, Finished) and event.reason == "error":
         raise CapacityError(500, event.message or "the engine failed on this request")
-    assert isinstance(event, Tokens | PromptScores | Finished), event
+    assert isinstance(event, Tokens | PromptLogprobs | Finished), event
     return event
 
 
@@ -64,25 +64,25 @@ class Answer:
         self._last_token: int | None = None  # kept back: it may be the stop that is not shown
         self.text = ""
         self.tokens: list[int] = []
-        self.scores: list[Score] = []
-        self.prompt_scores: list[Score] = []
-        self.prompt_scored_from: int | None = None  # the prompt position of the first of them
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs_start: int | None = None  # the prompt position of the first of them
         self.finished: Finished | None = None
 
-    def feed(self, event: Tokens | PromptScores | Finished) -> Piece | None:
+    def feed(self, event: Tokens | PromptLogprobs | Finished) -> Piece | None:
         """Take an event; give what it adds for the reader, None if nothing."""
         match event:
             case Tokens():
                 self.tokens.extend(event.tokens)
-                scores = tuple(event.scores)
-                self.scores.extend(scores)
+                logprobs = tuple(event.logprobs)
+                self.logprobs.extend(logprobs)
                 text = self._shown(event.tokens)
                 self.text += text
-                return Piece(text=text, tokens=event.tokens, scores=scores)
-            case PromptScores():
-                if self.prompt_scored_from is None:
-                    self.prompt_scored_from = event.start
-                self.prompt_scores.extend(event.scores)
+                return Piece(text=text, tokens=event.tokens, logprobs=logprobs)
+            case PromptLogprobs():
+                if self.prompt_logprobs_start is None:
+                    self.prompt_logprobs_start = event.start
+                self.prompt_logprobs.extend(event.logprobs)
                 return None
             case Finished():
                 self.finished = event

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roost.errors import RequestError
 from roost.messages import Submit
-from roost.sampling.params import SEED_END, Sampling
+from roost.sampling.params import SEED_END, SamplingParams
 from roost.text.tokenizer import Tokenizer
 from roost.values import fitted, real, shown
 
@@ -43,11 +43,11 @@ class Options:
     prompt_logprobs_from: int | None = None  # first prompt token of interest
     priority: int = 0
     timeout_s: float | None = None
-    salt: str = ""  # name space of the prefix cache
+    cache_salt: str = ""  # cached prefixes are shared only under the same salt
 
-    def sampling(self, seed: int) -> Sampling:
+    def sampling(self, seed: int) -> SamplingParams:
         """How tokens are chosen, for one output."""
-        return Sampling(
+        return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -92,7 +92,7 @@ def submits(
             stop_token_ids=stop_ids,
             stop=options.stop,
             stop_in_special=not options.skip_special_tokens,
-            logprobs=options.logprobs,
+            num_top_logprobs=options.logprobs,
             prompt_logprobs_from=options.prompt_logprobs_from if number == 0 else None,
             priority=options.priority,
             timeout_ms=None if options.timeout_s is None else milliseconds("timeout", options.timeout_s),
@@ -100,7 +100,7 @@ def submits(
             session_id=None if turn is None else turn.session_id,
             queue=turn is not None and turn.queue,
             turn=None if turn is None else turn.number,
-            salt=options.salt,
+            cache_salt=options.cache_salt,
         )
         asked.append(submit)
     return asked

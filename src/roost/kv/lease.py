@@ -34,7 +34,7 @@ class Lease:
 
     id: LeaseId
     holder: TurnId | str  # the turn that runs on it, or the id of the session that keeps it
-    space: str  # name space of the prefix tree: salt or adapter
+    cache_salt: str  # whose prefix tree it shares pages with
     pages: list[list[PageId]]  # per book, by page index; the tree owns those below `shared_len`
     node: Node  # deepest pinned node of the tree: the end of the shared prefix
     shared_len: int

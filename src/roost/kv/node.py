@@ -21,7 +21,7 @@ class Node:
     """One run of pages in the tree. A root has no pages and no parent."""
 
     id: NodeId
-    space: str
+    cache_salt: str
     parent: "Node | None" = field(repr=False)
     start: int
     key: Key = field(repr=False)

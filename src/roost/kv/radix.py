@@ -1,6 +1,6 @@
 """Prefix tree: which cached pages stand for which tokens.
 
-A radix tree over whole pages, one root per name space. It compares tokens (or token pairs), never hashes alone.
+A radix tree over whole pages, one root per cache salt. It compares tokens (or token pairs), never hashes alone.
 Matching changes nothing; pinning protects a path, and separately the window pages a lease still reads; eviction takes
 the least recently used. Owns cached pages, moves them only through the ledger. Called by the store.
 """
@@ -35,7 +35,7 @@ def common_prefix(a: Key, b: Key) -> int:
 
 
 class Tree:
-    """The prefix tree of all name spaces."""
+    """The prefix trees of all cache salts."""
 
     def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
         self._ledger = ledger
@@ -60,10 +60,10 @@ class Tree:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def match(self, space: str, key: Key) -> Match | None:
+    def match(self, cache_salt: str, key: Key) -> Match | None:
         """The longest usable cached prefix of `key`, or None; the tree is the same before and after."""
         path: list[tuple[Node, int]] = []  # (node, slots of it that match)
-        node, pos = self._roots.get(space), 0
+        node, pos = self._roots.get(cache_salt), 0
         while node is not None and len(key) - pos >= self._page_size:
             child = node.children.get(self._first_page(key, pos))
             if child is None:
@@ -95,10 +95,10 @@ class Tree:
 
     # --- pins --------------------------------------------------------------------------------------------------
 
-    def pin(self, space: str, match: Match | None) -> Node:
+    def pin(self, cache_salt: str, match: Match | None) -> Node:
         """Protect the path of a match for one lease; returns the node where it ends."""
         if match is None:
-            node = self._root(space)
+            node = self._root(cache_salt)
         elif match.length < match.node.end:
             node = self._split(match.node, match.length)
         else:
@@ -208,7 +208,7 @@ class Tree:
         first, last = parent.end // self._page_size, (parent.end + len(key)) // self._page_size
         node = Node(
             id=self._new_id(),
-            space=parent.space,
+            cache_salt=parent.cache_salt,
             parent=parent,
             start=parent.end,
             key=key.copy(),
@@ -253,7 +253,7 @@ class Tree:
         num_pages = cut // self._page_size
         upper = Node(
             id=self._new_id(),
-            space=node.space,
+            cache_salt=node.cache_salt,
             parent=parent,
             start=node.start,
             key=node.key[:cut].copy(),  # a view would keep the whole former key alive
@@ -273,17 +273,17 @@ class Tree:
         self._offer(upper)
         return upper
 
-    def _root(self, space: str) -> Node:
-        if space not in self._roots:
-            self._roots[space] = Node(
+    def _root(self, cache_salt: str) -> Node:
+        if cache_salt not in self._roots:
+            self._roots[cache_salt] = Node(
                 id=self._new_id(),
-                space=space,
+                cache_salt=cache_salt,
                 parent=None,
                 start=0,
                 key=np.empty(0, dtype=np.int64),
                 pages=[[] for _ in self._books],
             )
-        return self._roots[space]
+        return self._roots[cache_salt]
 
     def _new_id(self) -> NodeId:
         self._next_id += 1
@@ -350,4 +350,4 @@ class Tree:
 
     def _drop_root(self, node: Node) -> None:
         if node.parent is None and node.pins == 0 and not node.children:
-            self._roots.pop(node.space, None)
+            self._roots.pop(node.cache_salt, None)

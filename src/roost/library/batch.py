@@ -10,12 +10,12 @@ from queue import Empty
 
 from roost.front.answer import refusal
 from roost.library.engine_thread import Line
-from roost.messages import Event, Finished, PromptScores, Refused, Submit, Tokens
+from roost.messages import Event, Finished, PromptLogprobs, Refused, Submit, Tokens
 
 _FULL = 429
 _RETRY_S = 0.02  # where only others' requests are in the way, whose ends are not told here
 
-RequestEvent = Tokens | PromptScores | Finished | Refused
+RequestEvent = Tokens | PromptLogprobs | Finished | Refused
 
 
 class Feed:

@@ -24,10 +24,10 @@ from roost.messages import (
     GetStats,
     OpenSession,
     Refused,
-    Score,
     SpecStats,
     Stats,
     Submit,
+    TokenLogprob,
     Usage,
 )
 from roost.progress import Progress, silent
@@ -45,7 +45,7 @@ class Choice:
     tokens: tuple[int, ...]
     finish_reason: str  # stop, length, abort
     matched: int | str | None  # the stop id or text that ended it
-    scores: tuple[Score, ...]  # one per token, if asked for
+    logprobs: tuple[TokenLogprob, ...]  # one per token, if asked for
     usage: Usage
     spec: SpecStats  # what speculation did for it
 
@@ -55,7 +55,7 @@ class Output:
     """Everything that came of one prompt."""
 
     choices: tuple[Choice, ...]  # as many as `n`
-    prompt_scores: tuple[Score, ...]  # of the prompt's tokens after `prompt_logprobs_from`
+    prompt_logprobs: tuple[TokenLogprob, ...]  # of the prompt's tokens after `prompt_logprobs_from`
 
     @property
     def text(self) -> str:
@@ -140,12 +140,12 @@ class LLM:
         return self._stream(self.language.chat_tokens(as_messages(messages)), options)
 
     def session(
-        self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, salt: str = ""
+        self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, cache_salt: str = ""
     ) -> Session:
         """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
         ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
         name = id if id is not None else uuid4().hex  # one that nobody would give to another
-        self._line.ask(OpenSession(session_id=name, salt=salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
+        self._line.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
         return Session(self._line, self.language, name)
 
     def stats(self) -> Stats:
@@ -236,9 +236,9 @@ def _output(answers: list[Answer]) -> Output:
                 tokens=tuple(answer.tokens),
                 finish_reason=answer.finished.reason,
                 matched=answer.finished.matched,
-                scores=tuple(answer.scores),
+                logprobs=tuple(answer.logprobs),
                 usage=answer.finished.usage,
                 spec=answer.finished.spec,
             )
         )
-    return Output(choices=tuple(choices), prompt_scores=tuple(answers[0].prompt_scores))
+    return Output(choices=tuple(choices), prompt_logprobs=tuple(answers[0].prompt_logprobs))

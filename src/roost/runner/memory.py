@@ -11,11 +11,11 @@ from roost.errors import ConfigError
 from roost.forward.sizes import chunk_sizes
 from roost.models.model import Head, KvShape, Model
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
-from roost.sampling.step_logprobs import SCORED_MAX
+from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
 
 MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
-_SCORED_BYTES = 32  # of a position and token that is scored: its logit, float32 and int64 tensors of several steps
+_LOGPROB_BYTES = 32  # of a position and token: its logit, float32 and int64 tensors of several steps
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
 _KEPT = 2  # the same, of what captured chunks keep: hidden states, also those that a drafter looks at
 
@@ -47,8 +47,9 @@ def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, wid
         passes += (_WIDE * largest + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
-    scores = SCORED_MAX * vocab_size * _SCORED_BYTES  # once somebody asks for log-probabilities; drawing is over then
-    return passes + logits + drafts + counts + max(scores, _SAMPLER_BYTES)
+    # once somebody asks for log-probabilities; drawing is over then
+    logprobs = LOGPROB_POSITIONS_MAX * vocab_size * _LOGPROB_BYTES
+    return passes + logits + drafts + counts + max(logprobs, _SAMPLER_BYTES)
 
 
 def pool_tokens(fraction: float | None, free: int, total: int, workspace: int, per_token: int) -> int:

@@ -21,7 +21,14 @@ from roost.graphs.chunks import ChunkGraphs
 from roost.graphs.rounds import Graphs
 from roost.models.model import Head, Model
 from roost.sampling.sampler import Sampler
-from roost.sampling.step_logprobs import Columns, joined_scores, output_scores, prompt_counts, prompt_scores, scores_of
+from roost.sampling.step_logprobs import (
+    Columns,
+    joined_logprobs,
+    logprob_columns,
+    output_logprobs,
+    prompt_counts,
+    prompt_logprobs,
+)
 from roost.step import Bools, StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
@@ -148,14 +155,14 @@ class Runner:
         accepted, tokens = done.accepted, done.accepted.tokens
         if self._sampler.counts:
             self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
-        wanting = np.flatnonzero(plan.tops[batch.sampling] >= 0)  # sampling rows that want scores
+        wanting = np.flatnonzero(plan.num_top_logprobs[batch.sampling] >= 0)  # sampling rows that want logprobs
         columns: Columns | None = None
         if len(wanting):
             index = self._device.send({"wanting": wanting})["wanting"]
             at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()
             chosen = tokens[index].clamp(min=0).flatten()
-            columns = output_scores(ahead.logits, at, chosen, int(plan.tops[batch.sampling].max()))
-        prompt = prompt_scores(plan, ahead.hidden, self.passes.model.logits, self._device)
+            columns = output_logprobs(ahead.logits, at, chosen, int(plan.num_top_logprobs[batch.sampling].max()))
+        prompt = prompt_logprobs(plan, ahead.hidden, self.passes.model.logits, self._device)
         fetched = self._device.fetch([done.result, *(columns or ()), *(prompt or ())])
         return lambda: _result(plan, batch.sampling[wanting], prompt is not None, fetched)
 
@@ -202,25 +209,25 @@ def _joined(plan: StepPlan, parts: list[tuple[Bools, StepResult]]) -> StepResult
         accept_lens=accept_lens,
         tokens=tokens,
         lengths=lengths,
-        scores=joined_scores([(part, result.scores) for part, result in parts]),
-        prompt_scores=joined_scores([(part, result.prompt_scores) for part, result in parts]),
+        logprobs=joined_logprobs([(part, result.logprobs) for part, result in parts]),
+        prompt_logprobs=joined_logprobs([(part, result.prompt_logprobs) for part, result in parts]),
     )
 
 
-def _result(plan: StepPlan, wanting: np.ndarray, scores_prompt: bool, fetched: Fetched) -> StepResult:
+def _result(plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched) -> StepResult:
     """What the host learns: the one place that waits for the device."""
     result, *columns = fetched()
     accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2:]
     tokens = np.zeros((len(result), plan.shape.accept_max), dtype=np.int32)
     tokens[:, : found.shape[1]] = found
-    scores = prompt = None
+    logprobs = prompt = None
     if len(wanting):
         counts = np.zeros(len(result), dtype=np.int64)
         counts[wanting] = accept_lens[wanting]
         kept = (np.arange(found.shape[1]) < accept_lens[wanting, None]).flatten()
-        scores = scores_of(counts, [column[kept] for column in columns[:3]])
-    if scores_prompt:
-        prompt = scores_of(prompt_counts(plan), columns[-3:])
+        logprobs = logprob_columns(counts, [column[kept] for column in columns[:3]])
+    if has_prompt_logprobs:
+        prompt = logprob_columns(prompt_counts(plan), columns[-3:])
     return StepResult(
         step=plan.step,
         rows=plan.rows,
@@ -228,6 +235,6 @@ def _result(plan: StepPlan, wanting: np.ndarray, scores_prompt: bool, fetched: F
         accept_lens=accept_lens.astype(np.int32),
         tokens=tokens,
         lengths=lengths.astype(np.int32),
-        scores=scores,
-        prompt_scores=prompt,
+        logprobs=logprobs,
+        prompt_logprobs=prompt,
     )

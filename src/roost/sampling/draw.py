@@ -1,8 +1,8 @@
-"""Draws: from scores to tokens, with random numbers that depend on seed and position alone.
+"""Draws: from logits to tokens, with random numbers that depend on seed and position alone.
 
 Probabilities are whole numbers: weights in units of 2**-40 of the largest, so that every sum is exact in any order, and
 a row's token depends neither on the batch around it nor on how a device adds. Pure functions over [n, vocab] tensors,
-without a host sync. Called by the sampler; logprobs shares the order of scores.
+without a host sync. Called by the sampler; logprobs shares the order of tokens.
 """
 
 import torch
@@ -41,37 +41,37 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def sane(scores: Tensor) -> Tensor:
-    """Scores without NaN (never chosen) and without +inf (as large as a float gets)."""
-    return torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.finfo(scores.dtype).max, neginf=-torch.inf)
+def sane(logits: Tensor) -> Tensor:
+    """Logits without NaN (never chosen) and without +inf (as large as a float gets)."""
+    return torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.finfo(logits.dtype).max, neginf=-torch.inf)
 
 
-def ranking_keys(scores: Tensor) -> Tensor:
-    """Distinct int64 keys [n, vocab] of sane float32 scores: higher scores have higher ones, then lower ids."""
-    vocab_size = scores.shape[-1]
-    bits = (scores + 0.0).view(torch.int32)  # + 0.0: both zeros are one
+def ranking_keys(logits: Tensor) -> Tensor:
+    """Distinct int64 keys [n, vocab] of sane float32 logits: higher logits have higher ones, then lower ids."""
+    vocab_size = logits.shape[-1]
+    bits = (logits + 0.0).view(torch.int32)  # + 0.0: both zeros are one
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # a negative float's bits count down
     return (
-        ordered.to(torch.int64).bitwise_left_shift_(32).add_(torch.arange(vocab_size - 1, -1, -1, device=scores.device))
+        ordered.to(torch.int64).bitwise_left_shift_(32).add_(torch.arange(vocab_size - 1, -1, -1, device=logits.device))
     )
 
 
-def weights_of(scores: Tensor, temperatures: Tensor) -> Tensor:
-    """Weights [n, vocab], int64, of sane scores at the rows' temperatures; the largest of a row is WEIGHT_ONE."""
-    best = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)  # finite, if all is -inf too
-    exponents = (scores.to(torch.float64) - best) / temperatures.unsqueeze(1)
+def weights_of(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Weights [n, vocab], int64, of sane logits at the rows' temperatures; the largest of a row is WEIGHT_ONE."""
+    best = logits.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)  # finite, if all is -inf too
+    exponents = (logits.to(torch.float64) - best) / temperatures.unsqueeze(1)
     return (exponents.exp() * WEIGHT_ONE).round().to(torch.int64)
 
 
-def truncated(scores: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, k_max: int) -> Tensor:
+def truncated(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, k_max: int) -> Tensor:
     """The weights, 0 outside the row's `top_k` best tokens and the fewest of those that hold `top_p` of their sum.
 
-    `top_k` is [n], at most `k_max`, which is at most vocab; equal scores are kept lowest ids first.
+    `top_k` is [n], at most `k_max`, which is at most vocab; equal logits are kept lowest ids first.
     """
-    keys = ranking_keys(scores)
+    keys = ranking_keys(logits)
     if k_max < keys.shape[-1]:
         best_keys, ids = keys.topk(k_max, dim=-1)  # [n, k_max] best first
-        in_top_k = torch.arange(k_max, device=scores.device) < top_k.unsqueeze(1)
+        in_top_k = torch.arange(k_max, device=logits.device) < top_k.unsqueeze(1)
         best = weights.gather(1, ids) * in_top_k
         sums = best.cumsum(dim=-1)
         total = sums[:, -1:]

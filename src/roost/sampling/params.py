@@ -16,7 +16,7 @@ SEED_END = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How the tokens of one request are chosen; the defaults change nothing."""
 
     temperature: float = 1.0  # 0: greedy

@@ -2,7 +2,7 @@
 
 In this order: logit bias; repetition penalty (prompt and output); presence and frequency penalty (output); no stop id
 below `min_len`; temperature; top-k; top-p of what top-k left; min-p of the largest; a draw keyed by (seed, position).
-Greedy rows take the best score before temperature. A row's token depends on nothing outside its row. Paths are chosen
+Greedy rows take the best logit before temperature. A row's token depends on nothing outside its row. Paths are chosen
 from a host mirror, so there is no host sync. Never keeps a token by itself. Called by the runner, on its thread.
 """
 
@@ -18,7 +18,7 @@ from roost.layers.ops import TORCH_OPS
 from roost.sampling import draw
 from roost.step import RowSetup
 
-CHUNK_ELEMENTS_MAX = 2**24  # scores worked on at a time: a few tensors of 8 bytes each
+CHUNK_ELEMENTS_MAX = 2**24  # logits worked on at a time: a few tensors of 8 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ class Sampler:
         for first in range(0, len(changed), chunk_len):
             chunk = changed[first : first + chunk_len]
             index = self._device.put(np.array(chunk, dtype=np.int64))
-            scores = logits[index].to(torch.float32)  # a copy: the caller's logits stay as they are
-            tokens[index] = self._choose(scores, entries.pick(index), [paths[i] for i in chunk])
+            own = logits[index].to(torch.float32)  # a copy: the caller's logits stay as they are
+            tokens[index] = self._choose(own, entries.pick(index), [paths[i] for i in chunk])
         return tokens
 
     @torch.inference_mode()
@@ -159,19 +159,19 @@ class Sampler:
         counted = (tokens >= 0).to(torch.int32)  # of every row: one without a penalty never reads it
         self._output_counts.view(-1).scatter_add_(0, places, counted)
 
-    def _choose(self, scores: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
-        """Tokens of entries whose scores are changed or drawn from; the scores are used up."""
-        self._change(scores, entries, [path.has_bias for path in paths], self._biased)
-        self._change(scores, entries, [path.penalises for path in paths], self._penalised)
-        self._change(scores, entries, [path.holds_stops for path in paths], self._without_stops)
-        scores = draw.sane(scores)
+    def _choose(self, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+        """Tokens of entries whose logits are changed or drawn from; the logits are used up."""
+        self._change(logits, entries, [path.has_bias for path in paths], self._biased)
+        self._change(logits, entries, [path.penalises for path in paths], self._penalised)
+        self._change(logits, entries, [path.holds_stops for path in paths], self._without_stops)
+        logits = draw.sane(logits)
         drawing = [i for i, path in enumerate(paths) if not path.is_greedy]
         if len(drawing) == len(paths):
-            return self._draw(scores, entries, paths)
-        tokens = scores.argmax(dim=-1)
+            return self._draw(logits, entries, paths)
+        tokens = logits.argmax(dim=-1)
         if drawing:
             index = self._device.put(np.array(drawing, dtype=np.int64))
-            tokens[index] = self._draw(scores[index], entries.pick(index), [paths[i] for i in drawing])
+            tokens[index] = self._draw(logits[index], entries.pick(index), [paths[i] for i in drawing])
         return tokens
 
     def _change(self, values: Tensor, entries: _Entries, concerned: list[bool], change: _Change) -> None:
@@ -182,10 +182,10 @@ class Sampler:
             index = self._device.put(np.flatnonzero(concerned))
             values[index] = change(values[index], entries.pick(index))
 
-    def _biased(self, scores: Tensor, entries: _Entries) -> Tensor:
-        return scores.scatter_add(1, self._bias_ids[entries.rows], self._biases[entries.rows])
+    def _biased(self, logits: Tensor, entries: _Entries) -> Tensor:
+        return logits.scatter_add(1, self._bias_ids[entries.rows], self._biases[entries.rows])
 
-    def _penalised(self, scores: Tensor, entries: _Entries) -> Tensor:
+    def _penalised(self, logits: Tensor, entries: _Entries) -> Tensor:
         assert self._in_prompt is not None and self._output_counts is not None
         rows = entries.rows
         counts = self._output_counts[rows]  # [n, vocab], a copy
@@ -194,37 +194,37 @@ class Sampler:
             counts.scatter_add_(1, path.clamp(min=0), (path >= 0).to(torch.int32))
         in_output = counts > 0
         repetition = self._repetition[rows].to(torch.float32).unsqueeze(1)
-        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
-        scores = torch.where(self._in_prompt[rows] | in_output, repeated, scores)
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(self._in_prompt[rows] | in_output, repeated, logits)
         frequency = self._frequency[rows].to(torch.float32).unsqueeze(1)
         presence = self._presence[rows].to(torch.float32).unsqueeze(1)
-        return scores - frequency * counts - presence * in_output
+        return logits - frequency * counts - presence * in_output
 
-    def _without_stops(self, scores: Tensor, entries: _Entries) -> Tensor:
+    def _without_stops(self, logits: Tensor, entries: _Entries) -> Tensor:
         ids = self._stop_ids[entries.rows]  # [n, widest]
         is_held = (entries.positions < self._min_len[entries.rows]).unsqueeze(1) & (ids >= 0)
         forbidden = torch.zeros_like(ids, dtype=torch.float32).masked_fill(is_held, -torch.inf)
-        return scores.scatter_add(1, ids.clamp(min=0), forbidden)
+        return logits.scatter_add(1, ids.clamp(min=0), forbidden)
 
-    def _draw(self, scores: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
-        """Tokens drawn from sane scores; only rows that need an order are put in one, only for top-p alone in full."""
-        weights = draw.weights_of(scores, self._temperature[entries.rows])
+    def _draw(self, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+        """Tokens drawn from sane logits; only rows that need an order are put in one, only for top-p alone in full."""
+        weights = draw.weights_of(logits, self._temperature[entries.rows])
         short = [path.top_k < self._vocab_size for path in paths]
         full = [path.has_top_p and not is_short for path, is_short in zip(paths, short, strict=True)]
         k_max = max((path.top_k for path, is_short in zip(paths, short, strict=True) if is_short), default=0)
-        self._truncate(weights, scores, entries, short, k_max)
-        self._truncate(weights, scores, entries, full, self._vocab_size)
+        self._truncate(weights, logits, entries, short, k_max)
+        self._truncate(weights, logits, entries, full, self._vocab_size)
         if any(path.has_min_p for path in paths):
             weights = draw.above(weights, self._min_p[entries.rows])
         return draw.drawn(weights, draw.uniform(self._seed[entries.rows], entries.positions))
 
-    def _truncate(self, weights: Tensor, scores: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
+    def _truncate(self, weights: Tensor, logits: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
         """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
         if not any(concerned):
             return
         index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
         rows = entries.rows[index]
-        weights[index] = draw.truncated(scores[index], weights[index], self._top_k[rows], self._top_p[rows], k_max)
+        weights[index] = draw.truncated(logits[index], weights[index], self._top_k[rows], self._top_p[rows], k_max)
 
     def _count(self, setup: RowSetup) -> None:
         """Count a row's prompt and output so far."""

@@ -1,4 +1,4 @@
-"""Scores of a step: log-probabilities of its output tokens and of the prompt's own, for the rows that ask.
+"""Log-probabilities of a step: those of its output tokens and of the prompt's own, for the rows that ask.
 
 Works on logits that the step has anyway; those of a long prompt are made, and all are looked at, piece by piece.
 Nothing waits for the device: columns stay there until the result is fetched. Called by the runner.
@@ -13,25 +13,25 @@ from torch import Tensor
 from roost.device.device import Device
 from roost.forward.layout import ramps
 from roost.sampling.logprobs import log_probabilities
-from roost.step import Bools, Ints, ScoreColumns, StepPlan
+from roost.step import Bools, Ints, LogprobColumns, StepPlan
 
-SCORED_MAX = 256  # positions whose scores over the vocabulary exist at one time
+LOGPROB_POSITIONS_MAX = 256  # positions whose log-probabilities over the vocabulary exist at one time
 
-Columns = tuple[Tensor, Tensor, Tensor]  # log-probabilities [n], the best ids and theirs [n, top]
+Columns = tuple[Tensor, Tensor, Tensor]  # log-probabilities [n], the best ids and theirs [n, num_top]
 
 
-def output_scores(logits: Tensor, at: Tensor, tokens: Tensor, top: int) -> Columns:
+def output_logprobs(logits: Tensor, at: Tensor, tokens: Tensor, num_top: int) -> Columns:
     """Columns of output tokens, each after the logits `at` its place."""
-    top = min(top, logits.shape[-1])
-    return _whole([log_probabilities(logits[at[part]], tokens[part], top) for part in _parts(len(at))])
+    num_top = min(num_top, logits.shape[-1])
+    return _whole([log_probabilities(logits[at[part]], tokens[part], num_top) for part in _parts(len(at))])
 
 
 def prompt_counts(plan: StepPlan) -> np.ndarray:
     """Prompt positions of each row that are scored."""
-    return np.where(plan.score_froms < 0, 0, plan.score_ends - plan.score_froms)
+    return np.where(plan.prompt_logprob_starts < 0, 0, plan.prompt_logprob_ends - plan.prompt_logprob_starts)
 
 
-def prompt_scores(
+def prompt_logprobs(
     plan: StepPlan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor], device: Device
 ) -> Columns | None:
     """What the model gave the prompt's own tokens, where a row asked for it."""
@@ -40,42 +40,42 @@ def prompt_scores(
         return None
     scored = np.flatnonzero(counts)
     offsets = np.cumsum(plan.widths) - plan.widths
-    firsts = offsets[scored] + plan.score_froms[scored] - plan.starts[scored]
+    firsts = offsets[scored] + plan.prompt_logprob_starts[scored] - plan.starts[scored]
     index = np.repeat(firsts, counts[scored]) + ramps(counts[scored])
     followers = np.concatenate([_followers(plan, i) for i in scored.tolist()])
-    top = plan.tops[scored].clip(min=0).max()
+    num_top = plan.num_top_logprobs[scored].clip(min=0).max()
     sent = device.send({"index": index, "followers": followers})
     pieces = []
     for part in _parts(len(index)):
         logits = logits_of(hidden[sent["index"][part]])
-        pieces.append(log_probabilities(logits, sent["followers"][part], min(int(top), logits.shape[-1])))
+        pieces.append(log_probabilities(logits, sent["followers"][part], min(int(num_top), logits.shape[-1])))
     return _whole(pieces)
 
 
-def scores_of(counts: np.ndarray, columns: list[np.ndarray]) -> ScoreColumns:
+def logprob_columns(counts: np.ndarray, columns: list[np.ndarray]) -> LogprobColumns:
     """Fetched columns of as many entries as each row has."""
     logprobs, top_ids, top_logprobs = columns
     ids = top_ids.astype(np.int32)
-    return ScoreColumns(offsets=offsets_of(counts), logprobs=logprobs, top_ids=ids, top_logprobs=top_logprobs)
+    return LogprobColumns(offsets=offsets_of(counts), logprobs=logprobs, top_ids=ids, top_logprobs=top_logprobs)
 
 
-def joined_scores(parts: list[tuple[Bools, ScoreColumns | None]]) -> ScoreColumns | None:
-    """Scores of a step that ran in parts, each with some of its rows; alternatives that a part has not are zeros."""
-    scored = [(part, scores) for part, scores in parts if scores is not None]
-    if not scored:
+def joined_logprobs(parts: list[tuple[Bools, LogprobColumns | None]]) -> LogprobColumns | None:
+    """Columns of a step that ran in parts, each with some of its rows; alternatives that a part has not are zeros."""
+    found = [(part, columns) for part, columns in parts if columns is not None]
+    if not found:
         return None
-    counts = np.zeros(len(scored[0][0]), dtype=np.int64)
-    for part, scores in scored:
-        counts[part] = np.diff(scores.offsets)
+    counts = np.zeros(len(found[0][0]), dtype=np.int64)
+    for part, columns in found:
+        counts[part] = np.diff(columns.offsets)
     rows = np.repeat(np.arange(len(counts)), counts)  # of each entry
-    top = max(scores.top_ids.shape[1] for _, scores in scored)
-    logprobs, top_logprobs = np.zeros(len(rows), np.float32), np.zeros((len(rows), top), np.float32)
-    top_ids = np.zeros((len(rows), top), np.int32)
-    for part, scores in scored:
-        at, width = np.flatnonzero(part[rows]), scores.top_ids.shape[1]
-        logprobs[at] = scores.logprobs
-        top_ids[at, :width], top_logprobs[at, :width] = scores.top_ids, scores.top_logprobs
-    return scores_of(counts, [logprobs, top_ids, top_logprobs])
+    num_top = max(columns.top_ids.shape[1] for _, columns in found)
+    logprobs, top_logprobs = np.zeros(len(rows), np.float32), np.zeros((len(rows), num_top), np.float32)
+    top_ids = np.zeros((len(rows), num_top), np.int32)
+    for part, columns in found:
+        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]
+        logprobs[at] = columns.logprobs
+        top_ids[at, :width], top_logprobs[at, :width] = columns.top_ids, columns.top_logprobs
+    return logprob_columns(counts, [logprobs, top_ids, top_logprobs])
 
 
 def offsets_of(counts: np.ndarray) -> Ints:
@@ -88,12 +88,12 @@ def _followers(plan: StepPlan, row: int) -> Ints:
     chunk = plan.tokens[plan.token_offsets[row] : plan.token_offsets[row + 1]]
     following = np.append(chunk[1:], plan.next_tokens[row])  # a scored position is never the prompt's last
     start = plan.starts[row]
-    return following[plan.score_froms[row] - start : plan.score_ends[row] - start]
+    return following[plan.prompt_logprob_starts[row] - start : plan.prompt_logprob_ends[row] - start]
 
 
 def _parts(length: int) -> list[slice]:
-    """Pieces that keep the scores of a long prompt, or of many rows, from filling the memory."""
-    return [slice(first, first + SCORED_MAX) for first in range(0, length, SCORED_MAX)]
+    """Pieces that keep the log-probabilities of a long prompt, or of many rows, from filling the memory."""
+    return [slice(first, first + LOGPROB_POSITIONS_MAX) for first in range(0, length, LOGPROB_POSITIONS_MAX)]
 
 
 def _whole(pieces: list[Columns]) -> Columns:

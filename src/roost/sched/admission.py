@@ -32,7 +32,7 @@ def admit(state: State) -> str:
 
 def _start(state: State, request: Request) -> str:
     """Let a request in; or why it does not fit, which is remembered."""
-    lease = state.sessions.find_lease(request.turn, request.unscored_from)
+    lease = state.sessions.find_lease(request.turn, request.prompt_logprobs_pending)
     reason = _no_pages(state, request, lease)
     if reason:
         state.sessions.refuse_lease(request.turn, lease, state.now)
@@ -40,10 +40,10 @@ def _start(state: State, request: Request) -> str:
         state.refusal = Refusal(turn=request.turn.id, margins=margins, num_kept=num_kept, reason=reason)
         return reason
     state.sessions.begin(request.turn, lease)
-    if request.score_from is not None:  # what a session inherits is not computed again, so not scored
-        request.score_from = max(request.score_from, request.lease.settled_len)
+    if request.prompt_logprobs_next is not None:  # what a session inherits is not computed again, so not scored
+        request.prompt_logprobs_next = max(request.prompt_logprobs_next, request.lease.settled_len)
     if request.cached_len < 0:
-        request.cached_len, request.scored_from = request.turn.cached_len, request.score_from
+        request.cached_len, request.prompt_logprobs_from = request.turn.cached_len, request.prompt_logprobs_next
     request.row, request.row_begins = state.rows.take(), True
     state.start_running(request)
     state.trace.note("admit", request.id, request.lease.settled_len, request.turn.prefill_len)

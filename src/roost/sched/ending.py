@@ -99,7 +99,7 @@ def _end(
         spec=request.counters.snapshot(),
         message=message,
         matched=matched,
-        score_from=request.scored_from,
+        prompt_logprobs_from=request.prompt_logprobs_from,
     )
     totals = state.totals
     totals.prompt_tokens += usage.prompt_tokens

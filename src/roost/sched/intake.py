@@ -144,7 +144,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         submit=submit,
         turn=Turn(
             id=TurnId(state.num_arrived),
-            space=session.space if session else scoped(submit.client, submit.salt),
+            scoped_salt=session.scoped_salt if session else scoped(submit.client, submit.cache_salt),
             session=session,
             record=session.record if session else Record(),
             input_tokens=submit.tokens,
@@ -155,8 +155,8 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         max_new_tokens=submit.max_new_tokens or 0,
         finder=state.new_finder(submit.stop, submit.stop_in_special) if state.new_finder and submit.stop else None,
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,
-        score_from=submit.prompt_logprobs_from,
-        scored_from=submit.prompt_logprobs_from,
+        prompt_logprobs_next=submit.prompt_logprobs_from,
+        prompt_logprobs_from=submit.prompt_logprobs_from,
     )
     leader = state.requests.get(submit.shares_with) if submit.shares_with is not None else None
     if session is not None and session.turn is not None:
@@ -190,7 +190,7 @@ def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> N
     most = submit.max_new_tokens if submit.max_new_tokens is not None else TOKENS_MAX
     _check_range("min_new_tokens", submit.min_new_tokens, 0, most)
     submit.sampling.check(vocab_size)
-    _check_range("logprobs", submit.logprobs, 0, LOGPROBS_MAX)
+    _check_range("logprobs", submit.num_top_logprobs, 0, LOGPROBS_MAX)
     prompt_len = len(submit.tokens) + (len(session.record) if session is not None else 0)  # as far as it is known
     _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, prompt_len)
     _check_range("priority", submit.priority, -PRIORITY_MAX, PRIORITY_MAX)
@@ -216,8 +216,8 @@ def _check_session_values(submit: Submit, session: Session | None, vocab_size: i
         raise RequestError(400, "tokens", f"ids must be in [0, {vocab_size - 1}]")
     if any(not 0 <= token < vocab_size for token in submit.stop_token_ids):
         raise RequestError(400, "stop_token_ids", f"ids must be in [0, {vocab_size - 1}]")
-    if session is not None and submit.salt not in ("", session.salt):
-        raise RequestError(400, "salt", f"session {session.name!r} was opened with another salt, which is fixed")
+    if session is not None and submit.cache_salt not in ("", session.cache_salt):
+        raise RequestError(400, "cache_salt", f"session {session.name!r} was opened with another salt, which is fixed")
     if session is None and submit.queue:
         raise RequestError(400, "queue", "only a turn of a session can wait for its session")
     if session is None and submit.turn is not None:

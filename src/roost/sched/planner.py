@@ -179,6 +179,7 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         for line, end, final in zip(lines, ends, finals, strict=True)
     ]
     scored = [_scored(line) for line in lines]
+    num_tops = [request.submit.num_top_logprobs for request in requests]
     books = range(len(state.resolved.books))
     plan = StepPlan(
         step=step,
@@ -197,9 +198,9 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         next_tokens=_ints(next_tokens),
         tokens=np.concatenate(tokens),
         token_offsets=_offsets([len(each) for each in tokens]),
-        tops=_ints([-1 if each.submit.logprobs is None else each.submit.logprobs for each in requests]),
-        score_froms=_ints([first for first, _ in scored]),
-        score_ends=_ints([end for _, end in scored]),
+        num_top_logprobs=_ints([-1 if num_top is None else num_top for num_top in num_tops]),
+        prompt_logprob_starts=_ints([first for first, _ in scored]),
+        prompt_logprob_ends=_ints([end for _, end in scored]),
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
         deltas=tuple(_delta(requests, book) for book in books),
     )
@@ -209,9 +210,9 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
 def _scored(line: Line) -> tuple[int, int]:
     """Positions of a chunk whose next token is a prompt token to be scored; (-1, -1) if there is none."""
     request = line.request
-    if not line.chunk or request.score_from is None:
+    if not line.chunk or request.prompt_logprobs_next is None:
         return -1, -1
-    first = max(line.hi, request.score_from)
+    first = max(line.hi, request.prompt_logprobs_next)
     end = min(line.hi + line.chunk, request.turn.prompt_len - 1)  # nothing of the prompt follows its last token
     return (first, end) if first < end else (-1, -1)
 

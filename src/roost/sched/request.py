@@ -52,8 +52,8 @@ class Request:
     deadline: int | None = None  # of the clock, in nanoseconds
     leader: Self | None = None  # whose prompt it waits to share
     followers: list[Self] = field(default_factory=list)  # who waits for its prompt to be shared
-    score_from: int | None = None  # first prompt position whose next token is still to be scored
-    scored_from: int | None = None  # the first of all: as asked, raised to what was inherited
+    prompt_logprobs_next: int | None = None  # first prompt position whose next token is still to be scored
+    prompt_logprobs_from: int | None = None  # the first of all: as asked, raised to what was inherited
     row: RowId | None = None  # while it runs
     row_begins: bool = False  # the device has not been told how this row is sampled
     mark: Mark = Mark.NONE
@@ -89,10 +89,10 @@ class Request:
         return self.turn.full_prompt_len + self.max_new_tokens
 
     @property
-    def unscored_from(self) -> int | None:
+    def prompt_logprobs_pending(self) -> int | None:
         """First prompt position that has to run for its score; None if none has."""
-        has_any = self.score_from is not None and self.score_from < self.turn.full_prompt_len - 1
-        return self.score_from if has_any else None
+        has_any = self.prompt_logprobs_next is not None and self.prompt_logprobs_next < self.turn.full_prompt_len - 1
+        return self.prompt_logprobs_next if has_any else None
 
     @property
     def in_prefill(self) -> bool:

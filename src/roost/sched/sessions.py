@@ -33,7 +33,7 @@ def open_session(state: State, command: OpenSession) -> SessionState:
     ttl_ms = command.ttl_ms if command.ttl_ms is not None or ttl_s is None else ttl_s * 1000
     session = Session(
         id=scoped(command.client, command.session_id),
-        space=scoped(command.client, command.salt),
+        scoped_salt=scoped(command.client, command.cache_salt),
         client=command.client,
         ttl_ns=None if ttl_ms is None else ttl_ms * MS,
         max_tokens=command.max_tokens if command.max_tokens is not None else limits.max_session_tokens,
@@ -83,7 +83,7 @@ def session_state(state: State, session: Session) -> SessionState:
         idle_ms=(state.now - session.last_used) // MS if request is None else 0,
         ttl_ms=None if session.ttl_ns is None else session.ttl_ns // MS,
         max_tokens=session.max_tokens,
-        salt=session.salt,
+        cache_salt=session.cache_salt,
         client=session.client,
     )
 

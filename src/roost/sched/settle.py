@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from roost.errors import InvariantError
 from roost.kv.lease import Lease
-from roost.messages import NO_SCORES, PromptScores, Scores, Tokens
+from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
 from roost.sched.counters import count_round
 from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import Flight, Mark, Request
 from roost.sched.state import State
-from roost.step import ScoreColumns, StepId, StepPlan, StepResult
+from roost.step import LogprobColumns, StepId, StepPlan, StepResult
 
 StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
 
@@ -39,23 +39,23 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
             continue
         if flight.chunks[i]:
             state.store.settle(lease, plan.step, flight.chunks[i])
-            _take_prompt_scores(state, request, plan, result, i)
+            _take_prompt_logprobs(state, request, plan, result, i)
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
             live_lens.append(accept_lens[i])
             draft_lengths[widths[i] - 1] = draft_lengths.get(widths[i] - 1, 0) + 1
         if finals[i] or not flight.chunks[i]:
-            wants_scores = request.submit.logprobs is not None  # the device scores every row if one row wants it
-            scores = _row_scores(result.scores if wants_scores else None, i, request)
+            wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks
+            logprobs = _row_logprobs(result.logprobs if wants_logprobs else None, i, request)
             num_drafts = 0 if flight.chunks[i] else widths[i] - 1
-            _take_tokens(state, request, tokens[i][: accept_lens[i]], scores, num_drafts)
+            _take_tokens(state, request, tokens[i][: accept_lens[i]], logprobs, num_drafts)
         if request.row is not None:
             _after_settling(state, request, finals[i])
     if state.resolved.widths.is_auto:
         state.drafting.collected(plan.step, live_lens, state.now)
 
 
-def _take_tokens(state: State, request: Request, tokens: list[int], scores: Scores, num_drafts: int) -> None:
+def _take_tokens(state: State, request: Request, tokens: list[int], logprobs: TokenLogprobs, num_drafts: int) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
     record = request.turn.record
     room = request.max_new_tokens - request.output_len
@@ -66,7 +66,7 @@ def _take_tokens(state: State, request: Request, tokens: list[int], scores: Scor
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
-        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), scores=scores.first(kept)))
+        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs.first(kept)))
     if reason is not None:
         finish(state, request, reason, returned_len, matched)
 
@@ -97,28 +97,28 @@ def _stop_at(request: Request) -> StopAt:
     return stop_at
 
 
-def _take_prompt_scores(state: State, request: Request, plan: StepPlan, result: StepResult, row: int) -> None:
+def _take_prompt_logprobs(state: State, request: Request, plan: StepPlan, result: StepResult, row: int) -> None:
     """Report what a chunk says about the prompt's own tokens; a chunk that runs again says it only once."""
-    first, end = int(plan.score_froms[row]), int(plan.score_ends[row])
+    first, end = int(plan.prompt_logprob_starts[row]), int(plan.prompt_logprob_ends[row])
     if first < 0:
         return
-    request.score_from = end
-    scores = _row_scores(result.prompt_scores, row, request)
-    state.send(request, PromptScores(request_id=request.id, start=first + 1, scores=scores))
+    request.prompt_logprobs_next = end
+    logprobs = _row_logprobs(result.prompt_logprobs, row, request)
+    state.send(request, PromptLogprobs(request_id=request.id, start=first + 1, logprobs=logprobs))
 
 
-def _row_scores(columns: ScoreColumns | None, row: int, request: Request) -> Scores:
-    """The scores of one row, with as many alternatives as it asked for; still columns, whose making is cheap."""
+def _row_logprobs(columns: LogprobColumns | None, row: int, request: Request) -> TokenLogprobs:
+    """The log-probabilities of one row, with as many alternatives as it asked for: still columns, for speed."""
     if columns is None:
-        return NO_SCORES
-    top = request.submit.logprobs or 0
+        return NO_LOGPROBS
+    num_top = request.submit.num_top_logprobs or 0
     entries = slice(columns.offsets[row], columns.offsets[row + 1])
-    top_ids = columns.top_ids[entries, :top]  # a small vocabulary has fewer
-    return Scores(
-        num_tops=top_ids.shape[1],
+    top_ids = columns.top_ids[entries, :num_top]  # a small vocabulary has fewer
+    return TokenLogprobs(
+        num_top_logprobs=top_ids.shape[1],
         logprobs=columns.logprobs[entries].tobytes(),
         top_ids=top_ids.tobytes(),
-        top_logprobs=columns.top_logprobs[entries, :top].tobytes(),
+        top_logprobs=columns.top_logprobs[entries, :num_top].tobytes(),
     )
 
 

@@ -49,7 +49,7 @@ class Prompt:
 class Output:
     """One output on its way."""
 
-    name: str  # the client's; the engine has its own, so that nobody can speak for another's request
+    request_id: str  # the client's; the engine has its own, so that nobody can speak for another's request
     prompt: Prompt
     submit: Submit
     answer: Answer
@@ -100,7 +100,7 @@ class Generation:
     async def _follow(self, number: int, merged: Merged) -> None:
         output, watch = self.outputs[number], Stopwatch(self._metrics)
         try:
-            async with aclosing(self._link.converse(output.submit, output.name, output.prompt.watcher)) as events:
+            async with aclosing(self._link.converse(output.submit, output.request_id, output.prompt.watcher)) as events:
                 async for event in events:
                     watch.saw(event)
                     if isinstance(event, Finished):
@@ -115,7 +115,7 @@ class Generation:
 def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]:
     return [
         Output(
-            name=prompt.request_id + submit.request_id.removeprefix(engine_id),
+            request_id=prompt.request_id + submit.request_id.removeprefix(engine_id),
             prompt=prompt,
             submit=replace(submit, client=prompt.client),
             answer=Answer(language.tokenizer, prompt.options),

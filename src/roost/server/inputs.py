@@ -63,15 +63,15 @@ class Taken:
         self.desk.check_len(tokens, param)
         return tokens
 
-    def prompt(self, name: str, tokens: tuple[int, ...], options: Options, names: dict[str, str]) -> Prompt:
+    def prompt(self, request_id: str, tokens: tuple[int, ...], options: Options, names: dict[str, str]) -> Prompt:
         """What is asked of the engine for this turn."""
         if self.ends_at is not None:
             options = replace(options, timeout_s=max(TIMEOUT_S_MIN, self.ends_at - time.monotonic()))
         return Prompt(
-            request_id=name,
+            request_id=request_id,
             tokens=tokens,
             options=options,
-            names={**names, "salt": "cache_salt"},
+            names=names,
             turn=self.of,
             offset=self.turn.length_before,
             client=self.turn.conversation.client,

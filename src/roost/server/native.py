@@ -17,22 +17,22 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
-from roost.messages import Finished, FlushCache, Flushed, Refused, Score, SpecStats
+from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
 from roost.server.body import convert, read, whole
 from roost.server.context import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt
 from roost.server.schema import (
-    RID_LEN_MAX,
+    REQUEST_ID_LEN_MAX,
     AbortBody,
     FlushBody,
     GenerateBody,
-    SamplingParams,
+    SamplingBody,
     SessionParams,
+    cache_salt,
     native_options,
     refuse_unsupported,
-    salt,
 )
 
 
@@ -48,10 +48,16 @@ async def generate(request: Request) -> Response:
         return await _turn(request, desk, body, body.session_params)
     inputs, is_list = await _inputs(desk, body)
     options = _options(body, len(inputs))
-    rids = _rids(body, len(inputs))
+    request_ids = _request_ids(body, len(inputs))
     prompts = [
-        Prompt(request_id=rid, tokens=tokens, options=each, names=_names(body, number), client=caller(request).name)
-        for number, (rid, tokens, each) in enumerate(zip(rids, inputs, options, strict=True))
+        Prompt(
+            request_id=request_id,
+            tokens=tokens,
+            options=each,
+            names=_names(body, number),
+            client=caller(request).name,
+        )
+        for number, (request_id, tokens, each) in enumerate(zip(request_ids, inputs, options, strict=True))
     ]
     return await _answer(request, _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options)))
 
@@ -59,9 +65,9 @@ async def generate(request: Request) -> Response:
 async def _turn(request: Request, desk: Desk, body: GenerateBody, params: SessionParams) -> Response:
     """One turn of a session; the session is as it was if anything is refused."""
     text, ids = one_input(body)
-    (options,), (rid,), names = _options(body, 1), _rids(body, 1), _names(body, 0)
-    names |= {"session_id": "session_params.id", "salt": "cache_salt"}
-    asked = Prompt(request_id=rid, options=options, names=names, client=caller(request).name)
+    (options,), (request_id,), names = _options(body, 1), _request_ids(body, 1), _names(body, 0)
+    names |= {"session_id": "session_params.id"}
+    asked = Prompt(request_id=request_id, options=options, names=names, client=caller(request).name)
     try:
         async with session_prompt(request, params, text, ids, asked) as prompt:
             return await _answer(request, _Answers(desk, body, [prompt], is_list=False))
@@ -122,7 +128,7 @@ async def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]]
 
 def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
     """The options of each prompt."""
-    given = body.sampling_params if body.sampling_params is not None else SamplingParams()
+    given = body.sampling_params if body.sampling_params is not None else SamplingBody()
     each = given if isinstance(given, list) else [given] * num_prompts
     if len(each) != num_prompts:
         raise RequestError(400, "sampling_params", f"a list must have an entry for each of the {num_prompts} prompts")
@@ -144,23 +150,23 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
             usual = native_options(params)
         except RequestError as error:
             raise renamed(error, _names(body, number)) from error
-        asked = replace(usual, priority=body.priority or 0, salt=salt(body))
+        asked = replace(usual, priority=body.priority or 0, cache_salt=cache_salt(body))
         if body.return_logprob:
             asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)
         options.append(asked)
     return options
 
 
-def _rids(body: GenerateBody, num_prompts: int) -> list[str]:
+def _request_ids(body: GenerateBody, num_prompts: int) -> list[str]:
     if body.rid is None:
-        name = uuid4().hex
-        return [name if number == 0 else f"{name}-{number}" for number in range(num_prompts)]
-    rids = body.rid if isinstance(body.rid, list) else [body.rid]
-    if len(rids) != num_prompts or len(set(rids)) != num_prompts:
+        first = uuid4().hex
+        return [first if number == 0 else f"{first}-{number}" for number in range(num_prompts)]
+    request_ids = body.rid if isinstance(body.rid, list) else [body.rid]
+    if len(request_ids) != num_prompts or len(set(request_ids)) != num_prompts:
         raise RequestError(400, "rid", f"must be a different name for each of the {num_prompts} prompts")
-    if not all(0 < len(rid) <= RID_LEN_MAX and "#" not in rid for rid in rids):
-        raise RequestError(400, "rid", f"must have 1 to {RID_LEN_MAX} characters, none of them #")
-    return rids
+    if not all(0 < len(each) <= REQUEST_ID_LEN_MAX and "#" not in each for each in request_ids):
+        raise RequestError(400, "rid", f"must have 1 to {REQUEST_ID_LEN_MAX} characters, none of them #")
+    return request_ids
 
 
 def _params_path(body: GenerateBody, number: int) -> str:
@@ -208,7 +214,7 @@ class _Answers:
     def _one(self, output: Output, finished: Finished | None) -> dict[str, Any]:
         answer = output.answer
         meta: dict[str, Any] = {
-            "id": output.name,
+            "id": output.request_id,
             "finish_reason": None if finished is None else _reason(finished),
             "prompt_tokens": output.prompt.offset + len(output.prompt.tokens),
             "completion_tokens": len(answer.tokens),
@@ -223,35 +229,35 @@ class _Answers:
 
     def _logprobs(self, output: Output, finished: Finished | None) -> dict[str, Any]:
         answer, start = output.answer, output.prompt.options.prompt_logprobs_from
-        scored = list(zip(answer.tokens, answer.scores, strict=True))
+        scored = list(zip(answer.tokens, answer.logprobs, strict=True))
         columns: dict[str, Any] = {
-            "output_token_logprobs": [self._entry(token, score.logprob) for token, score in scored],
-            "output_top_logprobs": [self._tops(score) for _, score in scored],
+            "output_token_logprobs": [self._entry(token, entry.logprob) for token, entry in scored],
+            "output_top_logprobs": [self._top(entry) for _, entry in scored],
         }
         if start is not None and output.submit.prompt_logprobs_from is not None:
             columns |= self._prompt_logprobs(output, start, finished)
         return columns
 
     def _prompt_logprobs(self, output: Output, start: int, finished: Finished | None) -> dict[str, Any]:
-        """Scores of the prompt's tokens from `start` on; of a session's turn only those that are new and were run."""
+        """Those of the prompt's tokens from `start` on; of a session's turn only those that are new and were run."""
         answer, prompt = output.answer, output.prompt
-        if finished is not None and finished.score_from is not None:
-            start = max(start, finished.score_from)
-        first_scored = start + 1 if answer.prompt_scored_from is None else answer.prompt_scored_from
+        if finished is not None and finished.prompt_logprobs_from is not None:
+            start = max(start, finished.prompt_logprobs_from)
+        first_scored = start + 1 if answer.prompt_logprobs_start is None else answer.prompt_logprobs_start
         first = max(start, prompt.offset)
-        scores: list[Score | None] = [None] if first < first_scored else []
-        scores += answer.prompt_scores[max(0, first - first_scored) :]
-        entries = list(zip(prompt.tokens[first - prompt.offset :], scores, strict=False))
+        logprobs: list[TokenLogprob | None] = [None] if first < first_scored else []
+        logprobs += answer.prompt_logprobs[max(0, first - first_scored) :]
+        entries = list(zip(prompt.tokens[first - prompt.offset :], logprobs, strict=False))
         return {
             "logprob_start_len": first,
             "input_token_logprobs": [
-                self._entry(token, None if score is None else score.logprob) for token, score in entries
+                self._entry(token, None if entry is None else entry.logprob) for token, entry in entries
             ],
-            "input_top_logprobs": [None if score is None else self._tops(score) for _, score in entries],
+            "input_top_logprobs": [None if entry is None else self._top(entry) for _, entry in entries],
         }
 
-    def _tops(self, score: Score) -> list[list[Any]]:
-        return [self._entry(token, logprob) for token, logprob in score.top]
+    def _top(self, entry: TokenLogprob) -> list[list[Any]]:
+        return [self._entry(token, logprob) for token, logprob in entry.top_logprobs]
 
     def _entry(self, token: int, logprob: float | None) -> list[Any]:
         text = None

@@ -111,7 +111,7 @@ def _check_appends(params: SessionParams) -> None:
 
 def _branched(desk: Desk, branches: Branches, params: SessionParams, new: list[Any], prompt: Prompt) -> Prompt:
     """The prompt of a request that goes on from another one, or from none."""
-    name, replaces = prompt.request_id, bool(params.replace)
+    request_id, replaces = prompt.request_id, bool(params.replace)
     before: tuple[int, ...] = ()
     parent = None
     if params.rid:
@@ -120,8 +120,8 @@ def _branched(desk: Desk, branches: Branches, params: SessionParams, new: list[A
         before, new = before[: params.offset or None], _without_bos(desk, new)
     tokens = (*before, *new)
     desk.check_len(tokens, prompt.names["tokens"])
-    abort = partial(desk.link.abort_where, lambda other: other == name, prompt.client)
-    branch = Branch(branches, name, tokens, parent=parent, replaces=replaces, abort=abort)
+    abort = partial(desk.link.abort_where, lambda other: other == request_id, prompt.client)
+    branch = Branch(branches, request_id, tokens, parent=parent, replaces=replaces, abort=abort)
     return replace(prompt, tokens=tokens, watcher=branch)
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.front.answer import Piece
 from roost.front.options import Options
-from roost.messages import Finished, Score
+from roost.messages import Finished, TokenLogprob
 from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.generation import Generation, Output, Prompt, while_connected
@@ -52,15 +52,17 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    name, messages = _name("chatcmpl", body), await plain_messages(desk, body.messages)
+    request_id, messages = _request_id("chatcmpl", body), await plain_messages(desk, body.messages)
     if body.session_id is None:
         check_no_session(body)
         tokens = await desk.conversation(messages, "messages")
-        prompt = Prompt(request_id=name, tokens=tokens, options=options, names=names, client=caller(request).name)
+        prompt = Prompt(request_id=request_id, tokens=tokens, options=options, names=names, client=caller(request).name)
         return await _answer(request, body, _Chat(desk, [prompt], body.service_tier))
     async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
         tokens = await turn.input(messages=messages)
-        return await _answer(request, body, _Chat(desk, [turn.prompt(name, tokens, options, names)], body.service_tier))
+        return await _answer(
+            request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier)
+        )
 
 
 async def completions(request: Request) -> Response:
@@ -79,13 +81,13 @@ async def completions(request: Request) -> Response:
     if body.echo and body.logprobs is not None:
         options = replace(options, prompt_logprobs_from=0)
     given = "rid" if body.rid is not None else "request_id"
-    name, names = _name("cmpl", body), {**_NAMES, "tokens": "prompt", "request_id": given}
+    request_id, names = _request_id("cmpl", body), {**_NAMES, "tokens": "prompt", "request_id": given}
     if body.session_id is not None:
-        return await _session_completion(request, body, name, options, names)
+        return await _session_completion(request, body, request_id, options, names)
     check_no_session(body)
     prompts = [
         Prompt(
-            request_id=name if number == 0 else f"{name}-{number}",
+            request_id=request_id if number == 0 else f"{request_id}-{number}",
             tokens=tokens,
             options=options,
             names=names,
@@ -97,7 +99,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _session_completion(
-    request: Request, body: CompletionBody, name: str, options: Options, names: dict[str, str]
+    request: Request, body: CompletionBody, request_id: str, options: Options, names: dict[str, str]
 ) -> Response:
     """A turn of a session, whose prompt is new input."""
     if body.echo:
@@ -108,7 +110,9 @@ async def _session_completion(
             tokens = await turn.input(text=body.prompt, param="prompt")
         else:
             tokens = await turn.input(ids=body.prompt, param="prompt")
-        return await _answer(request, body, _Text(turn.desk, [turn.prompt(name, tokens, options, names)], echo=False))
+        return await _answer(
+            request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False)
+        )
 
 
 def _check(desk: Desk, body: OpenAiBody) -> None:
@@ -121,7 +125,7 @@ def _check(desk: Desk, body: OpenAiBody) -> None:
             raise RequestError(400, "stream_options", "needs stream: true")
 
 
-def _name(kind: str, body: ChatBody | CompletionBody) -> str:
+def _request_id(kind: str, body: ChatBody | CompletionBody) -> str:
     """What a request is called, as the client says or by a name of its own."""
     if body.rid is not None and body.request_id is not None:
         raise RequestError(400, "request_id", "is the same as rid: give one of them")
@@ -154,7 +158,7 @@ class _Chat:
             {
                 "index": index,
                 "message": {"role": "assistant", "content": output.answer.text, "refusal": None},
-                "logprobs": self._logprobs(output, output.answer.tokens, output.answer.scores),
+                "logprobs": self._logprobs(output, output.answer.tokens, output.answer.logprobs),
                 "finish_reason": _reason(self._desk, output.answer.finished),
             }
             for index, output in enumerate(outputs)
@@ -170,8 +174,8 @@ class _Chat:
                 if index not in has_begun:
                     has_begun.add(index)
                     yield self._chunk(index, {"role": "assistant", "content": ""}, None, None, include_usage)
-                if piece.text or piece.scores:
-                    logprobs = self._logprobs(outputs[index], piece.tokens, piece.scores)
+                if piece.text or piece.logprobs:
+                    logprobs = self._logprobs(outputs[index], piece.tokens, piece.logprobs)
                     yield self._chunk(index, {"content": piece.text}, logprobs, None, include_usage)
                 if piece.finished is not None:
                     yield self._chunk(index, {}, None, _reason(self._desk, piece.finished), include_usage)
@@ -185,15 +189,15 @@ class _Chat:
         usage = {"usage": None} if include_usage else {}
         return {**self._base, "object": self.chunk_object, "choices": [choice], **usage}
 
-    def _logprobs(self, output: Output, tokens: Any, scores: Any) -> dict[str, Any] | None:
+    def _logprobs(self, output: Output, tokens: Any, logprobs: Any) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         content = [
             {
-                **self._token(token, score.logprob),
-                "top_logprobs": [self._token(other, logprob) for other, logprob in score.top],
+                **self._token(token, entry.logprob),
+                "top_logprobs": [self._token(other, logprob) for other, logprob in entry.top_logprobs],
             }
-            for token, score in zip(tokens, scores, strict=True)
+            for token, entry in zip(tokens, logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
 
@@ -240,7 +244,7 @@ class _Text:
                 first = index not in scored_lens
                 offset = scored_lens.setdefault(index, 0)
                 text = (self._prompt_text(outputs[index]) if first else "") + piece.text
-                if text or piece.scores or piece.finished is not None:
+                if text or piece.logprobs or piece.finished is not None:
                     logprobs = self._piece_logprobs(outputs[index], piece, offset, with_prompt=first)
                     scored_lens[index] += sum(map(len, logprobs["tokens"])) if logprobs is not None else 0
                     reason = _reason(self._desk, piece.finished) if piece.finished is not None else None
@@ -257,35 +261,35 @@ class _Text:
         if output.prompt.options.logprobs is None:
             return None
         answer, prompt = output.answer, output.prompt.tokens
-        before: list[tuple[int, Score | None]] = []
+        before: list[tuple[int, TokenLogprob | None]] = []
         if self._echo:
-            before = list(zip(prompt, [None, *self._prompt_scores(output)], strict=False))
-        return self._columns([*before, *zip(answer.tokens, answer.scores, strict=True)])
+            before = list(zip(prompt, [None, *self._prompt_logprobs(output)], strict=False))
+        return self._columns([*before, *zip(answer.tokens, answer.logprobs, strict=True)])
 
     def _piece_logprobs(self, output: Output, piece: Piece, offset: int, *, with_prompt: bool) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
-        before: list[tuple[int, Score | None]] = []
+        before: list[tuple[int, TokenLogprob | None]] = []
         if self._echo and with_prompt:
-            before = list(zip(output.prompt.tokens, [None, *self._prompt_scores(output)], strict=False))
-        return self._columns([*before, *zip(piece.tokens, piece.scores, strict=True)], offset)
+            before = list(zip(output.prompt.tokens, [None, *self._prompt_logprobs(output)], strict=False))
+        return self._columns([*before, *zip(piece.tokens, piece.logprobs, strict=True)], offset)
 
-    def _prompt_scores(self, output: Output) -> list[Score]:
-        """The scores of an output's prompt, which the first output of that prompt got for all."""
+    def _prompt_logprobs(self, output: Output) -> list[TokenLogprob]:
+        """The log-probabilities of an output's prompt, which the first output of that prompt got for all."""
         first = next(each for each in self.generation.outputs if each.prompt is output.prompt)
-        return first.answer.prompt_scores
+        return first.answer.prompt_logprobs
 
-    def _columns(self, scored: list[tuple[int, Score | None]], offset: int = 0) -> dict[str, Any]:
+    def _columns(self, scored: list[tuple[int, TokenLogprob | None]], offset: int = 0) -> dict[str, Any]:
         texts = [self._text(token) for token, _ in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [None if score is None else finite(score.logprob) for _, score in scored],
-            "top_logprobs": [None if score is None else self._top(score) for _, score in scored],
+            "token_logprobs": [None if entry is None else finite(entry.logprob) for _, entry in scored],
+            "top_logprobs": [None if entry is None else self._top(entry) for _, entry in scored],
             "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         }
 
-    def _top(self, score: Score) -> dict[str, float]:
-        return {self._text(token): finite(logprob) for token, logprob in reversed(score.top)}
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        return {self._text(token): finite(logprob) for token, logprob in reversed(entry.top_logprobs)}
 
     def _text(self, token: int) -> str:
         return self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")

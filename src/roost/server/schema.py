@@ -17,7 +17,7 @@ from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
 from roost.server.compat import ForeignFields, ForeignNative, Strict, check_foreign, foreign_names
 
 Value = TypeVar("Value", int, float, bool)
-RID_LEN_MAX = 256
+REQUEST_ID_LEN_MAX = 256
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")  # longer ones no engine could be told of
 
 # Every output of a request carries these to the engine, so their size is bounded here already.
@@ -28,7 +28,7 @@ Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
 Label = Annotated[str, Meta(max_length=256)]
 Metadata = Annotated[dict[str, str], Meta(max_length=16)]  # as many as OpenAI allows
 # an output's name has its number after a #
-RequestName = Annotated[str, Meta(min_length=1, max_length=RID_LEN_MAX, pattern=r"^[^#]*\Z")]
+RequestName = Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_LEN_MAX, pattern=r"^[^#]*\Z")]
 AnyName = Annotated[str, Meta(min_length=1, max_length=256)]
 # fits into a path, where . and .. would mean something else
 SessionName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._~:@+-]+\Z")]
@@ -178,7 +178,7 @@ class CompletionBody(OpenAiBody, kw_only=True):
     prompt_embeds: Any = None
 
 
-class SamplingParams(Strict):
+class SamplingBody(Strict):
     """`sampling_params` of POST /generate; null is the default, as there."""
 
     max_new_tokens: int | None = 128
@@ -225,7 +225,7 @@ class GenerateBody(ForeignNative, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
-    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    sampling_params: SamplingBody | list[SamplingBody] | None = None
     rid: str | list[str] | None = None
     stream: bool | None = None
     stream_output: bool | None = None
@@ -342,7 +342,7 @@ UNSUPPORTED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     kind: foreign_names(kind)
     for kind in (
         *(ChatBody, CompletionBody, TurnBody, Message, Part, StreamOptions),
-        *(SamplingParams, GenerateBody, AbortBody, TokenizeBody),
+        *(SamplingBody, GenerateBody, AbortBody, TokenizeBody),
     )
 }
 
@@ -375,11 +375,11 @@ def openai_options(body: OpenAiBody) -> Options:
         n=_or(body.n, 1),
         priority=body.priority or 0,
         timeout_s=body.timeout,
-        salt=salt(body),
+        cache_salt=cache_salt(body),
     )
 
 
-def native_options(params: SamplingParams) -> Options:
+def native_options(params: SamplingBody) -> Options:
     """The options of SGLang's sampling_params."""
     if params.seed is not None and params.sampling_seed is not None:
         raise RequestError(400, "seed", "is the same as sampling_seed: give one of them")
@@ -407,8 +407,8 @@ def native_options(params: SamplingParams) -> Options:
     )
 
 
-def salt(body: OpenAiBody | GenerateBody) -> str:
-    """The name space of the prefix cache that a request looks into."""
+def cache_salt(body: OpenAiBody | GenerateBody) -> str:
+    """Under which salt a request looks into the prefix cache."""
     if body.cache_salt is not None and body.extra_key is not None:
         raise RequestError(400, "extra_key", "is the same as cache_salt: give one of them")
     return body.cache_salt or body.extra_key or ""

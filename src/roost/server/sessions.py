@@ -27,9 +27,9 @@ from roost.messages import (
     OpenSession,
     Refused,
     RewindSession,
-    Score,
     SessionState,
     SessionStates,
+    TokenLogprob,
 )
 from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
@@ -58,7 +58,7 @@ async def open_session(request: Request) -> Response:
     desk.check_ready()
     command = OpenSession(
         session_id=body.id or uuid4().hex,
-        salt=body.salt or "",
+        cache_salt=body.salt or "",
         ttl_ms=None if body.ttl_s is None else int(body.ttl_s * 1000),
         max_tokens=body.max_tokens,
         client=caller(request).name,
@@ -236,7 +236,7 @@ def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
         "state": state.state,
         "idle_s": idle_s,
         "limits": {"ttl_s": ttl_s, "max_tokens": state.max_tokens},
-        "salt": state.salt,
+        "salt": state.cache_salt,
         **({} if conversation is None else conversation.notes),
     }
 
@@ -290,20 +290,20 @@ class _Answers:
         """The answer that is not streamed."""
         answer = output.answer
         assert answer.finished is not None
-        said = self._said(answer.text, answer.tokens, answer.scores)
+        said = self._said(answer.text, answer.tokens, answer.logprobs)
         return {**said, **await self._end(answer.finished)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The pieces of a stream; the last one says how it ended."""
         async with aclosing(self.generation.pieces()) as pieces:
             async for _, piece in pieces:
-                said = self._said(piece.text, list(piece.tokens), list(piece.scores))
+                said = self._said(piece.text, list(piece.tokens), list(piece.logprobs))
                 if piece.finished is not None:
                     yield {**said, **await self._end(piece.finished)}
                 else:
                     yield {**said, "finish_reason": None}
 
-    def _said(self, text: str, tokens: list[int], scores: list[Score]) -> dict[str, Any]:
+    def _said(self, text: str, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, Any]:
         said: dict[str, Any] = {
             "id": self._prompt.request_id,
             "object": "session.turn",
@@ -312,8 +312,11 @@ class _Answers:
         }
         if self._prompt.options.logprobs is not None:
             said["logprobs"] = [
-                {"logprob": finite(score.logprob), "top": [[token, finite(value)] for token, value in score.top]}
-                for score in scores
+                {
+                    "logprob": finite(entry.logprob),
+                    "top": [[token, finite(value)] for token, value in entry.top_logprobs],
+                }
+                for entry in logprobs
             ]
         return said
 

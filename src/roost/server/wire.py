@@ -24,7 +24,7 @@ from roost.messages import (
     GetSessions,
     GetStats,
     OpenSession,
-    PromptScores,
+    PromptLogprobs,
     Refused,
     RewindSession,
     SessionClosed,
@@ -51,7 +51,7 @@ class Started:
 _SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
 _COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats)
 _SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
-_EVENTS = (Tokens, PromptScores, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, Started)
+_EVENTS = (Tokens, PromptLogprobs, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*_COMMANDS, *_EVENTS)
 }

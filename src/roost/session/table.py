@@ -41,7 +41,7 @@ class Session:
     """A conversation between turns."""
 
     id: str  # that no other client's has
-    space: str  # of the prefix tree, the client's own too
+    scoped_salt: str  # its cache salt with its client's name: nobody else's pages match
     client: str = ""
     ttl_ns: int | None = None  # closed when no turn has had it for so long
     max_tokens: int | None = None  # most tokens its record may come to
@@ -59,9 +59,9 @@ class Session:
         return unscoped(self.client, self.id)
 
     @property
-    def salt(self) -> str:
+    def cache_salt(self) -> str:
         """What its client said to keep its cache apart."""
-        return unscoped(self.client, self.space)
+        return unscoped(self.client, self.scoped_salt)
 
     @property
     def expires_at(self) -> int | None:
@@ -74,7 +74,7 @@ class Turn:
     """One request's hold on a record and a lease."""
 
     id: TurnId
-    space: str
+    scoped_salt: str
     session: Session | None
     record: Record
     input_tokens: tuple[int, ...]
@@ -163,10 +163,10 @@ class Sessions:
         if lease.settled_len >= floor_to(length, self._store.page_size):
             return lease  # the tree holds only whole pages
         key = record.key(min(length + self._pair, len(record)), self._pair)
-        match = self._store.tree.match(lease.space, key)
+        match = self._store.tree.match(lease.cache_salt, key)
         if match is None or match.length <= lease.settled_len:
             return lease
-        later = self._store.open(lease.holder, lease.space, key)
+        later = self._store.open(lease.holder, lease.cache_salt, key)
         self._store.release(lease, now)
         return later
 
@@ -177,7 +177,7 @@ class Sessions:
             self._publish(session)
         fork = Session(
             id=scoped(session.client, new_name),
-            space=session.space,
+            scoped_salt=session.scoped_salt,
             client=session.client,
             ttl_ns=session.ttl_ns,
             max_tokens=session.max_tokens,
@@ -215,7 +215,7 @@ class Sessions:
             tokens = np.concatenate([tokens, np.array(turn.input_tokens, dtype=np.int32)])
         # at least the last token must run, so its slot is not looked up (a pair key ends there by itself)
         key = key_of(tokens if self._pair else tokens[:-1], self._pair)
-        return self._store.open(turn.id, turn.space, key[:match_max])
+        return self._store.open(turn.id, turn.scoped_salt, key[:match_max])
 
     def refuse_lease(self, turn: Turn, lease: Lease, now: int) -> None:
         """Undo `find_lease` for a turn that does not start now."""

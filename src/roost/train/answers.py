@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from roost.messages import Event, Finished, Refused, Submit, Tokens
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 
 PERIOD_MAX = 32  # tokens of a circle that is looked for
@@ -120,7 +120,7 @@ def complete_all(
 
 
 def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submit:
-    sampling = Sampling(temperature=TEMPERATURE if question.is_drawn else 0.0, seed=key(question.prompt))
+    sampling = SamplingParams(temperature=TEMPERATURE if question.is_drawn else 0.0, seed=key(question.prompt))
     return Submit(
         request_id=question.name,
         tokens=question.prompt,

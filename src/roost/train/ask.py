@@ -11,7 +11,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 from roost.messages import Finished, Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.train.answers import complete_all
@@ -54,7 +54,7 @@ def _asked(engine: Engine, language: Language, *, first: int, most: int, at_once
             request_id=f"question {number}",
             tokens=tokens,
             max_new_tokens=QUESTION_MAX,
-            sampling=Sampling(temperature=1.0, top_p=0.95, seed=number),
+            sampling=SamplingParams(temperature=1.0, top_p=0.95, seed=number),
             stop_token_ids=stop_ids,
         )
         for number, _ in zip(count(first), range(most), strict=False)

@@ -48,8 +48,8 @@ class Device:
             accept_lens=np.array(accept_lens, dtype=np.int32),
             tokens=np.full((len(plan.rows), plan.shape.accept_max), 5, dtype=np.int32),
             lengths=np.array([self._lengths[row] for row in plan.rows.tolist()], dtype=np.int32),
-            scores=None,
-            prompt_scores=None,
+            logprobs=None,
+            prompt_logprobs=None,
         )
         self._out[plan.step] = self._free_at, result
         return Ticket(step=plan.step)

@@ -11,7 +11,7 @@ from roost.device.cpu import CpuDevice
 from roost.drafters.ngram import MATCH_MAX, NgramDrafter
 from roost.drafters.protocol import Pairs, Rounds
 from roost.forward.layout import Batch, Layout
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.spec_shape import PLAIN
 from roost.step import RowId, RowSetup
 
@@ -25,7 +25,7 @@ def begun(rows: dict[int, list[int]]) -> NgramDrafter:
         drafter.begin(
             RowSetup(
                 row=RowId(row),
-                sampling=Sampling(),
+                sampling=SamplingParams(),
                 prompt_len=len(tokens),
                 min_len=0,
                 stop_ids=(),
@@ -92,7 +92,7 @@ def test_a_row_that_begins_again_forgets_what_it_was() -> None:
         each.begin(
             RowSetup(
                 row=RowId(1),
-                sampling=Sampling(),
+                sampling=SamplingParams(),
                 prompt_len=3,
                 min_len=0,
                 stop_ids=(),

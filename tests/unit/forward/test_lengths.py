@@ -36,9 +36,9 @@ def plan(rows: Ints, starts: Ints, widths: Ints, shape: SpecShape = PLAIN) -> St
         next_tokens=none,
         tokens=ints(),
         token_offsets=np.zeros(len(rows) + 1, dtype=np.int32),
-        tops=none,
-        score_froms=none,
-        score_ends=none,
+        num_top_logprobs=none,
+        prompt_logprob_starts=none,
+        prompt_logprob_ends=none,
         setups=(),
         deltas=(empty,),
     )

@@ -24,7 +24,7 @@ def digest(store: Store) -> list[object]:
     """Everything the tree is made of."""
     nodes = [
         [
-            (node.id, node.space, node.start, node.key.tobytes(), sorted(node.children)),
+            (node.id, node.cache_salt, node.start, node.key.tobytes(), sorted(node.children)),
             (node.pins, node.window_pins, node.last_used, node.last_step, [list(pages) for pages in node.pages]),
         ]
         for node in store.tree.nodes.values()
@@ -51,14 +51,14 @@ def the_tree_holds_what_was_published(store: Store, shelf: Shelf, paper: Paper) 
     for book, held in enumerate(shelf.held):
         cached = [page for page, account in store.ledger.accounts(book) if account & 3 == 2]
         assert sorted(held.values()) == cached
-        for (space, key), page in held.items():
-            assert paper.stands_for(book, page, space, key), (book, page, key)
+        for (cache_salt, key), page in held.items():
+            assert paper.stands_for(book, page, cache_salt, key), (book, page, key)
 
 
 def evictable_is_what_no_lease_shares(store: Store, shelf: Shelf, talks: Sequence[Talk]) -> None:
     """In a full book; what a window book pins is the audit's to count."""
     prefixes = [talk.shared_prefix for talk in talks]
-    shared = {(space, key[:end]) for space, key in prefixes for end in range(1, len(key) + 1)}
+    shared = {(cache_salt, key[:end]) for cache_salt, key in prefixes for end in range(1, len(key) + 1)}
     for book, spec in enumerate(store.books):
         if spec.window is None:
             loose = [page for prefix, page in shelf.held[book].items() if prefix not in shared]

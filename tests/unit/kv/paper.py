@@ -34,8 +34,8 @@ class Talk:
 
     @property
     def shared_prefix(self) -> tuple[str, tuple[int, ...]]:
-        """Name space and key of what it shares with the tree."""
-        return self.lease.space, self.shared_key[: self.lease.shared_len]
+        """Cache salt and key of what it shares with the tree."""
+        return self.lease.cache_salt, self.shared_key[: self.lease.shared_len]
 
     @property
     def may_publish(self) -> bool:
@@ -84,9 +84,9 @@ class Paper:
             first = len(row) - 1
             row.extend(launch.tokens)
         self._check_reads(launch, first)
-        keys, space = entries(row, self._pair), launch.talk.lease.space
+        keys, cache_salt = entries(row, self._pair), launch.talk.lease.cache_salt
         for position in range(first, len(row) - 1):
-            self._write(launch, position, (space, tuple(row[: position + 1]), keys[: position + 1]))
+            self._write(launch, position, (cache_salt, tuple(row[: position + 1]), keys[: position + 1]))
         for position in range(len(row) - 1, first + launch.width):
             self._write(launch, position, GARBAGE)
 
@@ -98,12 +98,12 @@ class Paper:
         for position in range(first, first + launch.width):
             self._write(launch, position, GARBAGE)
 
-    def stands_for(self, book: BookId, page: PageId, space: str, key: tuple[int, ...]) -> bool:
+    def stands_for(self, book: BookId, page: PageId, cache_salt: str, key: tuple[int, ...]) -> bool:
         """Whether a page holds the last page of `key`, slot for slot."""
         start = len(key) - self._page_size
         for offset in range(self._page_size):
             written = self._slots.get((book, page, offset), GARBAGE)
-            if written[0] != space or written[2] != key[: start + offset + 1]:
+            if written[0] != cache_salt or written[2] != key[: start + offset + 1]:
                 return False
         return True
 
@@ -115,10 +115,10 @@ class Paper:
 
     def _check_reads(self, launch: Launch, length: int) -> None:
         """Every slot that the token at `length` sees holds this row's tokens."""
-        row, space = launch.talk.row, launch.talk.lease.space
+        row, cache_salt = launch.talk.row, launch.talk.lease.cache_salt
         for number, book in enumerate(self._books):
             first = 0 if book.window is None else max(0, length - book.window + 1)
             for position in range(first, length):
                 page = launch.pages[number][position // self._page_size]
                 found = self._slots.get((number, page, position % self._page_size), GARBAGE)
-                assert found[:2] == (space, tuple(row[: position + 1])), (launch, number, position, page, found)
+                assert found[:2] == (cache_salt, tuple(row[: position + 1])), (launch, number, position, page, found)

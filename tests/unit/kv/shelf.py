@@ -46,12 +46,12 @@ class Shelf:
     def _whole_pages(self, key: tuple[int, ...]) -> int:
         return len(key) // self._page_size
 
-    def _prefix(self, space: str, key: tuple[int, ...], index: int) -> Prefix:
-        return space, key[: (index + 1) * self._page_size]
+    def _prefix(self, cache_salt: str, key: tuple[int, ...], index: int) -> Prefix:
+        return cache_salt, key[: (index + 1) * self._page_size]
 
-    def prefixes(self, space: str, key: tuple[int, ...]) -> list[Prefix]:
+    def prefixes(self, cache_salt: str, key: tuple[int, ...]) -> list[Prefix]:
         """One prefix per whole page of a key."""
-        return [self._prefix(space, key, index) for index in range(self._whole_pages(key))]
+        return [self._prefix(cache_salt, key, index) for index in range(self._whole_pages(key))]
 
     def _needed(self, book: BookId, num_pages: int) -> range:
         """Page indexes that a continuation from `num_pages` whole pages reads."""
@@ -59,13 +59,13 @@ class Shelf:
         first = 0 if window is None else max(0, num_pages * self._page_size - window) // self._page_size
         return range(first, num_pages)
 
-    def longest(self, space: str, key: tuple[int, ...]) -> tuple[int, list[list[PageId]]]:
+    def longest(self, cache_salt: str, key: tuple[int, ...]) -> tuple[int, list[list[PageId]]]:
         """Slots of the longest usable prefix, and the pages it needs in each book (NULL_PAGE before its window)."""
         for num_pages in range(self._whole_pages(key), 0, -1):
             pages = []
             for book, held in enumerate(self.held):
                 needed = self._needed(book, num_pages)
-                found = [held.get(self._prefix(space, key, index), NULL_PAGE) for index in needed]
+                found = [held.get(self._prefix(cache_salt, key, index), NULL_PAGE) for index in needed]
                 pages.append([NULL_PAGE] * needed.start + found)
                 if NULL_PAGE in found:
                     break
@@ -73,18 +73,18 @@ class Shelf:
                 return num_pages * self._page_size, pages
         return 0, [[] for _ in self._books]
 
-    def publish(self, space: str, key: tuple[int, ...], first: int, rows: list[list[PageId]], now: int) -> None:
+    def publish(self, cache_salt: str, key: tuple[int, ...], first: int, rows: list[list[PageId]], now: int) -> None:
         """Take pages of `rows` from index `first` on, in place; where the shelf has one, it enters the row."""
         for index in range(first, self._whole_pages(key)):
-            prefix = self._prefix(space, key, index)
+            prefix = self._prefix(cache_salt, key, index)
             self.used[prefix] = max(self.used.get(prefix, 0), now)
             for held, row in zip(self.held, rows, strict=True):
                 if row[index] != NULL_PAGE:
                     row[index] = held.setdefault(prefix, row[index])
 
-    def touch(self, space: str, key: tuple[int, ...], now: int) -> None:
+    def touch(self, cache_salt: str, key: tuple[int, ...], now: int) -> None:
         """A lease on this prefix went away."""
-        for prefix in self.prefixes(space, key):
+        for prefix in self.prefixes(cache_salt, key):
             self.used[prefix] = max(self.used[prefix], now)
 
     def forget(self, shared: list[Prefix]) -> None:
@@ -108,7 +108,7 @@ class Shelf:
 
     def _place(self, node: Node, book: BookId, pinned: bool) -> Place:
         assert node.parent is not None
-        prefixes = self.prefixes(node.space, key_to(node))[node.start // self._page_size :]
+        prefixes = self.prefixes(node.cache_salt, key_to(node))[node.start // self._page_size :]
         ages = {self.used[prefix] for prefix in prefixes}
         assert len(ages) == 1, (node, ages)
         num_pages = sum(prefix in self.held[book] for prefix in prefixes)

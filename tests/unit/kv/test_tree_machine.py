@@ -139,11 +139,11 @@ class TreeMachine(RuleBasedStateMachine):
     def open(self, seed: int) -> None:
         """A new lease starts on the longest usable prefix, and never has the slot of the last token."""
         rng = Random(seed)
-        prompt, space = self._prompt(rng), rng.choice(SPACES)
+        prompt, cache_salt = self._prompt(rng), rng.choice(SPACES)
         looked_up = prompt if self.pair else prompt[:-1]
         key = entries(looked_up, self.pair)
-        length, pages = self.shelf.longest(space, key)
-        lease = self.store.open(TurnId(self.next_step), space, self._key(looked_up))
+        length, pages = self.shelf.longest(cache_salt, key)
+        lease = self.store.open(TurnId(self.next_step), cache_salt, self._key(looked_up))
         assert (lease.settled_len, lease.shared_len, lease.proven_len) == (length, length, length)
         assert lease.settled_len < len(prompt)
         assert lease.pages == pages
@@ -376,7 +376,7 @@ class TreeMachine(RuleBasedStateMachine):
         key, shared = entries(talk.tokens, self.pair), lease.shared_len
         until, now = floor_to(min(proven, len(key)), self.page_size), self._later()
         if until > shared:
-            self.shelf.publish(lease.space, key[:until], shared // self.page_size, rows, now)
+            self.shelf.publish(lease.cache_salt, key[:until], shared // self.page_size, rows, now)
             talk.shared_key = key[:until]
         self.store.publish(lease, self._key(talk.tokens), now)
         assert lease.shared_len == max(shared, until)
@@ -436,10 +436,10 @@ class TreeMachine(RuleBasedStateMachine):
     def match(self, seed: int) -> None:
         """A look into the tree changes nothing, finds the longest usable prefix, and finds its pages."""
         rng = Random(seed)
-        tokens, space = self._prompt(rng), rng.choice(SPACES)
-        length, pages = self.shelf.longest(space, entries(tokens, self.pair))
+        tokens, cache_salt = self._prompt(rng), rng.choice(SPACES)
+        length, pages = self.shelf.longest(cache_salt, entries(tokens, self.pair))
         before = digest(self.store)
-        found = self.store.tree.match(space, self._key(tokens))
+        found = self.store.tree.match(cache_salt, self._key(tokens))
         assert digest(self.store) == before
         assert (found.length if found else 0) == length
         if found is None:

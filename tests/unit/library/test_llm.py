@@ -73,7 +73,7 @@ def test_generate_continues_a_text_or_token_ids(llm: LLM) -> None:
     choice = output.choices[0]
     assert output.text == choice.text == AFTER_A
     assert choice.tokens == tuple(map(token, SPELT[1:7]))
-    assert (choice.finish_reason, choice.matched, choice.scores, output.prompt_scores) == ("length", None, (), ())
+    assert (choice.finish_reason, choice.matched, choice.logprobs, output.prompt_logprobs) == ("length", None, (), ())
     assert (output.usage.prompt_tokens, output.usage.completion_tokens) == (2, 6)
     assert llm.generate([token("x"), token("a")], GREEDY).choices[0].tokens == choice.tokens
 
@@ -98,13 +98,13 @@ def test_outputs_of_one_seed_are_the_same_again_and_those_of_one_prompt_differ(t
         assert len(unseeded) > 1
 
 
-def test_scores_come_if_asked_for(llm: LLM) -> None:
+def test_logprobs_come_if_asked_for(llm: LLM) -> None:
     output = llm.generate("xab", replace(GREEDY, max_new_tokens=2, logprobs=2, prompt_logprobs_from=0))
-    assert [score.top[0][0] for score in output.choices[0].scores] == [token("hell"), token("o")]
-    assert all(score.logprob == pytest.approx(0, abs=1e-6) for score in output.choices[0].scores)
-    assert [len(score.top) for score in output.prompt_scores] == [2, 2]
-    assert output.prompt_scores[0].logprob == pytest.approx(-60, abs=0.05)  # "a" after "x"
-    assert output.prompt_scores[1].logprob == pytest.approx(0, abs=1e-3)  # "b" after "a"
+    assert [entry.top_logprobs[0][0] for entry in output.choices[0].logprobs] == [token("hell"), token("o")]
+    assert all(entry.logprob == pytest.approx(0, abs=1e-6) for entry in output.choices[0].logprobs)
+    assert [len(entry.top_logprobs) for entry in output.prompt_logprobs] == [2, 2]
+    assert output.prompt_logprobs[0].logprob == pytest.approx(-60, abs=0.05)  # "a" after "x"
+    assert output.prompt_logprobs[1].logprob == pytest.approx(0, abs=1e-3)  # "b" after "a"
 
 
 def test_chat_answers_in_the_templates_form(llm: LLM) -> None:
@@ -127,7 +127,7 @@ def test_a_prompt_asked_for_again_is_found_in_the_cache_until_it_is_flushed(llm:
     assert [llm.generate("x" * 21, GREEDY).usage.cached_tokens for _ in range(2)] == [0, 20]
     llm.flush_cache()
     assert llm.generate("x" * 21, GREEDY).usage.cached_tokens == 0
-    assert llm.generate("x" * 21, replace(GREEDY, salt="another")).usage.cached_tokens == 0
+    assert llm.generate("x" * 21, replace(GREEDY, cache_salt="another")).usage.cached_tokens == 0
 
 
 def test_stats_say_how_things_stand(llm: LLM) -> None:
@@ -209,7 +209,7 @@ WRONG = [
     ("logprobs", ("2", 1.5, True)),
     ("prompt_logprobs_from", ("0", 0.0)),
     ("timeout_s", ("5", (5,))),
-    ("salt", (5, None, b"x")),
+    ("cache_salt", (5, None, b"x")),
     ("top_k", ("5", 5.0, None)),
     ("top_p", ("1", None)),
     ("min_p", ("0", None)),
@@ -260,7 +260,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name_and_others_go_on(llm: LLM)
         (lambda llm, session: llm.session(ttl_s="5"), "ttl_s"),
         (lambda llm, session: llm.session(ttl_s=True), "ttl_s"),
         (lambda llm, session: llm.session(max_tokens="5"), "max_tokens"),
-        (lambda llm, session: llm.session(salt=5), "salt"),
+        (lambda llm, session: llm.session(cache_salt=5), "cache_salt"),
         (lambda llm, session: session.rewind(length="2"), "length"),
         (lambda llm, session: session.rewind(turn=0.0), "turn"),
         (lambda llm, session: session.fork(id=["x"]), "new_id"),

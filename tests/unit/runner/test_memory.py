@@ -10,7 +10,7 @@ from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.models.model import KvShape
 from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
-from roost.sampling.step_logprobs import SCORED_MAX
+from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
 
 GIB = 2**30
 KV = KvShape(windows=(None, 8, None), num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)
@@ -76,7 +76,7 @@ def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted
     traits = ModelTraits(vocab_size=vocab_size)
     found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits, 8)
     logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
-    assert SCORED_MAX * position <= found - logits_and_counts <= 2 * SCORED_MAX * position
+    assert LOGPROB_POSITIONS_MAX * position <= found - logits_and_counts <= 2 * LOGPROB_POSITIONS_MAX * position
 
 
 def test_no_memory_left_says_what_to_change() -> None:

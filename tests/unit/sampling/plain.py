@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from roost.device.cpu import CpuDevice
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sampling.sampler import Sampler
 from roost.step import RowSetup
 
-Scores = NDArray[np.float32]
+Logits = NDArray[np.float32]
 MASK = 2**64 - 1
 MARGIN = 1e-7  # closer than this to a border, rounding may decide
 
@@ -23,7 +23,7 @@ MARGIN = 1e-7  # closer than this to a border, rounding may decide
 class Case:
     """One row at the moment of a choice."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     min_len: int = 0
@@ -56,8 +56,8 @@ def uniform(seed: int, position: int) -> float:
     return (mixed((state + (position + 1) * golden) & MASK) >> 11) * 2.0**-53
 
 
-def changed_scores(case: Case, logits: Scores, position: int, path: Sequence[int] = ()) -> Scores:
-    """Scores after bias, penalties and held stop ids."""
+def changed_logits(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) -> Logits:
+    """Logits after bias, penalties and held stop ids."""
     sampling, scores = case.sampling, logits.astype(np.float32).copy()
     one = np.float32
     for token, bias in sampling.logit_bias:
@@ -75,12 +75,12 @@ def changed_scores(case: Case, logits: Scores, position: int, path: Sequence[int
     return scores
 
 
-def ranked(scores: Scores) -> list[int]:
+def ranked(scores: Logits) -> list[int]:
     """Ids, best score first, ties lowest id first."""
     return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
 
 
-def distribution(sampling: Sampling, scores: Scores) -> tuple[dict[int, float], bool]:
+def distribution(sampling: SamplingParams, scores: Logits) -> tuple[dict[int, float], bool]:
     """Probability of each kept token in id order, and whether a border was too close to be sure of it."""
     order = ranked(scores)
     order = order[: sampling.top_k] if sampling.top_k > 0 else order
@@ -100,9 +100,9 @@ def distribution(sampling: Sampling, scores: Scores) -> tuple[dict[int, float], 
     return {token: weights[token] / total for token in kept}, unsure
 
 
-def choice(case: Case, logits: Scores, position: int, path: Sequence[int] = ()) -> int | None:
+def choice(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) -> int | None:
     """The token, or None where rounding may decide."""
-    scores = changed_scores(case, logits, position, path)
+    scores = changed_logits(case, logits, position, path)
     if case.sampling.greedy:
         return ranked(scores)[0]
     kept, unsure = distribution(case.sampling, scores)
@@ -125,7 +125,7 @@ def sampler_of(cases: Sequence[Case], vocab_size: int) -> Sampler:
 
 def sampled(
     sampler: Sampler,
-    logits: Scores,
+    logits: Logits,
     rows: Sequence[int],
     positions: Sequence[int],
     paths: Sequence[Sequence[int]] | None = None,

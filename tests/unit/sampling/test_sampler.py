@@ -14,9 +14,9 @@ from roost.device.cpu import CpuDevice
 from roost.sampling import draw
 from roost.sampling import sampler as sampler_module
 from roost.sampling.draw import RANKED_FIRST
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sampling.sampler import Sampler
-from tests.unit.sampling.plain import Case, Scores, changed_scores, choice, distribution, sampled, sampler_of
+from tests.unit.sampling.plain import Case, Logits, changed_logits, choice, distribution, sampled, sampler_of
 
 VOCAB_SIZE = 13
 LOGITS = st.floats(-20, 20, width=32) | st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0])
@@ -29,7 +29,7 @@ def _one_in(values: st.SearchStrategy, neutral: float) -> st.SearchStrategy:
 
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=_one_in(st.floats(0.05, 5) | st.just(0.0), 1.0),
     top_k=_one_in(st.integers(1, VOCAB_SIZE + 2), -1),
     top_p=_one_in(st.floats(0.01, 1), 1.0),
@@ -51,7 +51,7 @@ CASES = st.builds(
 ROWS_OF_LOGITS = st.lists(LOGITS, min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
 
 
-def _random_logits(num_entries: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> Scores:
+def _random_logits(num_entries: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> Logits:
     return (np.random.default_rng(seed).standard_normal((num_entries, vocab_size)) * 3).astype(np.float32)
 
 
@@ -83,13 +83,13 @@ def test_a_row_does_not_see_the_others(cases: list[Case], data: st.DataObject) -
 @pytest.mark.parametrize("vocab_size", [1000, 5003])
 def test_a_row_does_not_see_the_others_in_a_large_vocabulary(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [
-        Sampling(seed=1),
-        Sampling(temperature=0.3, top_p=0.9, seed=2),
-        Sampling(top_k=50, top_p=0.8, seed=3),
-        Sampling(top_k=700, min_p=0.01, seed=4),
-        Sampling(temperature=0),
-        Sampling(temperature=0, logit_bias=((3, 9.0),)),
-        Sampling(temperature=2.0, frequency_penalty=1.0, seed=1),
+        SamplingParams(seed=1),
+        SamplingParams(temperature=0.3, top_p=0.9, seed=2),
+        SamplingParams(top_k=50, top_p=0.8, seed=3),
+        SamplingParams(top_k=700, min_p=0.01, seed=4),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, logit_bias=((3, 9.0),)),
+        SamplingParams(temperature=2.0, frequency_penalty=1.0, seed=1),
     ]
     cases = [Case(sampling=options[i % len(options)], prompt=(1, 2), output=(5, 5, 9)) for i in range(40)]
     logits, positions = _random_logits(40, vocab_size), list(range(40, 80))
@@ -101,7 +101,7 @@ def test_a_row_does_not_see_the_others_in_a_large_vocabulary(vocab_size: int, mo
     assert sampled(sampler, logits, range(40), positions) == together
 
 
-def _flat_and_peaked(vocab_size: int) -> Scores:
+def _flat_and_peaked(vocab_size: int) -> Logits:
     """A row whose tokens are all about as likely, and two that have a favourite."""
     logits = _random_logits(3, vocab_size, seed=5) / 100
     logits[[0, 2], 7] += 30
@@ -116,23 +116,26 @@ def test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones(vocab_size:
     ks, ps = torch.full((3,), vocab_size), torch.full((3,), top_p, dtype=torch.float64)
     kept = draw.truncated(*_weights(logits), ks, ps, vocab_size) > 0
     for row, scores in zip(kept, logits, strict=True):
-        expected, unsure = distribution(Sampling(top_p=top_p), scores)
+        expected, unsure = distribution(SamplingParams(top_p=top_p), scores)
         assert not unsure and row.nonzero().flatten().tolist() == list(expected)
     assert kept[1].sum() > 0.9 * top_p * vocab_size
-    cases = [Case(sampling=Sampling(top_p=top_p, seed=seed)) for seed in range(3)]
+    cases = [Case(sampling=SamplingParams(top_p=top_p, seed=seed)) for seed in range(3)]
     sampler = sampler_of(cases, vocab_size)
     for position in range(8):
         alone = [sampled(sampler, logits[[row]], [row], [position])[0] for row in range(3)]
         assert sampled(sampler, logits, range(3), [position] * 3) == alone
 
 
-def _weights(logits: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights(logits: Logits) -> tuple[torch.Tensor, torch.Tensor]:
     scores = draw.sane(torch.from_numpy(logits))
     return scores, draw.weights_of(scores, torch.ones(len(logits), dtype=torch.float64))
 
 
 def test_the_row_and_its_past_do_not_matter() -> None:
-    case, other = Case(sampling=Sampling(seed=5)), Case(sampling=Sampling(top_k=2, frequency_penalty=2), output=(3, 3))
+    case, other = (
+        Case(sampling=SamplingParams(seed=5)),
+        Case(sampling=SamplingParams(top_k=2, frequency_penalty=2), output=(3, 3)),
+    )
     logits = _random_logits(1)
     sampler = sampler_of([other, other, case], VOCAB_SIZE)
     expected = sampled(sampler, logits, [2], [7])
@@ -144,18 +147,18 @@ def test_the_row_and_its_past_do_not_matter() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(temperature=0.6),
-        Sampling(temperature=1.7),
-        Sampling(top_k=4),
-        Sampling(top_p=0.8),
-        Sampling(min_p=0.1),
-        Sampling(temperature=1.3, top_k=8, top_p=0.9, min_p=0.05),
+        SamplingParams(),
+        SamplingParams(temperature=0.6),
+        SamplingParams(temperature=1.7),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=1.3, top_k=8, top_p=0.9, min_p=0.05),
     ],
     ids=lambda sampling: f"t{sampling.temperature}-k{sampling.top_k}-p{sampling.top_p}-m{sampling.min_p}",
 )
 @pytest.mark.parametrize("along", ["positions", "seeds"])
-def test_draws_follow_the_distribution(sampling: Sampling, along: str) -> None:
+def test_draws_follow_the_distribution(sampling: SamplingParams, along: str) -> None:
     num_draws, logits = 20_000, _random_logits(1, seed=3)
     table = np.repeat(logits, num_draws, axis=0)
     if along == "positions":
@@ -176,20 +179,22 @@ def test_draws_follow_the_distribution(sampling: Sampling, along: str) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(frequency_penalty=0.8, presence_penalty=0.5),
-        Sampling(repetition_penalty=1.6, temperature=1.5),
-        Sampling(repetition_penalty=0.7, frequency_penalty=-0.4, top_k=8, top_p=0.95, logit_bias=((4, 2.0),)),
+        SamplingParams(frequency_penalty=0.8, presence_penalty=0.5),
+        SamplingParams(repetition_penalty=1.6, temperature=1.5),
+        SamplingParams(repetition_penalty=0.7, frequency_penalty=-0.4, top_k=8, top_p=0.95, logit_bias=((4, 2.0),)),
     ],
     ids=["output", "both", "sought"],
 )
 @pytest.mark.parametrize("path", [(), (3,), (3, 3, 7), (9, 1, 2, 9)], ids=str)
-def test_draws_at_a_tree_node_follow_the_distribution_after_its_path(sampling: Sampling, path: tuple[int, ...]) -> None:
+def test_draws_at_a_tree_node_follow_the_distribution_after_its_path(
+    sampling: SamplingParams, path: tuple[int, ...]
+) -> None:
     num_draws, logits = 10_000, _random_logits(1, seed=4) / 2
     case = Case(sampling=sampling, prompt=(0, 3, 5), output=(7, 7, 2))
     paths = [[*path, *[-1] * (5 - len(path))]] * num_draws
     table = np.repeat(logits, num_draws, axis=0)
     counts = Counter(sampled(sampler_of([case], VOCAB_SIZE), table, [0] * num_draws, range(num_draws), paths))
-    expected, unsure = distribution(sampling, changed_scores(case, logits[0], 0, path))
+    expected, unsure = distribution(sampling, changed_logits(case, logits[0], 0, path))
     assert not unsure and set(counts) <= set(expected)
     common = {token: share * num_draws for token, share in expected.items() if share * num_draws >= 5}
     chi_square = sum((counts[token] - wanted) ** 2 / wanted for token, wanted in common.items())
@@ -199,7 +204,7 @@ def test_draws_at_a_tree_node_follow_the_distribution_after_its_path(sampling: S
 def test_top_k_keeps_exactly_k_and_of_equals_the_lowest_ids() -> None:
     logits = np.array([1, 2, 2, 0, 2, 2, 1], dtype=np.float32)
     for top_k, kept in ((2, {1, 2}), (3, {1, 2, 4}), (5, {0, 1, 2, 4, 5}), (6, {0, 1, 2, 4, 5, 6})):
-        sampler = sampler_of([Case(sampling=Sampling(top_k=top_k))], 7)
+        sampler = sampler_of([Case(sampling=SamplingParams(top_k=top_k))], 7)
         assert set(sampled(sampler, np.repeat(logits[None], 500, axis=0), [0] * 500, range(500))) == kept
 
 
@@ -213,19 +218,19 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
         (0.75, {0, 1, 2}),
         (0.8, {0, 1, 2, 3}),
     ):
-        sampler = sampler_of([Case(sampling=Sampling(top_p=top_p))], 4)
+        sampler = sampler_of([Case(sampling=SamplingParams(top_p=top_p))], 4)
         assert set(sampled(sampler, np.repeat(logits[None], 200, axis=0), [0] * 200, range(200))) == kept
 
 
 def test_top_p_is_of_what_top_k_left() -> None:
     logits = np.zeros(10, dtype=np.float32)
-    sampler = sampler_of([Case(sampling=Sampling(top_k=4, top_p=0.5))], 10)
+    sampler = sampler_of([Case(sampling=SamplingParams(top_k=4, top_p=0.5))], 10)
     assert set(sampled(sampler, np.repeat(logits[None], 200, axis=0), [0] * 200, range(200))) == {0, 1}
 
 
 def test_min_p_of_one_keeps_the_best_alone() -> None:
     logits = np.array([1, 3, 3, 2.999], dtype=np.float32)
-    sampler = sampler_of([Case(sampling=Sampling(min_p=1))], 4)
+    sampler = sampler_of([Case(sampling=SamplingParams(min_p=1))], 4)
     assert set(sampled(sampler, np.repeat(logits[None], 200, axis=0), [0] * 200, range(200))) == {1, 2}
 
 
@@ -233,14 +238,14 @@ def test_min_p_of_one_keeps_the_best_alone() -> None:
 @pytest.mark.parametrize("bias", [(), ((0, -1.0),)])
 def test_greedy_ties_go_to_the_lowest_id(dtype: torch.dtype, bias: tuple[tuple[int, float], ...]) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]], dtype=dtype)
-    for sampling in (Sampling(temperature=0, logit_bias=bias), Sampling(top_k=1, logit_bias=bias)):
+    for sampling in (SamplingParams(temperature=0, logit_bias=bias), SamplingParams(top_k=1, logit_bias=bias)):
         sampler = sampler_of([Case(sampling=sampling)], 5)
         assert sampler.sample(logits, torch.tensor([0]), [0], torch.tensor([3])).tolist() == [1]
 
 
 def test_the_coldest_draw_is_the_greedy_one() -> None:
     sampler = sampler_of(
-        [Case(sampling=Sampling(temperature=1e-300)), Case(sampling=Sampling(temperature=0))], VOCAB_SIZE
+        [Case(sampling=SamplingParams(temperature=1e-300)), Case(sampling=SamplingParams(temperature=0))], VOCAB_SIZE
     )
     logits = _random_logits(30)
     assert sampled(sampler, logits, [0] * 30, range(30)) == sampled(sampler, logits, [1] * 30, range(30))
@@ -248,14 +253,14 @@ def test_the_coldest_draw_is_the_greedy_one() -> None:
 
 def test_bfloat16_logits_are_drawn_like_their_float32_values() -> None:
     logits = torch.from_numpy(_random_logits(50)).to(torch.bfloat16)
-    sampler = sampler_of([Case(sampling=Sampling(top_p=0.9, presence_penalty=1), output=(1, 2))], VOCAB_SIZE)
+    sampler = sampler_of([Case(sampling=SamplingParams(top_p=0.9, presence_penalty=1), output=(1, 2))], VOCAB_SIZE)
     rows, positions = torch.zeros(50, dtype=torch.int32), torch.arange(50, dtype=torch.int32)
     tokens = sampler.sample(logits, rows, [0] * 50, positions)
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, sampler.sample(logits.float(), rows, [0] * 50, positions))
 
 
-PENALTIES = Sampling(temperature=0, repetition_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.4)
+PENALTIES = SamplingParams(temperature=0, repetition_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -277,7 +282,10 @@ def test_noted_tokens_count_like_those_the_row_began_with(
 
 
 def test_a_note_counts_repeats_and_skips_padding_and_rows_without_penalties() -> None:
-    case, free = Case(sampling=Sampling(temperature=0, frequency_penalty=2)), Case(sampling=Sampling(temperature=0))
+    case, free = (
+        Case(sampling=SamplingParams(temperature=0, frequency_penalty=2)),
+        Case(sampling=SamplingParams(temperature=0)),
+    )
     sampler = sampler_of([case, free], 3)
     sampler.note(torch.tensor([0, 0, 0, 1, 0]), torch.tensor([2, 2, -1, 1, -1]))
     logits = np.array([[0.0, 1.0, 4.5]], dtype=np.float32)  # 4.5 - 2 * 2 < 1
@@ -288,7 +296,7 @@ def test_a_note_counts_repeats_and_skips_padding_and_rows_without_penalties() ->
 
 
 def test_a_row_that_begins_forgets_the_counts_of_the_one_before() -> None:
-    sampling = Sampling(temperature=0, repetition_penalty=2, frequency_penalty=2)
+    sampling = SamplingParams(temperature=0, repetition_penalty=2, frequency_penalty=2)
     sampler = sampler_of([Case(sampling=sampling, prompt=(0,), output=(1, 1))], 3)
     sampler.note(torch.tensor([0]), torch.tensor([2]))
     sampler.set_row(Case(sampling=sampling).setup(0))
@@ -297,7 +305,7 @@ def test_a_row_that_begins_forgets_the_counts_of_the_one_before() -> None:
 
 
 def test_counts_are_made_for_the_first_row_that_penalises() -> None:
-    sampler = sampler_of([Case(sampling=Sampling())] * 2, VOCAB_SIZE)
+    sampler = sampler_of([Case(sampling=SamplingParams())] * 2, VOCAB_SIZE)
     sampler.note(torch.tensor([0]), torch.tensor([1]))
     assert sampler._output_counts is None and sampler._in_prompt is None
     sampler.set_row(Case(sampling=PENALTIES).setup(1))
@@ -320,17 +328,19 @@ def test_a_path_counts_for_its_own_entry_alone(case: Case, paths: list[tuple[int
     assert all(expected in (None, token) for expected, token in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(top_k=1), Sampling(temperature=0.01, top_k=3)])
-def test_stop_ids_are_held_below_min_len_and_free_from_there(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0), SamplingParams(top_k=1), SamplingParams(temperature=0.01, top_k=3)]
+)
+def test_stop_ids_are_held_below_min_len_and_free_from_there(sampling: SamplingParams) -> None:
     case = Case(sampling=sampling, prompt=(1, 2, 3), min_len=6, stop_ids=(4, 2, 99, -7))
     logits = np.repeat(np.array([[0, 5, 8, 1, 9]], dtype=np.float32), 5, axis=0)
     assert sampled(sampler_of([case], 5), logits, [0] * 5, [3, 4, 5, 6, 7]) == [1, 1, 1, 4, 4]
 
 
 def test_a_wider_list_leaves_the_others_as_they_are() -> None:
-    few = Case(sampling=Sampling(temperature=0, logit_bias=((1, 5.0),)), min_len=9, stop_ids=(2,))
+    few = Case(sampling=SamplingParams(temperature=0, logit_bias=((1, 5.0),)), min_len=9, stop_ids=(2,))
     many_biases = tuple((token, 50.0 if token == 6 else 0.0) for token in range(9))
-    many = Case(sampling=Sampling(temperature=0, logit_bias=many_biases), min_len=9, stop_ids=(2, 3, 4, 5, 7, 8))
+    many = Case(sampling=SamplingParams(temperature=0, logit_bias=many_biases), min_len=9, stop_ids=(2, 3, 4, 5, 7, 8))
     sampler = sampler_of([few, many, few], VOCAB_SIZE)
     logits = np.zeros((3, VOCAB_SIZE), dtype=np.float32)
     logits[:, 2] = 40
@@ -352,17 +362,17 @@ BAD_ROWS = (
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(temperature=0),
-        Sampling(temperature=1e-300),
-        Sampling(top_k=3, top_p=0.5),
-        Sampling(top_p=0.5, min_p=0.5),
-        Sampling(repetition_penalty=1e-300, frequency_penalty=-2, logit_bias=((0, 100.0), (3, -100.0))),
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1e-300),
+        SamplingParams(top_k=3, top_p=0.5),
+        SamplingParams(top_p=0.5, min_p=0.5),
+        SamplingParams(repetition_penalty=1e-300, frequency_penalty=-2, logit_bias=((0, 100.0), (3, -100.0))),
     ],
 )
-def test_scores_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float], sampling: Sampling) -> None:
+def test_scores_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float], sampling: SamplingParams) -> None:
     case = Case(sampling=sampling, prompt=(0, 3), output=(1, 3), min_len=9, stop_ids=(5,))
-    good = Case(sampling=Sampling(seed=4))
+    good = Case(sampling=SamplingParams(seed=4))
     sampler = sampler_of([case, good], 6)
     logits = np.array([bad] * 50 + [[1, 2, 3, 4, 5, 6]], dtype=np.float32)
     tokens = sampled(sampler, logits, [0] * 50 + [1], [*range(50), 0])
@@ -374,7 +384,7 @@ def test_scores_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float],
 
 def test_the_callers_logits_stay_as_they_are() -> None:
     case = Case(sampling=PENALTIES, output=(1, 1, 4), min_len=9, stop_ids=(3,))
-    biased = Case(sampling=Sampling(logit_bias=((2, 4.0),)))
+    biased = Case(sampling=SamplingParams(logit_bias=((2, 4.0),)))
     logits = torch.from_numpy(_random_logits(2))
     before = logits.clone()
     sampler_of([case, biased], VOCAB_SIZE).sample(logits, torch.tensor([0, 1]), [0, 1], torch.tensor([2, 2]))
@@ -398,7 +408,7 @@ def test_it_does_not_matter_who_is_in_inference_mode() -> None:
 
 
 def test_no_entries_are_no_tokens() -> None:
-    sampler = sampler_of([Case(sampling=Sampling())], VOCAB_SIZE)
+    sampler = sampler_of([Case(sampling=SamplingParams())], VOCAB_SIZE)
     assert (
         sampler.sample(torch.zeros(0, VOCAB_SIZE), torch.zeros(0, dtype=torch.int64), [], torch.zeros(0)).tolist() == []
     )
@@ -406,12 +416,14 @@ def test_no_entries_are_no_tokens() -> None:
 
 def test_the_reference_knows_the_order_of_changes() -> None:
     case = Case(
-        sampling=Sampling(logit_bias=((0, -3.0),), repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5),
+        sampling=SamplingParams(
+            logit_bias=((0, -3.0),), repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5
+        ),
         prompt=(0, 1),
         output=(1, 2, 2),
         min_len=5,
         stop_ids=(3,),
     )
-    scores = changed_scores(case, np.array([2, 4, 4, 9], dtype=np.float32), 4)
+    scores = changed_logits(case, np.array([2, 4, 4, 9], dtype=np.float32), 4)
     assert scores.tolist() == [-2.0, 0.5, 0.0, -np.inf]  # bias comes first, and turns a quotient into a product
     assert sampled(sampler_of([case], 4), np.array([[2, 4, 4, 9]], dtype=np.float32), [0], [5]) == [3]

@@ -44,9 +44,9 @@ def test_who_has_to_wait_is_not_looked_up_again_before_something_has_changed(ove
     tree, looked_up = at.engine.state.store.tree, list[int]()
     match = tree.match
 
-    def counted(space: str, key: Key) -> Match | None:
+    def counted(cache_salt: str, key: Key) -> Match | None:
         looked_up.append(len(key))
-        return match(space, key)
+        return match(cache_salt, key)
 
     tree.match = counted  # type: ignore[method-assign]
     for number in range(2):

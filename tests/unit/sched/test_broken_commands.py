@@ -23,7 +23,7 @@ from roost.messages import (
     SessionState,
     Submit,
 )
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.consistency import check_whole
 from roost.session.record import Record
 from tests.unit.sched.desk import Desk, desk
@@ -68,7 +68,7 @@ ANYTHING = (
     | st.lists(st.tuples(PLAIN, PLAIN), max_size=2).map(tuple)
 )
 CHANGES = [(command, each.name) for command in GOOD for each in fields(command)] + [
-    (GOOD[0], f"sampling.{each.name}") for each in fields(Sampling)
+    (GOOD[0], f"sampling.{each.name}") for each in fields(SamplingParams)
 ]
 
 
@@ -117,7 +117,7 @@ def test_a_value_of_any_type_is_served_or_refused_by_name_and_a_neighbours_outpu
     assert at.output("next") == ALONE, "whoever comes next is served"
 
 
-@pytest.mark.parametrize("command", ["hello", None, 5, object(), Sampling()])
+@pytest.mark.parametrize("command", ["hello", None, 5, object(), SamplingParams()])
 def test_what_is_no_command_is_refused(command: Any) -> None:
     at = busy()
     (refused,) = at.send(command)
@@ -136,7 +136,7 @@ def test_what_is_no_command_is_refused(command: Any) -> None:
         (Submit(request_id="a", tokens=(1, True)), "tokens"),
         (Submit(request_id="a", tokens=(1, 2.0)), "tokens"),  # type: ignore[arg-type]
         (Submit(request_id="a", tokens=b"ab"), "tokens"),  # type: ignore[arg-type]
-        (Submit(request_id="a", tokens=(1,), sampling=Sampling(logit_bias={5: 1.0})), "logit_bias"),  # type: ignore[arg-type]
+        (Submit(request_id="a", tokens=(1,), sampling=SamplingParams(logit_bias={5: 1.0})), "logit_bias"),  # type: ignore[arg-type]
         (RewindSession(session_id="s", length="2"), "length"),  # type: ignore[arg-type]
         (RewindSession(session_id=["s"], turn=0), "session_id"),  # type: ignore[arg-type]
         (OpenSession(session_id="t", ttl_ms="5"), "ttl_ms"),  # type: ignore[arg-type]

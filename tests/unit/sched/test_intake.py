@@ -17,7 +17,7 @@ from roost.messages import (
     SessionClosed,
     Submit,
 )
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.intake import (
     LOGPROBS_MAX,
     PRIORITY_MAX,
@@ -39,7 +39,7 @@ def _submit(name: str = "a", tokens: tuple[int, ...] = (1, 2, 3), **more: object
 def _busy() -> Desk:
     """Session s is open and its turn 'first' runs."""
     at = desk()
-    at.send(OpenSession(session_id="s", salt="x"))
+    at.send(OpenSession(session_id="s", cache_salt="x"))
     at.send(_submit("first", session_id="s", max_new_tokens=20))
     return at
 
@@ -57,8 +57,8 @@ BAD = [
     (_submit(min_new_tokens=1, max_new_tokens=0), 400, ["min_new_tokens", "[0, 0]", "1"]),
     (_submit(min_new_tokens=100, max_new_tokens=None), 400, ["min_new_tokens", "[0, ", "100", "--context is 64"]),
     (_submit(min_new_tokens=-1, max_new_tokens=None), 400, ["min_new_tokens", "at least 0"]),
-    (_submit(logprobs=-1), 400, ["logprobs", "[0, 100]", "-1"]),
-    (_submit(logprobs=101), 400, ["logprobs", "[0, 100]", "101"]),
+    (_submit(num_top_logprobs=-1), 400, ["logprobs", "[0, 100]", "-1"]),
+    (_submit(num_top_logprobs=101), 400, ["logprobs", "[0, 100]", "101"]),
     (_submit(prompt_logprobs_from=-1), 400, ["logprob_start_len", "[0, 3]"]),
     (_submit(prompt_logprobs_from=4), 400, ["logprob_start_len", "[0, 3]", "4"]),
     (_submit(priority=2**31), 400, ["priority"]),
@@ -68,14 +68,14 @@ BAD = [
     (_submit(stop=("",)), 400, ["stop", "1 to 1024"]),
     (_submit(stop=("x" * 1025,)), 400, ["stop", "1 to 1024"]),
     (_submit(stop=("x",) * 65), 400, ["stop", "at most 64"]),
-    (_submit(sampling=Sampling(temperature=-1.0)), 400, ["temperature", "[0, 100]"]),
+    (_submit(sampling=SamplingParams(temperature=-1.0)), 400, ["temperature", "[0, 100]"]),
     (_submit(session_id="s", queue=True, shares_with="first"), 400, ["n", "session"]),
     (FlushCache(), 409, ["flush_cache", "1 requests"]),
     (_submit(queue=True), 400, ["queue", "session"]),
     (_submit(session_id="nobody"), 404, ["session_id", "'nobody'"]),
     (_submit("first"), 409, ["request_id", "'first'"]),
     (_submit(session_id="s"), 409, ["session_id", "'s'", "queue: true"]),
-    (_submit(session_id="s", queue=True, salt="y"), 400, ["salt"]),
+    (_submit(session_id="s", queue=True, cache_salt="y"), 400, ["cache_salt"]),
     (_submit(max_new_tokens=62), 413, ["tokens", "3", "62", "--context 64"]),
     (_submit(tokens=(1,) * 65, max_new_tokens=0), 413, ["tokens", "65", "--context 64"]),
     (Abort(request_id="nobody"), 404, ["request_id", "'nobody'"]),
@@ -241,7 +241,7 @@ def _open(name: str = "t", **more: object) -> OpenSession:
 
 # (as much as is allowed, the least that is not)
 LIMITS: dict[str, tuple[Command, Command]] = {
-    "logprobs": (_submit(logprobs=LOGPROBS_MAX), _submit(logprobs=LOGPROBS_MAX + 1)),
+    "logprobs": (_submit(num_top_logprobs=LOGPROBS_MAX), _submit(num_top_logprobs=LOGPROBS_MAX + 1)),
     "priority": (_submit(priority=PRIORITY_MAX), _submit(priority=PRIORITY_MAX + 1)),
     "least priority": (_submit(priority=-PRIORITY_MAX), _submit(priority=-PRIORITY_MAX - 1)),
     "timeout": (_submit(timeout_ms=TIMEOUT_MS_MAX), _submit(timeout_ms=TIMEOUT_MS_MAX + 1)),

@@ -147,12 +147,12 @@ def test_a_priority_outside_of_a_clients_range_is_refused_and_the_range_is_named
 def test_sessions_of_different_clients_may_have_one_name_and_are_reached_by_their_own_alone() -> None:
     at = desk()
     for client in ("a", "b"):
-        assert isinstance(at.send(OpenSession(session_id="chat", client=client, salt=client))[0], SessionState)
+        assert isinstance(at.send(OpenSession(session_id="chat", client=client, cache_salt=client))[0], SessionState)
         at.send(submit(f"{client}1", client, max_new=2, session_id="chat"))
         at.run()
     (states,) = at.send(GetSessions(client="a"))
     assert isinstance(states, SessionStates)
-    assert [(each.session_id, each.client, each.salt) for each in states.sessions] == [("chat", "a", "a")]
+    assert [(each.session_id, each.client, each.cache_salt) for each in states.sessions] == [("chat", "a", "a")]
     at.send(RewindSession(session_id="chat", turn=0, client="a"))
     (other,) = at.send(GetSession(session_id="chat", client="b"))
     assert isinstance(other, SessionState) and other.turns == 1
@@ -177,7 +177,7 @@ def test_the_cache_of_one_client_is_not_found_by_another() -> None:
     prompt = tuple(range(1, 21))
     cached = {}
     for number, (client, salt) in enumerate([("a", ""), ("a", ""), ("b", ""), ("b", "a"), ("a", "x"), ("", "")]):
-        at.send(Submit(request_id=f"r{number}", tokens=prompt, max_new_tokens=2, client=client, salt=salt))
+        at.send(Submit(request_id=f"r{number}", tokens=prompt, max_new_tokens=2, client=client, cache_salt=salt))
         at.run()
         end = at.finished(f"r{number}")
         assert isinstance(end, Finished)

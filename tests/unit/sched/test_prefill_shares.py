@@ -69,7 +69,9 @@ def _steps_to_first_token(at: Desk, prompt_len: int, client: str, keep_busy: lis
                 tokens = tuple(number % 40 + 1 for number in range(LONG))
                 sender = name[0] if client else ""
                 at.engine.post(
-                    Submit(request_id=busy[name], tokens=tokens, max_new_tokens=1, client=sender, salt=busy[name]),
+                    Submit(
+                        request_id=busy[name], tokens=tokens, max_new_tokens=1, client=sender, cache_salt=busy[name]
+                    ),
                     at.events.append,
                 )
         if ticks == 3:
@@ -99,7 +101,7 @@ def test_a_long_prompt_ends_although_shorter_ones_keep_coming() -> None:
         for number in range(4):
             tokens = tuple((ticks + number + n) % 40 + 1 for n in range(SHORT))
             name = f"s{ticks}-{number}"
-            at.engine.post(Submit(request_id=name, tokens=tokens, max_new_tokens=1, salt=name), at.events.append)
+            at.engine.post(Submit(request_id=name, tokens=tokens, max_new_tokens=1, cache_salt=name), at.events.append)
         at.engine.tick()
     assert any(isinstance(event, Tokens) and event.request_id == "long" for event in at.events)
 
@@ -117,7 +119,9 @@ def test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less(is_behind_
     at.send(Submit(request_id="runs", tokens=tuple(range(1, 33)), max_new_tokens=14))
     for number in range(LOOKED_AT_MAX + is_behind_all):
         tokens = tuple(range(1, 33))
-        at.engine.post(Submit(request_id=f"w{number}", tokens=tokens, max_new_tokens=4, salt="x"), at.events.append)
+        at.engine.post(
+            Submit(request_id=f"w{number}", tokens=tokens, max_new_tokens=4, cache_salt="x"), at.events.append
+        )
     at.send(Submit(request_id="small", tokens=(1,), max_new_tokens=1))
     started = [subject for kind, subject, _ in at.engine.state.trace.last() if kind == "admit"]
     assert ("small" in started) == (not is_behind_all)
@@ -126,7 +130,7 @@ def test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less(is_behind_
 def test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more() -> None:
     at = desk(num_pages=14, max_running=16, max_queued=100)
     at.send(Submit(request_id="runs", tokens=tuple(range(1, 33)), max_new_tokens=14))
-    at.send(Submit(request_id="large", tokens=tuple(range(1, 33)), max_new_tokens=4, salt="x"))
+    at.send(Submit(request_id="large", tokens=tuple(range(1, 33)), max_new_tokens=4, cache_salt="x"))
     started: list[str] = []
     for number in range(3 * OVERTAKEN_MAX):
         at.engine.post(Submit(request_id=f"s{number}", tokens=(number + 1,), max_new_tokens=1), at.events.append)

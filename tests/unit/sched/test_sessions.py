@@ -80,7 +80,7 @@ def _opened(limits: SessionConfig | None = None, **more: object) -> Desk:
 
 
 def test_a_new_session_is_answered_with_how_it_stands() -> None:
-    (state,) = desk().send(OpenSession(session_id="s", salt="x", ttl_ms=70, max_tokens=9))
+    (state,) = desk().send(OpenSession(session_id="s", cache_salt="x", ttl_ms=70, max_tokens=9))
     assert state == SessionState(
         session_id="s",
         length=0,
@@ -90,7 +90,7 @@ def test_a_new_session_is_answered_with_how_it_stands() -> None:
         idle_ms=0,
         ttl_ms=70,
         max_tokens=9,
-        salt="x",
+        cache_salt="x",
     )
 
 
@@ -367,10 +367,10 @@ def test_a_turn_says_from_where_its_prompt_was_really_scored() -> None:
     (second,) = _talk(at, "b", prompt_logprobs_from=2)
     (inside,) = _talk(at, "c", prompt_logprobs_from=15)
     (plain,) = _talk(at, "d")
-    assert [each.score_from for each in (first, second, inside, plain)] == [1, 7, 15, None]
+    assert [each.prompt_logprobs_from for each in (first, second, inside, plain)] == [1, 7, 15, None]
 
 
-def test_a_turn_that_ran_its_history_again_for_scores_loses_nothing_when_it_is_aborted() -> None:
+def test_a_turn_that_ran_its_history_again_for_logprobs_loses_nothing_when_it_is_aborted() -> None:
     at = _opened()
     _talk(at, "a", tokens=tuple(range(40)))
     at.engine.state.sessions.reclaim(at.engine.state.sessions.table["s"])
@@ -445,7 +445,7 @@ def test_a_rewound_turn_may_have_its_number_again() -> None:
 
 
 def test_a_fork_goes_its_own_way_from_the_same_tokens() -> None:
-    at = _opened(ttl_ms=10**6, max_tokens=40, salt="x")
+    at = _opened(ttl_ms=10**6, max_tokens=40, cache_salt="x")
     _talk(at, "a", "b")
     whole = _record(at)
     at.clock.advance(3 * MS)
@@ -459,7 +459,7 @@ def test_a_fork_goes_its_own_way_from_the_same_tokens() -> None:
         idle_ms=0,
         ttl_ms=10**6,
         max_tokens=40,
-        salt="x",
+        cache_salt="x",
     )
     assert _state(at).idle_ms == 3
     at.send(_turn("c", tokens=(9, 9), session_id="t"))

@@ -3,12 +3,12 @@
 import pytest
 
 from roost.messages import GREEDY, OpenSession, Submit
-from roost.sampling.params import Sampling
+from roost.sampling.params import SamplingParams
 from roost.sched.request import Mark
 from roost.step import RowSetup
 from tests.unit.sched.desk import Desk, Recorder, desk, resolved
 
-PENALISES = Sampling(temperature=0, frequency_penalty=1.0)
+PENALISES = SamplingParams(temperature=0, frequency_penalty=1.0)
 
 
 def _submit(name: str = "a", **more: object) -> Submit:

@@ -8,7 +8,7 @@ import pytest
 from roost.errors import RequestError
 from roost.server.compat import HARMLESS
 from roost.server.refusals import shaped
-from roost.server.schema import UNSUPPORTED, ChatBody, GenerateBody, Message, Part, SamplingParams, refuse_unsupported
+from roost.server.schema import UNSUPPORTED, ChatBody, GenerateBody, Message, Part, SamplingBody, refuse_unsupported
 
 NEEDED = {"messages": [], "prompt": "", "role": "user", "type": "text"}
 
@@ -34,7 +34,7 @@ def test_a_refusal_says_which_values_are_not_refused_and_why() -> None:
         (ChatBody, "store", True, "except as false: nothing is stored here"),
         (ChatBody, "tool_choice", "required", 'except as "none" or "auto"'),
         (ChatBody, "reasoning_effort", "low", "leave it out: how much a model thinks is its own choice"),
-        (SamplingParams, "regex", "a", "leave it out"),
+        (SamplingBody, "regex", "a", "leave it out"),
         (Message, "tool_calls", [{}], "except as []"),
         (Part, "image_url", "x", "leave it out"),
     ):

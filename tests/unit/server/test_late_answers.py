@@ -40,7 +40,7 @@ def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
         idle_ms=0,
         ttl_ms=None,
         max_tokens=None,
-        salt="",
+        cache_salt="",
     )
 
 

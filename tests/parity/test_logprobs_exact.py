@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 
 from roost.config.options import EngineConfig
-from roost.messages import PromptScores, Score, Submit, Tokens
-from roost.sampling.params import Sampling
+from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
+from roost.sampling.params import SamplingParams
 from tests.parity.slow import slow_logprobs, slow_output
 from tests.parity.tiny import Served, configure, prompts, tiny
 from tests.parity.work import CHUNKS, DEPTHS
 
 PROMPT_LEN, NUM_NEW = 33, 12
 NEAR = 1e-4
-FROMS = (0, 1, 15, 16, 17, PROMPT_LEN - 2, PROMPT_LEN - 1, PROMPT_LEN)  # the last two leave nothing to score
+FROMS = (0, 1, 15, 16, 17, PROMPT_LEN - 2, PROMPT_LEN - 1, PROMPT_LEN)  # the last two leave nothing to report
 TOPS = (None, 0, 5)
 
 
 def asked(seed: int = 30) -> list[Submit]:
-    """Requests that want scores from different places on, greedy and drawn, with and without alternatives."""
+    """Requests that want logprobs from different places on, greedy and drawn, with and without alternatives."""
     cases = list(product(FROMS, TOPS))
     return [
         Submit(
             request_id=f"from {start}, top {top}",
             tokens=prompt,
             max_new_tokens=NUM_NEW,
-            sampling=Sampling(temperature=1.3 if number % 2 else 0, frequency_penalty=0.5, seed=number),
-            logprobs=top,
+            sampling=SamplingParams(temperature=1.3 if number % 2 else 0, frequency_penalty=0.5, seed=number),
+            num_top_logprobs=top,
             prompt_logprobs_from=start,
         )
         for number, ((start, top), prompt) in enumerate(
@@ -45,55 +45,55 @@ def serve(submits: list[Submit], config: EngineConfig, *, kind: str = "llama", r
     return served
 
 
-def prompt_scores(served: Served, name: str) -> dict[int, Score]:
-    """Scores of prompt tokens by position; in order, and none twice."""
-    found: dict[int, Score] = {}
+def prompt_logprobs(served: Served, name: str) -> dict[int, TokenLogprob]:
+    """Log-probabilities of prompt tokens by position; in order, and none twice."""
+    found: dict[int, TokenLogprob] = {}
     for event in served.events:
-        if isinstance(event, PromptScores) and event.request_id == name:
-            assert event.scores and event.start == max(found, default=event.start - 1) + 1, event
-            found |= {event.start + i: score for i, score in enumerate(event.scores)}
+        if isinstance(event, PromptLogprobs) and event.request_id == name:
+            assert event.logprobs and event.start == max(found, default=event.start - 1) + 1, event
+            found |= {event.start + i: entry for i, entry in enumerate(event.logprobs)}
     return found
 
 
-def output_scores(served: Served, name: str) -> list[Score]:
-    """Scores of the output's tokens."""
+def output_logprobs(served: Served, name: str) -> list[TokenLogprob]:
+    """Log-probabilities of the output's tokens."""
     events = [event for event in served.events if isinstance(event, Tokens) and event.request_id == name]
-    return [score for event in events for score in event.scores]
+    return [entry for event in events for entry in event.logprobs]
 
 
 def assert_exact(served: Served, submits: list[Submit], kind: str = "llama") -> None:
-    """Every score is the reference's, and none is missing."""
+    """Every log-probability is the reference's, and none is missing."""
     for submit in submits:
         name, output = submit.request_id, served.output(submit.request_id)
         assert (name, output) == (name, slow_output(kind, submit)[0])
         expected = slow_logprobs(kind, submit.tokens + output)
-        own, theirs = output_scores(served, name), prompt_scores(served, name)
-        assert len(own) == (0 if submit.logprobs is None else NUM_NEW)
+        own, theirs = output_logprobs(served, name), prompt_logprobs(served, name)
+        assert len(own) == (0 if submit.num_top_logprobs is None else NUM_NEW)
         assert submit.prompt_logprobs_from is not None
         assert list(theirs) == list(range(submit.prompt_logprobs_from + 1, PROMPT_LEN))
-        places = theirs | {PROMPT_LEN + i: score for i, score in enumerate(own)}
-        for place, score in places.items():
+        places = theirs | {PROMPT_LEN + i: entry for i, entry in enumerate(own)}
+        for place, entry in places.items():
             row = expected[place - 1]
-            assert score.logprob == pytest.approx(row[(submit.tokens + output)[place]], abs=NEAR), (name, place)
-            best = (-row).argsort(kind="stable")[: submit.logprobs or 0]
-            assert [id for id, _ in score.top] == best.tolist(), (name, place)
-            assert [value for _, value in score.top] == pytest.approx(row[best], abs=NEAR), (name, place)
+            assert entry.logprob == pytest.approx(row[(submit.tokens + output)[place]], abs=NEAR), (name, place)
+            best = (-row).argsort(kind="stable")[: submit.num_top_logprobs or 0]
+            assert [id for id, _ in entry.top_logprobs] == best.tolist(), (name, place)
+            assert [value for _, value in entry.top_logprobs] == pytest.approx(row[best], abs=NEAR), (name, place)
 
 
 @DEPTHS
 @CHUNKS
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_scores_equal_those_of_transformers(depth: int, chunk: int, page_size: int) -> None:
+def test_logprobs_equal_those_of_transformers(depth: int, chunk: int, page_size: int) -> None:
     assert_exact(serve(asked(), configure(depth=depth, chunk=chunk, page_size=page_size)), asked())
 
 
-def test_scores_of_a_model_with_windows_equal_those_of_transformers() -> None:
+def test_logprobs_of_a_model_with_windows_equal_those_of_transformers() -> None:
     assert_exact(serve(asked(31), configure(chunk=5), kind="gemma3"), asked(31), "gemma3")
 
 
 @DEPTHS
 @CHUNKS
-def test_scores_after_retracts_come_once_each(depth: int, chunk: int) -> None:
+def test_logprobs_after_retracts_come_once_each(depth: int, chunk: int) -> None:
     served = serve(asked(), configure(depth=depth, chunk=chunk), retract_ticks=5)
     assert served.count("suspend") > len(asked())
     assert_exact(served, asked())
@@ -101,7 +101,7 @@ def test_scores_after_retracts_come_once_each(depth: int, chunk: int) -> None:
 
 @DEPTHS
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_a_cached_prefix_is_used_only_up_to_where_scores_begin(depth: int, page_size: int) -> None:
+def test_a_cached_prefix_is_used_only_up_to_where_logprobs_begin(depth: int, page_size: int) -> None:
     served = Served(tiny("llama").model(), configure(depth=depth, page_size=page_size, chunk=5))
     for submit in asked():
         served.submit(f"{submit.request_id} before", submit.tokens, 1)
@@ -119,31 +119,31 @@ def test_a_cached_prefix_is_used_only_up_to_where_scores_begin(depth: int, page_
 @DEPTHS
 def test_a_prompt_is_scored_without_output(depth: int) -> None:
     (prompt,) = prompts(PROMPT_LEN, seed=32)
-    submit = Submit(request_id="r", tokens=prompt, max_new_tokens=0, logprobs=2, prompt_logprobs_from=0)
+    submit = Submit(request_id="r", tokens=prompt, max_new_tokens=0, num_top_logprobs=2, prompt_logprobs_from=0)
     served = serve([submit], configure(depth=depth, chunk=5))
     assert served.output("r") == () and served.finish("r").reason == "length"
-    scores, expected = prompt_scores(served, "r"), slow_logprobs("llama", prompt)
-    assert list(scores) == list(range(1, PROMPT_LEN))
-    for place, score in scores.items():
-        assert score.logprob == pytest.approx(expected[place - 1, prompt[place]], abs=NEAR)
-        assert [id for id, _ in score.top] == (-expected[place - 1]).argsort(kind="stable")[:2].tolist()
+    logprobs, expected = prompt_logprobs(served, "r"), slow_logprobs("llama", prompt)
+    assert list(logprobs) == list(range(1, PROMPT_LEN))
+    for place, entry in logprobs.items():
+        assert entry.logprob == pytest.approx(expected[place - 1, prompt[place]], abs=NEAR)
+        assert [id for id, _ in entry.top_logprobs] == (-expected[place - 1]).argsort(kind="stable")[:2].tolist()
 
 
 # positions that are scored in one step, on both sides of how many are at one time (256), of one prompt and of several
 @pytest.mark.parametrize("lengths", [(256,), (257,), (258,), (513, 3), (514,), (150, 150), (2, 600, 40)], ids=str)
 def test_a_chunk_of_any_length_is_scored_to_its_end(lengths: tuple[int, ...]) -> None:
     submits = [
-        Submit(request_id=f"r{i}", tokens=prompt, max_new_tokens=0, logprobs=2, prompt_logprobs_from=0)
+        Submit(request_id=f"r{i}", tokens=prompt, max_new_tokens=0, num_top_logprobs=2, prompt_logprobs_from=0)
         for i, prompt in enumerate(prompts(*lengths, seed=40))
     ]
     served = serve(submits, configure(depth=0, chunk=1024, context=640, page_size=16))
     for submit in submits:
-        scores, expected = prompt_scores(served, submit.request_id), slow_logprobs("llama", submit.tokens)
-        assert list(scores) == list(range(1, len(submit.tokens)))
-        own = expected[np.arange(len(scores)), submit.tokens[1:]]
-        assert [score.logprob for score in scores.values()] == pytest.approx(own, abs=NEAR)
+        logprobs, expected = prompt_logprobs(served, submit.request_id), slow_logprobs("llama", submit.tokens)
+        assert list(logprobs) == list(range(1, len(submit.tokens)))
+        own = expected[np.arange(len(logprobs)), submit.tokens[1:]]
+        assert [entry.logprob for entry in logprobs.values()] == pytest.approx(own, abs=NEAR)
         best = (-expected[:-1]).argsort(kind="stable")[:, :2]
-        assert [[id for id, _ in score.top] for score in scores.values()] == best.tolist()
-    assert [len(event.scores) for event in served.events if isinstance(event, PromptScores)] == [
+        assert [[id for id, _ in entry.top_logprobs] for entry in logprobs.values()] == best.tolist()
+    assert [len(event.logprobs) for event in served.events if isinstance(event, PromptLogprobs)] == [
         length - 1 for length in lengths
     ], "one step had all of it"

@@ -1,10 +1,10 @@
-"""Scores: each prompt token that was asked for is scored once and in order; output scores go to those who asked."""
+"""Log-probabilities: each prompt token that was asked for gets its own once, in order; outputs get theirs if asked."""
 
 import numpy as np
 import pytest
 
 from roost import messages
-from roost.messages import OpenSession, PromptScores, Score, Submit, Tokens
+from roost.messages import OpenSession, PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.sched.request import Mark
 from tests.sim.model import states_of
 from tests.unit.sched.desk import MODEL, Desk, Recorder, desk, resolved
@@ -19,15 +19,15 @@ def _submit(name: str = "a", **more: object) -> Submit:
 
 def _scored(at: Desk, name: str) -> list[int]:
     """Prompt positions that were scored, in the order they came."""
-    parts = [event for event in at.events if isinstance(event, PromptScores) and event.request_id == name]
-    return [event.start + i for event in parts for i in range(len(event.scores))]
+    parts = [event for event in at.events if isinstance(event, PromptLogprobs) and event.request_id == name]
+    return [event.start + i for event in parts for i in range(len(event.logprobs))]
 
 
-def _expected(tokens: list[int], first: int, top: int) -> list[Score]:
-    """Scores of tokens[first:]."""
+def _expected(tokens: list[int], first: int, top: int) -> list[TokenLogprob]:
+    """Log-probabilities of tokens[first:]."""
     states = states_of(MODEL, np.array(tokens)).tolist()
     return [
-        Score(logprob=MODEL.logprob(states[i - 1], tokens[i]), top=tuple(MODEL.top(states[i - 1], top)))
+        TokenLogprob(logprob=MODEL.logprob(states[i - 1], tokens[i]), top_logprobs=tuple(MODEL.top(states[i - 1], top)))
         for i in range(first, len(tokens))
     ]
 
@@ -39,13 +39,13 @@ def test_the_prompt_tokens_after_the_first_of_interest_are_scored_once_and_in_or
     first: int, chunk: int, overlap: bool
 ) -> None:
     at = desk(chunk=chunk, overlap=overlap)
-    at.send(_submit(prompt_logprobs_from=first, logprobs=2))
+    at.send(_submit(prompt_logprobs_from=first, num_top_logprobs=2))
     at.run()
     assert _scored(at, "a") == list(range(first + 1, 14))
-    scores = [score for event in at.events if isinstance(event, PromptScores) for score in event.scores]
-    assert scores == (_expected(list(PROMPT), first + 1, 2) if first < 13 else [])
+    logprobs = [entry for event in at.events if isinstance(event, PromptLogprobs) for entry in event.logprobs]
+    assert logprobs == (_expected(list(PROMPT), first + 1, 2) if first < 13 else [])
     kinds = [type(event) for event in at.events]
-    assert PromptScores not in kinds[kinds.index(Tokens) :]
+    assert PromptLogprobs not in kinds[kinds.index(Tokens) :]
 
 
 def test_a_cached_prompt_is_run_again_from_the_first_position_of_interest() -> None:
@@ -77,7 +77,7 @@ def test_a_broken_step_neither_loses_nor_repeats_a_score(step: int) -> None:
     assert at.engine.state.totals.failed_steps > 0 and _scored(at, "a") == list(range(3, 14))
 
 
-def test_a_request_that_is_resumed_after_its_scores_finds_its_output_in_place() -> None:
+def test_a_request_that_is_resumed_after_its_logprobs_finds_its_output_in_place() -> None:
     at = desk()
     at.send(_submit(prompt_logprobs_from=0, max_new_tokens=20))
     while len(at.output("a")) < 7:
@@ -88,7 +88,7 @@ def test_a_request_that_is_resumed_after_its_scores_finds_its_output_in_place() 
     assert starts == [0, 20]
 
 
-def test_a_turn_scores_what_it_does_not_inherit() -> None:
+def test_a_turn_logprobs_what_it_does_not_inherit() -> None:
     at = desk()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("first", session_id="s"))
@@ -110,27 +110,27 @@ def test_a_request_of_no_new_tokens_has_its_prompt_scored() -> None:
 def test_each_output_token_has_its_score_with_as_many_alternatives_as_were_asked_for() -> None:
     at = desk()
     for name, top in (("none", None), ("zero", 0), ("three", 3)):
-        at.engine.post(_submit(name, logprobs=top), at.events.append)
+        at.engine.post(_submit(name, num_top_logprobs=top), at.events.append)
     at.run()
     for name, top in (("none", None), ("zero", 0), ("three", 3)):
         sent = [event for event in at.events if isinstance(event, Tokens) and event.request_id == name]
-        scores = [score for event in sent for score in event.scores]
-        assert scores == ([] if top is None else _expected([*PROMPT, *at.output(name)], 14, top))
+        logprobs = [entry for event in sent for entry in event.logprobs]
+        assert logprobs == ([] if top is None else _expected([*PROMPT, *at.output(name)], 14, top))
 
 
-def test_the_scores_of_tokens_past_the_end_are_not_sent() -> None:
+def test_the_logprobs_of_tokens_past_the_end_are_not_sent() -> None:
     at = desk()
-    at.send(_submit(logprobs=0, max_new_tokens=2))
+    at.send(_submit(num_top_logprobs=0, max_new_tokens=2))
     at.run()
-    assert sum(len(event.scores) for event in at.events if isinstance(event, Tokens)) == 2
+    assert sum(len(event.logprobs) for event in at.events if isinstance(event, Tokens)) == 2
 
 
 def test_the_engine_makes_no_object_for_a_scored_position(monkeypatch: pytest.MonkeyPatch) -> None:
     at = desk()
     with monkeypatch.context() as patched:
-        patched.setattr(messages, "Score", None)  # whoever reads them makes them
-        at.send(_submit(prompt_logprobs_from=0, logprobs=3))
+        patched.setattr(messages, "TokenLogprob", None)  # whoever reads them makes them
+        at.send(_submit(prompt_logprobs_from=0, num_top_logprobs=3))
         at.run()
-    scored = [event for event in at.events if isinstance(event, PromptScores | Tokens)]
-    assert sum(len(event.scores) for event in scored) == 13 + 4
-    assert [score for event in scored for score in event.scores] == _expected([*PROMPT, *at.output("a")], 1, 3)
+    scored = [event for event in at.events if isinstance(event, PromptLogprobs | Tokens)]
+    assert sum(len(event.logprobs) for event in scored) == 13 + 4
+    assert [entry for event in scored for entry in event.logprobs] == _expected([*PROMPT, *at.output("a")], 1, 3)
