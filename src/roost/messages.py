@@ -287,7 +287,7 @@ class Stats:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    retractions: int
+    retractions: int  # preemptions, under the name that clients know
     failed_steps: int
     endings: tuple[tuple[str, int], ...]  # requests by finish reason
     pools: tuple[PoolStats, ...]

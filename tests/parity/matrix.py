@@ -30,8 +30,8 @@ DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
 DEPTHS = (0, 1)
 PAGE_SIZES = (1, 4, 64, 256)
 KINDS = ("llama", "mistral", "gemma3-untied")  # full layers, windows alone, both
-LOADS = ("side by side", "mixed", "retracts", "aborts")
-RETRACT_TICKS = 3
+LOADS = ("side by side", "mixed", "preemptions", "aborts")
+PREEMPT_TICKS = 3
 ABORT_TICKS = {"r0": 2, "r4": 3, "r1": 8, "r2": 10}  # in prefill, in the queue, in rounds
 MAX_RUNNING = 4
 CONTEXT = 128
@@ -143,7 +143,7 @@ class Matrix(Served):
                 self.engine.tick()
                 for name in (name for name, when in ABORT_TICKS.items() if when == tick):
                     self.post(Abort(request_id=name))
-        self.run(RETRACT_TICKS if self.cell.load == "retracts" else 0)
+        self.run(PREEMPT_TICKS if self.cell.load == "preemptions" else 0)
 
     def stats(self) -> Stats:
         """How things stand, now that nothing runs."""

@@ -167,12 +167,12 @@ def _salt(setting: Setting) -> None:
 # --- what may happen to a request ------------------------------------------------------------------------------
 
 
-def _served_with(setting: Setting, *, retract_ticks: int = 0, num_new: int = 14, **changes: int | bool) -> Speculating:
+def _served_with(setting: Setting, *, preempt_ticks: int = 0, num_new: int = 14, **changes: int | bool) -> Speculating:
     """Some requests under a changed configuration."""
     asks = some(4, num_new=num_new)
     asks[3] = replace(asks[3], prompt_logprobs_from=2)
     served = Speculating(setting, **changes)
-    served.serve(asks, retract_ticks)
+    served.serve(asks, preempt_ticks)
     served.check(asks)
     return served
 
@@ -185,9 +185,9 @@ def _no_mixed(setting: Setting) -> None:
     _served_with(setting, chunk=5, max_running=3, mixed=False)
 
 
-def _retracts(setting: Setting) -> None:
+def _preemptions(setting: Setting) -> None:
     # in small chunks a prompt would take longer than it is left to run, and never come to its end
-    assert _served_with(setting, retract_ticks=3, chunk=512).count("suspend") > 3
+    assert _served_with(setting, preempt_ticks=3, chunk=512).count("suspend") > 3
 
 
 def _too_few_pages(setting: Setting) -> None:
@@ -304,8 +304,8 @@ OPTIONS: dict[str, Case] = {
 CIRCUMSTANCES: dict[str, Case] = {
     "chunked prefill": Case(says="chunks of 5, mixed steps", check=_chunks),
     "--no-mixed": Case(says="prefill in steps of its own", check=_no_mixed),
-    "retract": Case(says="all that run, every 3 ticks", check=_retracts),
-    "too few pages": Case(says="retracts for want of pages", check=_too_few_pages),
+    "preempt": Case(says="all that run, every 3 ticks", check=_preemptions),
+    "too few pages": Case(says="preemptions for want of pages", check=_too_few_pages),
     "--spec-max-batch": Case(says="3, seven requests", check=_max_batch),
     "abort": Case(says="of one in flight, among others", check=_abort),
     "prefix cache": Case(says="prompts with 9 to 26 tokens in common: cached tokens as predicted", check=_prefix_cache),

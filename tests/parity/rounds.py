@@ -76,11 +76,11 @@ class Speculating(Served):
 
         passes._move_accepted = watched  # type: ignore[method-assign]
 
-    def serve(self, submits: Iterable[Submit], retract_ticks: int = 0) -> None:
+    def serve(self, submits: Iterable[Submit], preempt_ticks: int = 0) -> None:
         """Run requests side by side."""
         for submit in submits:
             self.post(submit)
-        self.run(retract_ticks)
+        self.run(preempt_ticks)
 
     def check(self, submits: Sequence[Submit], *, accepts: bool = True) -> None:
         """Every output, its end and its logprobs are the reference's, and drafts were accepted on the way."""

@@ -30,8 +30,8 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
 PAGE_SIZES = (1, 16, 256)
-LOADS = ("mixed", "whole", "retracts")  # chunks of 128 beside rounds; chunks of 4096; a retract every 3 steps
-RETRACT_TICKS = 3
+LOADS = ("mixed", "whole", "preemptions")  # chunks of 128 beside rounds; chunks of 4096; a preemption every 3 steps
+PREEMPT_TICKS = 3
 MAX_RUNNING = 3
 
 
@@ -124,15 +124,15 @@ CELLS = [
 NAMED: dict[str, Cell] = {
     "plain": Cell(),
     "plain, depth 0": Cell(overlap=False),
-    "retract x mixed chunk 128": Cell(load="retracts", chunk=128),
-    "retract x page 256": Cell(load="retracts", page_size=256),
+    "preempt x mixed chunk 128": Cell(load="preemptions", chunk=128),
+    "preempt x page 256": Cell(load="preemptions", page_size=256),
     "EAGLE depth 0": Cell(drafter="chain0", page_size=1),
     "EAGLE depth 1": Cell(drafter="chain1", page_size=1),
-    "EAGLE depth 0, retract x page 256": Cell(drafter="chain0", page_size=256, load="retracts"),
-    "EAGLE depth 1, retract x page 256": Cell(drafter="chain1", page_size=256, load="retracts"),
+    "EAGLE depth 0, preempt x page 256": Cell(drafter="chain0", page_size=256, load="preemptions"),
+    "EAGLE depth 1, preempt x page 256": Cell(drafter="chain1", page_size=256, load="preemptions"),
     "window": Cell(layers="window"),
-    "window, retract x page 256": Cell(layers="window", page_size=256, load="retracts"),
-    "window, retract x mixed": Cell(layers="window", load="retracts", chunk=128),
+    "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
+    "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),
 }
 LARGE_PAGES = {  # context 512, page 256
     "full": Cell(page_size=256),

@@ -305,9 +305,9 @@ def rewinds(talks: Talks) -> None:
     talks.turn("s", 3, 5)
     state = _rewind(talks, length=lengths[1] + 3)
     assert (state.length, state.turns) == (lengths[1] + 3, 2)
-    if talks.cell.layers == "full":  # pages past the first prompt are the session's own, but for retracted turns
+    if talks.cell.layers == "full":  # pages past the first prompt are the session's own, but for preempted turns
         whole = (state.length - 1) // talks.cell.page_size * talks.cell.page_size
-        assert state.resident >= (whole if talks.cell.load == "retracts" else state.length)
+        assert state.resident >= (whole if talks.cell.load == "preemptions" else state.length)
     talks.turn("s", 7, 6)
     talks.turn("s", 2, 3)
     assert _rewind(talks, turn=1).length == lengths[0]

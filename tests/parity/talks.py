@@ -35,7 +35,7 @@ from roost.text.stream import StopFinder
 from tests.parity.doubles import NULL
 from tests.parity.forced import model_of
 from tests.parity.rounds import NEAR, TOKENIZER
-from tests.parity.session_matrix import RETRACT_TICKS, Cell
+from tests.parity.session_matrix import PREEMPT_TICKS, Cell
 from tests.parity.slow import slow_logits, slow_logprobs
 from tests.parity.tiny import VOCAB, Served
 from tests.sim.script import accounts
@@ -172,9 +172,9 @@ class Talks(Served):
         for _ in range(num_ticks):
             self.engine.tick()
             self._num_ticks += 1
-            if self.cell.load == "retracts" and self._num_ticks % RETRACT_TICKS == 0:
+            if self.cell.load == "preemptions" and self._num_ticks % PREEMPT_TICKS == 0:
                 for request in self.engine.state.running:
-                    self.engine.state.mark(request, Mark.RETRACT)
+                    self.engine.state.mark(request, Mark.PREEMPT)
 
     def finish_all(self) -> None:
         """Tick until nothing is left to do, and look at how everything ended."""
@@ -217,7 +217,7 @@ class Talks(Served):
             talk.kept, talk.is_exact = len(talk.tokens), talk.is_exact and not is_suspended
 
     def _assert_inherited(self, talk: Talk, submit: Submit, end: Finished, prompt_len: int) -> None:
-        """The turn found what was predicted; at most that, after a retract that was aborted or a reclaim."""
+        """The turn found what was predicted; at most that, after a preemption that was aborted or a reclaim."""
         assert submit.session_id is not None
         if self._was_reclaimed(submit.session_id):
             talk.is_exact = False

@@ -70,7 +70,7 @@ def test_output_is_that_of_the_reference(
     serve(Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load="mixed"), replays, graphs=graphs)
 
 
-@pytest.mark.parametrize("load", ["retracts", "aborts"])
+@pytest.mark.parametrize("load", ["preemptions", "aborts"])
 @pytest.mark.parametrize("drafter", ["plain", "ngram", "eagle-tree", "target-chain"])
 def test_rows_that_come_and_go_leave_captured_rounds_as_they_were(
     drafter: str, load: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch

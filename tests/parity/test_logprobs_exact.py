@@ -36,12 +36,12 @@ def asked(seed: int = 30) -> list[Submit]:
     ]
 
 
-def serve(submits: list[Submit], config: EngineConfig, *, kind: str = "llama", retract_ticks: int = 0) -> Served:
-    """Run requests side by side; retract all that run every `retract_ticks`, if told."""
+def serve(submits: list[Submit], config: EngineConfig, *, kind: str = "llama", preempt_ticks: int = 0) -> Served:
+    """Run requests side by side; preempt all that run every `preempt_ticks`, if told."""
     served = Served(tiny(kind).model(), config)
     for submit in submits:
         served.post(submit)
-    served.run(retract_ticks)
+    served.run(preempt_ticks)
     return served
 
 
@@ -93,8 +93,8 @@ def test_logprobs_of_a_model_with_windows_equal_those_of_transformers() -> None:
 
 @DEPTHS
 @CHUNKS
-def test_logprobs_after_retracts_come_once_each(depth: int, chunk: int) -> None:
-    served = serve(asked(), configure(depth=depth, chunk=chunk), retract_ticks=5)
+def test_logprobs_after_preemptions_come_once_each(depth: int, chunk: int) -> None:
+    served = serve(asked(), configure(depth=depth, chunk=chunk), preempt_ticks=5)
     assert served.count("suspend") > len(asked())
     assert_exact(served, asked())
 

@@ -128,11 +128,11 @@ def test_a_request_of_windows_and_full_layers_is_exact(depth: int) -> None:
 
 @DEPTHS
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 512), (4, 5), (16, 512)])
-def test_a_request_retracted_time_and_again_is_exact(depth: int, page_size: int, chunk: int) -> None:
+def test_a_request_preempted_time_and_again_is_exact(depth: int, page_size: int, chunk: int) -> None:
     served = Served(tiny("llama").model(), configure(depth=depth, page_size=page_size, chunk=chunk))
     for submit in asked():
         served.post(submit)
-    served.run(retract_ticks=7)
+    served.run(preempt_ticks=7)
     suspended = Counter(subject for kind, subject, _ in served.notes if kind == "suspend")
     assert len(suspended) > len(SUBMITS) / 2 and max(suspended.values()) > 1, suspended
     assert_exact(served, asked())
@@ -140,11 +140,11 @@ def test_a_request_retracted_time_and_again_is_exact(depth: int, page_size: int,
 
 @DEPTHS
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 5), (4, 512), (16, 5)])
-def test_a_request_retracted_for_want_of_pages_is_exact(depth: int, page_size: int, chunk: int) -> None:
+def test_a_request_preempted_for_want_of_pages_is_exact(depth: int, page_size: int, chunk: int) -> None:
     submits = sorted(asked(prompt_len=11, num_new=30, seed=24), key=lambda each: each.sampling.penalises)[-14:]
     served = serve(submits, configure(depth=depth, page_size=page_size, chunk=chunk, pool_tokens=112))
-    retracted = {subject for kind, subject, numbers in served.notes if kind == "suspend" and numbers[0] > 14}
-    assert any(each.sampling.penalises for each in submits if each.request_id in retracted), retracted
+    preempted = {subject for kind, subject, numbers in served.notes if kind == "suspend" and numbers[0] > 14}
+    assert any(each.sampling.penalises for each in submits if each.request_id in preempted), preempted
     assert_exact(served, submits)
 
 

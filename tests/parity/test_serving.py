@@ -1,4 +1,4 @@
-"""Served output equals transformers': retracts, the prefix tree, sessions, windows and failures change no token."""
+"""Served output equals transformers': preemptions, the prefix tree, sessions, windows and failures change no token."""
 
 import pytest
 from torch import Tensor
@@ -21,11 +21,11 @@ def test_prefill_in_steps_of_its_own_gives_the_same_output(depth: int, chunk: in
 @DEPTHS
 @PAGE_SIZES
 @CHUNKS
-def test_retracted_requests_give_the_same_output(depth: int, page_size: int, chunk: int) -> None:
+def test_preempted_requests_give_the_same_output(depth: int, page_size: int, chunk: int) -> None:
     work = list(zip(prompts(9, 12, 10, 14, seed=1), (40, 35, 45, 38), strict=True))
     config = configure(depth=depth, page_size=page_size, chunk=chunk, pool_tokens=96)
     served = serve(tiny("llama").model(), config, work)
-    assert served.count("retract") > 0
+    assert served.count("preempt") > 0
     assert_equals_reference(served, "llama", work)
 
 

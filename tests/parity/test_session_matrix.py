@@ -21,7 +21,7 @@ DRAWN = drawn(SCENES)
 @pytest.mark.parametrize("name", NAMED)
 def test_in_each_named_engine_turns_inherit_what_was_predicted(name: str) -> None:
     talks = play(NAMED[name], *ALWAYS)
-    assert (talks.engine.state.totals.retractions > 0) == (NAMED[name].load == "retracts")
+    assert (talks.engine.state.totals.preemptions > 0) == (NAMED[name].load == "preemptions")
 
 
 @pytest.mark.parametrize("layers", LARGE_PAGES)
@@ -44,11 +44,11 @@ def test_thirty_turns_on_pages_of_512_with_eight_branches_leak_nothing() -> None
 @pytest.mark.parametrize(
     ("layers", "drafter", "page_size", "load"),
     [
-        ("window", "chain0", 1, "retracts"),
-        ("window", "chain1", 256, "retracts"),
+        ("window", "chain0", 1, "preemptions"),
+        ("window", "chain1", 256, "preemptions"),
         ("window", "tree1", 16, "whole"),
         ("mixed", "chain0", 256, "whole"),
-        ("mixed", "chain1", 16, "retracts"),
+        ("mixed", "chain1", 16, "preemptions"),
         ("mixed", "tree1", 1, "whole"),
     ],
 )

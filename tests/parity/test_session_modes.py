@@ -95,24 +95,24 @@ def test_16_turn_aborted_in_the_queue_frees_its_session_and_a_close_completes(ce
     talks.wind_up()
 
 
-# --- 17, 18: retract and disconnect -----------------------------------------------------------------------------------
+# --- 17, 18: preemption and disconnect --------------------------------------------------------------------------------
 
 
 @each("plain", "chain 0", "chain 1", "tree", "window")
 @pytest.mark.parametrize("is_aborted", [False, True], ids=["finished", "aborted"])
-def test_17_turn_retracted_twice_stays_one_turn_of_its_session(cell: Cell, is_aborted: bool) -> None:
+def test_17_turn_preempted_twice_stays_one_turn_of_its_session(cell: Cell, is_aborted: bool) -> None:
     talks = Talks(cell)
     talks.begin("s")
     talks.turn("s", 10, 4)
     turn = talks.say("s", 6, 40)
     for _ in range(2):
         _until_said(talks, turn, len(turn.tokens) + 3)
-        talks.engine.state.mark(_request(talks, turn), Mark.RETRACT)
+        talks.engine.state.mark(_request(talks, turn), Mark.PREEMPT)
         talks.tick()
         session = talks.engine.state.sessions.table["s"]
         assert session.turn == _request(talks, turn).turn.id and turn.end is None
         assert len(session.turns) == 1  # no half turn became history
-    assert talks.engine.state.totals.retractions == 2
+    assert talks.engine.state.totals.preemptions == 2
     talks.tick(2)
     if is_aborted:
         talks.abort(turn)

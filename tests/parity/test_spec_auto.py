@@ -156,13 +156,15 @@ def test_turns_of_a_session_go_on_exactly(
 
 
 @pytest.mark.parametrize("name", list(DRAFTERS))
-def test_retracts_between_rounds_of_different_widths_lose_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemptions_between_rounds_of_different_widths_lose_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _varied(monkeypatch, seed=3)
     config = configure(spec=DRAFTERS[name][1], auto=True, pool_tokens=4096)
     served = Served(model_of("llama"), config, head=_head(name, "llama"))
     for number, (prompt, num_new) in enumerate(_work()):
         served.submit(f"r{number}", prompt, num_new)
-    served.run(retract_ticks=4)
+    served.run(preempt_ticks=4)
     assert served.count("suspend") > 4
     for number, (prompt, num_new) in enumerate(_work()):
         assert served.output(f"r{number}") == greedy("llama", prompt, num_new), number

@@ -65,14 +65,14 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing() -> None:
     assert turn(served, "second", LATER, 6) == 14
 
 
-def test_02_stale_result_of_a_retracted_request_changes_nothing() -> None:
+def test_02_stale_result_of_a_preempted_request_changes_nothing() -> None:
     served = told("llama", configure(spec=NGRAM), [PROMPT + plainly("llama", PROMPT, 30)], [2, 4, 1, 3] * 9)
     served.submit("r", PROMPT, 30)
-    served.run(retract_ticks=3)
+    served.run(preempt_ticks=3)
     spec = served.finish("r").spec
     assert served.output("r") == plainly("llama", PROMPT, 30)
     assert served.engine.state.counters.snapshot() == spec
-    # what live rounds added: all but one token of each prefill, of which there was one more with every retract
+    # what live rounds added: all but one token of each prefill, of which there was one more with every preemption
     assert spec.rounds + spec.drafts_accepted - spec.overshoot + 1 + served.count("suspend") == 30
     assert_every_page_is_back(served)
 
@@ -93,7 +93,7 @@ def test_03_overshoot_is_neither_inherited_nor_kept_in_the_record(depth: int, ke
     assert served.finish("second").usage.prompt_tokens == 16 + kept
 
 
-# --- 4, 5, 6: window frontier, retract tail, branch reserve ----------------------------------------------------------
+# --- 4, 5, 6: window frontier, preempted tail, branch reserve ---------------------------------------------------------
 
 
 @DEPTHS
@@ -121,12 +121,12 @@ def test_04_abort_keeps_the_window_behind_the_commit_point(depth: int, page_size
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-def test_05_retracts_at_any_offset_in_a_page_lose_no_page_and_no_token(spec: SpecShape) -> None:
+def test_05_preemptions_at_any_offset_in_a_page_lose_no_page_and_no_token(spec: SpecShape) -> None:
     served = drafted(configure(spec=spec, pool_tokens=4096), range(0, 90, 5))
     work = null_prompts(9, 10, 11, 12, seed=3)
     for number, prompt in enumerate(work):
         served.submit(f"r{number}", prompt, 24)
-    served.run(retract_ticks=4)
+    served.run(preempt_ticks=4)
     assert served.count("suspend") > 4
     for number, prompt in enumerate(work):
         assert served.output(f"r{number}") == plainly("forgetful", prompt, 24), number

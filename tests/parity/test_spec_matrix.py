@@ -47,7 +47,7 @@ def assert_load_was_met(served: Matrix) -> None:
     if load == "mixed":
         assert any(0 < plan.is_prefill.sum() < len(plan.rows) for plan in served.plans)
         assert any(plan.is_prefill.any() and not plan.is_final.any() for plan in served.plans)
-    assert (stats.retractions > 0) == (load == "retracts"), stats.retractions
+    assert (stats.retractions > 0) == (load == "preemptions"), stats.retractions
     outputs = {name: len(served.output(name)) for name in ABORT_TICKS if served.finish(name).reason == "abort"}
     assert set(outputs) == (set(ABORT_TICKS) if load == "aborts" else set())
     for name, was_in_rounds in {"r0": False, "r4": False, "r1": True, "r2": True}.items() if load == "aborts" else ():

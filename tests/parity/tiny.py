@@ -224,14 +224,14 @@ class Served:
         """Open a session."""
         self.post(OpenSession(session_id=session))
 
-    def run(self, retract_ticks: int = 0) -> None:
-        """Tick until nothing is left to do; if told, retract all that run every `retract_ticks`."""
+    def run(self, preempt_ticks: int = 0) -> None:
+        """Tick until nothing is left to do; if told, preempt all that run every `preempt_ticks`."""
         for tick in range(1, _TICKS_MAX):
             if not self.engine.has_work:
                 return
             self.engine.tick()
-            for request in self.engine.state.running if retract_ticks and tick % retract_ticks == 0 else ():
-                self.engine.state.mark(request, Mark.RETRACT)
+            for request in self.engine.state.running if preempt_ticks and tick % preempt_ticks == 0 else ():
+                self.engine.state.mark(request, Mark.PREEMPT)
         raise AssertionError(f"work is left after {_TICKS_MAX} ticks: {self.engine.waiting_for}")
 
     def output(self, name: str) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ _SIMULATED = (
     Bug(
         "epoch_check",
         "roost.sched.settle",
-        "        if lease.epoch != epochs[i]:  # the request ended, was retracted or failed meanwhile",
+        "        if lease.epoch != epochs[i]:  # the request ended, was preempted or failed meanwhile",
         "        if request.row is None:",
         "2: a result of an ended epoch still counts",
     ),
@@ -228,12 +228,12 @@ _SIMULATED = (
         "16: a turn aborted in the queue never ends",
     ),
     Bug(
-        "retract_suspends",
+        "preempt_suspends",
         "roost.sched.ending",
         "    state.sessions.end_turn(request.turn, Outcome.SUSPEND, state.now)",
         "    state.sessions.end_turn(request.turn, Outcome.COMMIT, state.now, len(request.turn.record), "
         "Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0))",
-        "17: a retract takes the finish path",
+        "17: a preemption takes the finish path",
     ),
     Bug(
         "disconnect_ends_turn",
@@ -299,18 +299,18 @@ _SIMULATED = (
         "1: at depth 1 a turn whose end is certain stops one round early",
     ),
     Bug(
-        "retract_no_more",
+        "preempt_no_more",
         "roost.sched.reserve",
         "    missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)",
         "    missing = need - store.ledger.num_free(book)",
-        "more is retracted than the shortfall: pages on their way are not counted",
+        "more is preempted than the shortfall: pages on their way are not counted",
     ),
     Bug(
-        "oldest_not_retracted",
+        "oldest_not_preempted",
         "roost.sched.reserve",
         "    newer = [each for each in newest_first if each.order > request.order]",
         "    newer = [each for each in newest_first if each is not request]",
-        "the oldest request is retracted for a newer one",
+        "the oldest request is preempted for a newer one",
     ),
     Bug(
         "global_statistics",
@@ -368,7 +368,7 @@ _SIMULATED = (
         "roost.session.table",
         "            self._store.publish(lease, record.key(len(record), self._pair), now)",
         "            self._store.hand(lease, turn.id)",
-        "17: a retracted turn finds nothing of what it had",
+        "17: a preempted turn finds nothing of what it had",
     ),
     Bug(
         "reclaim_publishes",

@@ -68,7 +68,7 @@ CLIENT_BUGS = (
         _MODULE,
         "    num_running = Counter(each.submit.client for each in state.running)",
         "    num_running = Counter(each.submit.client for each in state.requests.values() if each.turn.started)",
-        "a client's retracted request counts as running, and never runs again",
+        "a client's preempted request counts as running, and never runs again",
     ),
     Bug(
         "client_limit_holds_nobody_up",
@@ -135,11 +135,11 @@ CLIENT_BUGS = (
         test=_SHARED + "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
     ),
     Bug(
-        "retracted_keep_their_place",
+        "preempted_keep_their_place",
         "roost.sched.admission",
         "    return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX",
         "    return request.num_overtaken < OVERTAKEN_MAX",
-        "who was retracted for want of pages is overtaken by newcomers",
+        "who was preempted for want of pages is overtaken by newcomers",
     ),
     Bug(
         "client_queue_limit",

@@ -17,10 +17,10 @@ _SESSIONS = "tests/parity/test_session_modes.py::"
 _TESTS = {
     ("01", "bonus_claim"): _LENGTHS + "test_01_bonus_token_of_a_round_in_flight_is_inherited[1-4-14]",
     ("01", "claims_at_epoch_end"): _LENGTHS + "test_01_bonus_token_of_a_round_in_flight_is_inherited[1-4-14]",
-    ("02", "epoch_check"): _LENGTHS + "test_02_stale_result_of_a_retracted_request_changes_nothing",
+    ("02", "epoch_check"): _LENGTHS + "test_02_stale_result_of_a_preempted_request_changes_nothing",
     ("03", "overshoot_trim"): _LENGTHS + "test_03_overshoot_is_neither_inherited_nor_kept_in_the_record[2-1]",
     ("04", "frontier_with_trim"): _LENGTHS + "test_04_abort_keeps_the_window_behind_the_commit_point[4-1]",
-    ("05", "tail_free"): _LENGTHS + "test_05_retracts_at_any_offset_in_a_page_lose_no_page_and_no_token[chain]",
+    ("05", "tail_free"): _LENGTHS + "test_05_preemptions_at_any_offset_in_a_page_lose_no_page_and_no_token[chain]",
     ("06", "row_not_widened"): "tests/parity/test_spec_named.py::"
     "test_it_returns_what_plain_decoding_returns_and_every_page",
     ("08", "page_rounded_reserve"): _LENGTHS + "test_08_rest_of_the_last_page_is_used_by_the_next_turn[4-1]",
@@ -35,8 +35,8 @@ _TESTS = {
     + "test_15_refused_and_waiting_turns_leave_the_session_with_the_turn_that_has_it[plain]",
     ("16", "abort_in_queue"): _SESSIONS
     + "test_16_turn_aborted_in_the_queue_frees_its_session_and_a_close_completes[plain]",
-    ("17", "retract_suspends"): _SESSIONS
-    + "test_17_turn_retracted_twice_stays_one_turn_of_its_session[finished-chain 1]",
+    ("17", "preempt_suspends"): _SESSIONS
+    + "test_17_turn_preempted_twice_stays_one_turn_of_its_session[finished-chain 1]",
     ("18", "disconnect_ends_turn"): _SESSIONS
     + "test_18_next_turn_right_after_a_disconnect_goes_on_from_the_commit_point[3-plain]",
     ("18", "abort_before_result"): _SESSIONS + "test_18_abort_that_was_read_comes_before_the_last_result",

@@ -9,7 +9,7 @@ _TURNS = "roost.server.turns"
 _SCORED = "tests/parity/test_logprobs_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
 _TOP_P = "tests/unit/sampling/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
-_SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_retracted"
+_SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_preempted"
 _SMALLEST = "tests/parity/test_captured.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
 _BRANCHES = "tests/unit/server/test_turns.py::"
 _SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
@@ -132,7 +132,7 @@ THRESHOLD_BUGS = (
         _ROOM,
         _SPARE,
         _SPARE.replace(">=", ">"),
-        "one is retracted beyond those that bring exactly what is missing",
+        "one is preempted beyond those that bring exactly what is missing",
         test=_SPARED,
     ),
     Bug(
@@ -140,7 +140,7 @@ THRESHOLD_BUGS = (
         _ROOM,
         _NEXT_VICTIM,
         _NEXT_VICTIM.replace("<", "<="),
-        "an older one is retracted in place of those behind it that bring exactly what is missing",
+        "an older one is preempted in place of those behind it that bring exactly what is missing",
     ),
     Bug(
         "rounds_in_flight_are_charged",
@@ -187,11 +187,11 @@ THRESHOLD_BUGS = (
         "every lease keeps a window page that nothing reads any more",
     ),
     Bug(
-        "retract_what_helps",
+        "preempt_what_helps",
         _ROOM,
         "        return  # not even all of them would do: wait for the older ones",
         "        pass",
-        "requests are retracted although all they have does not do",
+        "requests are preempted although all they have does not do",
         test=_SPARED,
     ),
     Bug(

@@ -10,14 +10,14 @@ WISH_BUGS = (
         "roost.sched.state",
         "        insort(self.queued, request, key=_order)",
         "        self.queued.append(request)",
-        "a request of more priority, or one that was retracted, waits behind newer ones",
+        "a request of more priority, or one that was preempted, waits behind newer ones",
     ),
     Bug(
         "running_in_order",
         "roost.sched.state",
         "        insort(self.running, request, key=_order)",
         "        self.running.append(request)",
-        "the newest is retracted, or prefilled last, whatever its priority",
+        "the newest is preempted, or prefilled last, whatever its priority",
     ),
     Bug(
         "deadline_everywhere",
@@ -119,7 +119,7 @@ WISH_BUGS = (
         "roost.sched.settle",
         "    request.prompt_logprobs_next = end",
         "    request.prompt_logprobs_next = request.prompt_logprobs_next or 0",
-        "a prompt token is scored again after a retract",
+        "a prompt token is scored again after a preemption",
     ),
     Bug(
         "scored_tokens_run",
@@ -134,7 +134,7 @@ WISH_BUGS = (
         "        has_any = self.prompt_logprobs_next is not None "
         "and self.prompt_logprobs_next < self.turn.full_prompt_len - 1",
         "        has_any = self.prompt_logprobs_next is not None",
-        "a retracted request runs its output again although its prompt is scored",
+        "a preempted request runs its output again although its prompt is scored",
     ),
     Bug(
         "scores_end_with_prompt",
@@ -149,7 +149,7 @@ WISH_BUGS = (
         "roost.sched.admission",
         "        request.prompt_logprobs_next = max(request.prompt_logprobs_next, request.lease.settled_len)",
         "        request.prompt_logprobs_next = max(request.prompt_logprobs_next, 0)",
-        "20: a turn that is retracted early runs its whole history again, for scores nobody was promised",
+        "20: a turn that is preempted early runs its whole history again, for scores nobody was promised",
     ),
     Bug(
         "scores_for_those_who_ask",
@@ -186,14 +186,14 @@ WISH_BUGS = (
         "roost.sched.planner",
         "        tokens=turn.record.slice(0, len(turn.record)) if needs_tokens else _NO_TOKENS,",
         "        tokens=turn.record.slice(0, turn.prompt_len) if needs_tokens else _NO_TOKENS,",
-        "29: penalties forget the output before a retract",
+        "29: penalties forget the output before a preemption",
     ),
     Bug(
         "set_up_min_len",
         "roost.sched.planner",
         "        min_len=turn.prompt_len + submit.min_new_tokens,",
         "        min_len=len(turn.record) + submit.min_new_tokens,",
-        "29: after a retract stop ids are held back again",
+        "29: after a preemption stop ids are held back again",
     ),
     Bug(
         "flush_waits_for_steps",

@@ -21,7 +21,7 @@ class Faults:
     """Chance per tick, or per occasion, of each kind of trouble."""
 
     abort: float
-    retract: float
+    preempt: float
     close: float
     allocation: float
     step: float
@@ -87,7 +87,7 @@ def draw(seed: int) -> Options:
     calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
-        retract=0 if calm else rng.choice([0, 0, 0.1, 0.35]),
+        preempt=0 if calm else rng.choice([0, 0, 0.1, 0.35]),
         close=0 if calm else rng.choice([0, 0.05]),
         allocation=0 if calm else rng.choice([0, 0, 0.05]),
         step=0 if calm else rng.choice([0, 0, 0, 0.04, 0.15]),

@@ -2,7 +2,7 @@
 
 Order is by priority, then by when a request was sent, with the checker's own numbers: nobody starts while one before it
 is in the queue, but for a few that need fewer pages or whose client runs less; a step's rows are in order and share its
-prefill; the first is never retracted. A follower starts once its leader has its first token or has ended, and then
+prefill; the first is never preempted. A follower starts once its leader has its first token or has ended, and then
 finds the leader's pages. Looks into the engine; never changes it.
 """
 
@@ -106,7 +106,7 @@ class Rules:
                 raise Broken(f"limit: {ask.submit.request_id} got {event}, {len(waiting)} have not ended: {limits}")
 
     def _check_clients(self) -> None:
-        """No client has more than it may; what was retracted waits again, whatever the limit."""
+        """No client has more than it may; what was preempted waits again, whatever the limit."""
         state = self._state
         for client, limits in self._resolved.clients.items():
             own = [each for each in state.requests.values() if each.submit.client == client]
@@ -142,16 +142,16 @@ class Rules:
             if settled_len < least:
                 raise Broken(f"sharing: {name} finds {settled_len} tokens, {leader_name} runs on {least} of them")
 
-    def retracted(self, victim: str, book: int, need: int) -> None:
-        """A retract is needed: what is free and on its way does not do; and never that of the first in line."""
+    def preempted(self, victim: str, book: int, need: int) -> None:
+        """A preemption is needed: what is free and on its way does not do; and never that of the first in line."""
         state = self._state
         leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
         coming = num_freed(state.store, leaving, book)
         ledger = state.store.ledger
         if ledger.num_free(book) + ledger.num_retiring(book) + coming >= need:
-            raise Broken(f"retract: {victim} is retracted, but {need} pages of book {book} are free or coming")
+            raise Broken(f"preempt: {victim} is preempted, but {need} pages of book {book} are free or coming")
         if min(state.running, key=self._order).id == victim:
-            raise Broken(f"retract: {victim} is the first running request")
+            raise Broken(f"preempt: {victim} is the first running request")
 
     def after_tick(self) -> None:
         """Every request that has not ended is in one place, the lines are in order, nobody's time is up."""

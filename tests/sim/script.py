@@ -422,9 +422,9 @@ class Script:
         """The engine's side of a request that has not ended."""
         return self.state.requests[handle.submit.request_id]
 
-    def retract(self, handle: Handle) -> None:
-        """Have a running request retracted, as if its pages were needed."""
-        self.state.mark(self.request(handle), Mark.RETRACT)
+    def preempt(self, handle: Handle) -> None:
+        """Have a running request preempted, as if its pages were needed."""
+        self.state.mark(self.request(handle), Mark.PREEMPT)
 
     def lease(self, session_id: str) -> Lease:
         """The lease that an idle, resident session keeps."""

@@ -132,14 +132,14 @@ def test_02_stale_result_of_an_aborted_turn_changes_nothing(spec: SpecShape) -> 
 
 
 @shapes("plain", "chain", "tree")
-def test_02_stale_result_of_a_retracted_turn_changes_nothing(spec: SpecShape) -> None:
+def test_02_stale_result_of_a_preempted_turn_changes_nothing(spec: SpecShape) -> None:
     script = Script(Setting(spec=spec))
     script.open("s")
     turn = script.submit(prompt_of(10), 30, "s")
     script.until(lambda: len(turn.tokens) > 1)
     request = script.request(turn)
     old = request.lease
-    script.retract(turn)
+    script.preempt(turn)
     script.tick()
     assert request.row is not None and request.lease is not old  # already on again, with a result of the old epoch out
     assert old.epoch != script.state.flights[0].plan.epochs[0]
@@ -176,7 +176,7 @@ def test_03_overshoot_is_neither_inherited_nor_kept_in_the_record(overlap: bool,
     script.wind_up()
 
 
-# --- 4, 5, 6: window frontier, retract tail, branch reserve ----------------------------------------------------------
+# --- 4, 5, 6: window frontier, preempted tail, branch reserve ---------------------------------------------------------
 
 
 @depths
@@ -205,13 +205,13 @@ def test_04_abort_lowers_the_window_frontier_and_keeps_the_window_behind_it(
 
 @shapes("plain", "chain", "tree")
 @pytest.mark.parametrize("prompt_len", [9, 10, 11, 12])
-def test_05_retract_gives_back_the_whole_tail_from_the_page_edge_on(spec: SpecShape, prompt_len: int) -> None:
+def test_05_preemption_gives_back_the_whole_tail_from_the_page_edge_on(spec: SpecShape, prompt_len: int) -> None:
     script = Script(Setting(spec=spec, num_pages=120))
     script.open("s")
     older = script.submit(prompt_of(7, 1), 40)
     turn = script.submit(prompt_of(prompt_len), 40, "s")
     script.until(lambda: len(turn.tokens) > 2)
-    script.retract(turn)
+    script.preempt(turn)
     pages, last_step = list(script.request(turn).lease.pages[0]), script.request(turn).lease.last_step
     script.tick()
     kept = (prompt_len + len(turn.tokens) - 1) // 4  # whole pages with settled KV; the last token has none yet

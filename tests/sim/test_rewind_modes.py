@@ -172,11 +172,11 @@ def test_16_rewind_and_fork_leave_a_queued_turn_alone(overlap: bool) -> None:
     script.wind_up()
 
 
-def test_17_retracted_turn_keeps_its_session_from_being_rewound() -> None:
+def test_17_preempted_turn_keeps_its_session_from_being_rewound() -> None:
     script = _talked(Setting(num_pages=160))
     turn = script.submit(prompt_of(6, 3), 30, "s")
     script.until(lambda: len(turn.tokens) > 1)
-    script.retract(turn)
+    script.preempt(turn)
     assert [_status(script.rewind("s", 14)), _status(script.fork("s", "t"))] == [409, 409]
     script.run()
     assert len(turn.tokens) == 30

@@ -114,11 +114,11 @@ def test_16_close_completes_after_an_abort_in_the_queue(overlap: bool, same_drai
     script.wind_up()
 
 
-# --- 17, 18: retract and disconnect -----------------------------------------------------------------------------------
+# --- 17, 18: preemption and disconnect --------------------------------------------------------------------------------
 
 
-def _retracted_twice(spec: SpecShape) -> tuple[Script, Handle]:
-    """A session of 14 tokens whose second turn (6 new, up to 70 more) runs again after two retracts."""
+def _preempted_twice(spec: SpecShape) -> tuple[Script, Handle]:
+    """A session of 14 tokens whose second turn (6 new, up to 70 more) runs again after two preemptions."""
     script = Script(Setting(spec=spec, num_pages=160, context=128))
     script.open("s")
     script.turn("s", 10, 4)
@@ -126,7 +126,7 @@ def _retracted_twice(spec: SpecShape) -> tuple[Script, Handle]:
     for _ in range(2):
         seen = len(turn.tokens)
         script.until(lambda seen=seen: len(turn.tokens) > seen + 1)
-        script.retract(turn)
+        script.preempt(turn)
         script.tick()
         session = script.state.sessions.table["s"]
         assert session.turn == script.request(turn).turn.id and turn.end is None
@@ -136,8 +136,8 @@ def _retracted_twice(spec: SpecShape) -> tuple[Script, Handle]:
 
 
 @shapes("plain", "chain", "tree")
-def test_17_turn_retracted_twice_finishes_as_one_turn(spec: SpecShape) -> None:
-    script, turn = _retracted_twice(spec)
+def test_17_turn_preempted_twice_finishes_as_one_turn(spec: SpecShape) -> None:
+    script, turn = _preempted_twice(spec)
     script.run()
     assert (turn.finished.reason, len(turn.tokens), turn.cached) == ("length", 70, 14)
     session = script.state.sessions.table["s"]
@@ -149,8 +149,8 @@ def test_17_turn_retracted_twice_finishes_as_one_turn(spec: SpecShape) -> None:
 
 @shapes("plain", "chain", "tree")
 @pytest.mark.parametrize("ticks", [0, 1, 2, 4])
-def test_17_turn_retracted_twice_then_aborted_rolls_back_to_its_commit_point(spec: SpecShape, ticks: int) -> None:
-    script, turn = _retracted_twice(spec)
+def test_17_turn_preempted_twice_then_aborted_rolls_back_to_its_commit_point(spec: SpecShape, ticks: int) -> None:
+    script, turn = _preempted_twice(spec)
     script.tick(ticks)
     assert turn.end is None
     script.abort(turn)
@@ -163,7 +163,7 @@ def test_17_turn_retracted_twice_then_aborted_rolls_back_to_its_commit_point(spe
     script.wind_up()
 
 
-def test_17_turn_retracted_for_pages_goes_on_by_itself() -> None:
+def test_17_turn_preempted_for_pages_goes_on_by_itself() -> None:
     script = Script(Setting(spec=PLAIN, num_pages=20, context=64))
     script.open("s")
     older = script.submit(prompt_of(10, 1), 50)
@@ -171,7 +171,7 @@ def test_17_turn_retracted_for_pages_goes_on_by_itself() -> None:
     turn = script.submit(prompt_of(10), 40, "s")
     script.run()
     assert turn.submit.request_id in _notes(script, "suspend")
-    assert older.submit.request_id not in _notes(script, "suspend")  # the oldest is never retracted
+    assert older.submit.request_id not in _notes(script, "suspend")  # the oldest is never preempted
     assert (len(older.tokens), len(turn.tokens)) == (50, 40)
     assert script.turn("s", 3, 4, salt=2).finished.usage.prompt_tokens == 53
     script.wind_up()

@@ -1,6 +1,6 @@
 """Waste: nobody loses more than the need at hand asks for.
 
-An eviction takes the oldest, as many pages as are missing and no more than a node's worth beyond; a retract spares
+An eviction takes the oldest, as many pages as are missing and no more than a node's worth beyond; a preemption spares
 whoever can be spared; who is let in fits beside what the others were promised; prefill has its share of a mixed step.
 Looks into the engine; never changes it.
 """
@@ -29,7 +29,7 @@ class Waste:
         self._short: OutOfPages | None = None  # what room is being found for
         self._was_short = False  # since the last step: then a share may have been left by who sat out
         self._asked: dict[int, list[int]] = {}  # by lease: the lengths, per book, that it last had room made for
-        self._victims: list[tuple[Request, int, int]] = []  # retracted for that, with the book and the need
+        self._victims: list[tuple[Request, int, int]] = []  # preempted for that, with the book and the need
         self._watch_reserving()
         self._watch_evicting()
 
@@ -104,14 +104,14 @@ class Waste:
         if older:
             raise Broken(f"evict: nodes {older} stay, though they were used before {newest}")
 
-    # --- retracts ----------------------------------------------------------------------------------------------
+    # --- preemptions ----------------------------------------------------------------------------------------------
 
-    def retracted(self, request_id: str, book: int, need: int) -> None:
-        """Somebody is to be retracted; more may follow for the same need."""
+    def preempted(self, request_id: str, book: int, need: int) -> None:
+        """Somebody is to be preempted; more may follow for the same need."""
         self._victims.append((self._state.requests[request_id], book, need))
 
     def sits_out(self) -> None:
-        """All retracts for one need are known: each is needed, and together they do."""
+        """All preemptions for one need are known: each is needed, and together they do."""
         victims, self._victims, self._short = self._victims, [], None
         if not victims:
             return
@@ -125,14 +125,14 @@ class Waste:
             return num_freed(state.store, [each.lease for each in leaving + requests], book)
 
         if brings(chosen) < missing:
-            raise Broken(f"retract: {[each.id for each in chosen]} bring {brings(chosen)} pages of {missing}: in vain")
+            raise Broken(f"preempt: {[each.id for each in chosen]} bring {brings(chosen)} pages of {missing}: in vain")
         for victim in chosen:
             others = [each for each in chosen if each is not victim]
             behind = [each for each in state.running if each.order > victim.order and each not in leaving]
             if brings(others) >= missing:
-                raise Broken(f"retract: {victim.id} is retracted, the others bring {missing} pages without it")
+                raise Broken(f"preempt: {victim.id} is preempted, the others bring {missing} pages without it")
             if brings(behind) >= missing:
-                raise Broken(f"retract: {victim.id} is retracted, those behind it would bring {missing} pages")
+                raise Broken(f"preempt: {victim.id} is preempted, those behind it would bring {missing} pages")
 
     # --- promises ----------------------------------------------------------------------------------------------
 

@@ -216,10 +216,10 @@ class World:
         elif kind == "sit_out":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self.waste.sits_out()
-        elif kind == "retract":
+        elif kind == "preempt":
             self.checker.asks[subject].sat_out_at = self.report.ticks
-            self.rules.retracted(subject, *numbers)
-            self.waste.retracted(subject, *numbers)
+            self.rules.preempted(subject, *numbers)
+            self.waste.preempted(subject, *numbers)
 
     # --- clients -----------------------------------------------------------------------------------------------
 
@@ -382,11 +382,11 @@ class World:
         if talks and rng.random() < faults.close:
             self._close(rng.choice(talks))
         running = [request for request in self.engine.state.running[1:] if request.mark is Mark.NONE]
-        if running and rng.random() < faults.retract:
-            self._count("fault: retract")
+        if running and rng.random() < faults.preempt:
+            self._count("fault: preempt")
             victim = rng.choice(running)
             self.checker.asks[victim.id].sat_out_at = self.report.ticks
-            self.engine.state.mark(victim, Mark.RETRACT)
+            self.engine.state.mark(victim, Mark.PREEMPT)
 
     def _duplicate(self, ask: Ask) -> None:
         self._count("fault: duplicate id")

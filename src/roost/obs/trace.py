@@ -1,4 +1,4 @@
-"""Trace: rare events of the loop (admit, retract, reclaim, end…), for logs, dumps and the simulator.
+"""Trace: rare events of the loop (admit, preempt, reclaim, end…), for logs, dumps and the simulator.
 
 Keeps the last few; a listener may see all of them. Called by sched.
 """

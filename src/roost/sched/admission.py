@@ -67,7 +67,7 @@ def _let_one_pass(state: State, line: list[Request]) -> bool:
 
 
 def _may_be_overtaken(request: Request) -> bool:
-    """Whether one behind may start first: not too often, and never before one that ran already and was retracted."""
+    """Whether one behind may start first: not too often, and never before one that ran already and was preempted."""
     return not request.turn.started and request.num_overtaken < OVERTAKEN_MAX
 
 
@@ -102,7 +102,7 @@ def _no_place(state: State, request: Request) -> str:
     if state.rows.num_free == 0:
         return "every free row is still named by a launched step"
     if any(each.mark is not Mark.NONE for each in state.running):
-        return "a running request is being retracted or ended"
+        return "a running request is being preempted or ended"
     return ""
 
 

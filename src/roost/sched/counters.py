@@ -19,7 +19,7 @@ class Totals:
     cached_tokens: int = 0
     completion_tokens: int = 0
     draft_lengths: dict[int, int] = field(default_factory=dict)  # live rounds by the drafts they carried
-    retractions: int = 0
+    preemptions: int = 0
     sessions_opened: int = 0  # forks included
     sessions_closed: int = 0  # by command
     sessions_expired: int = 0

@@ -27,7 +27,7 @@ def abort(state: State, request: Request, reason: str, message: str = "") -> Non
 def suspend(state: State, request: Request) -> None:
     """The request loses its pages, keeps its tokens and waits to go on."""
     state.trace.note("suspend", request.id, request.lease.settled_len)
-    state.totals.retractions += 1
+    state.totals.preemptions += 1
     _leave_row(state, request)
     state.running.remove(request)
     state.sessions.end_turn(request.turn, Outcome.SUSPEND, state.now)

@@ -81,7 +81,7 @@ class Engine:
         end_overdue(state)
         if state.flights and (len(state.flights) > state.resolved.depth or not self._launched):
             self._collect()
-        act_on_marks(state, Mark.RETRACT)
+        act_on_marks(state, Mark.PREEMPT)
         state.waiting_for = admit(state)
         flight = plan(state, self._next_step)
         self._launched = flight is not None

@@ -116,7 +116,7 @@ def _with_room(state: State, requests: Sequence[Request], budget: int, round_wid
     shares = _shares(requests, budget)
     unused = 0  # of those who sat out
     for request in requests:
-        if request.mark is not Mark.NONE:  # retracted for the sake of an older one, just now
+        if request.mark is not Mark.NONE:  # preempted for the sake of an older one, just now
             continue
         hi = request.lease.hi_len
         rest = _rest(request)

@@ -21,7 +21,7 @@ def stats(state: State) -> Stats:
         prompt_tokens=totals.prompt_tokens,
         cached_tokens=totals.cached_tokens,
         completion_tokens=totals.completion_tokens,
-        retractions=totals.retractions,
+        retractions=totals.preemptions,
         failed_steps=totals.failed_steps,
         endings=tuple(sorted(totals.endings.items())),
         pools=tuple(_pool(state, book) for book in range(len(state.resolved.books))),

@@ -34,7 +34,7 @@ class Mark(IntEnum):
     """What is to be done with a request when settle next runs; a larger one overrides."""
 
     NONE = 0
-    RETRACT = 1
+    PREEMPT = 1
     ABORT = 2
 
 
@@ -45,7 +45,7 @@ class Request:
     submit: Submit
     turn: Turn
     reply: Reply
-    arrival: int  # order of acceptance; kept through retracts
+    arrival: int  # order of acceptance; kept through preemptions
     counters: Counters
     max_new_tokens: int = 0
     finder: Finder | None = None  # if it has stop texts

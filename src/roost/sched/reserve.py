@@ -1,7 +1,7 @@
 """Room: finds pages for the next step, in the order that costs users least.
 
-Evict cached pages, reclaim idle sessions, count what is already on its way, and only then retract the last in line
-(least priority, then newest), no more than the shortfall. The first is never retracted. Called by the planner.
+Evict cached pages, reclaim idle sessions, count what is already on its way, and only then preempt the last in line
+(least priority, then newest), no more than the shortfall. The first is never preempted. Called by the planner.
 """
 
 from roost.kv.holdings import num_freed
@@ -36,11 +36,11 @@ def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
         tree.evict(book, need - ledger.num_free(book))
     if ledger.num_free(book) >= need:
         return True
-    _retract_for(state, request, book, need)
+    _preempt_for(state, request, book, need)
     return False
 
 
-def _retract_for(state: State, request: Request, book: BookId, need: int) -> None:
+def _preempt_for(state: State, request: Request, book: BookId, need: int) -> None:
     """Mark the last in line, all behind this one, until what comes covers the need."""
     store = state.store
     missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)
@@ -57,5 +57,5 @@ def _retract_for(state: State, request: Request, book: BookId, need: int) -> Non
     if num_freed(store, leaving + [each.lease for each in victims], book) < missing:
         return  # not even all of them would do: wait for the older ones
     for victim in victims:
-        state.trace.note("retract", victim.id, book, need)
-        state.mark(victim, Mark.RETRACT)
+        state.trace.note("preempt", victim.id, book, need)
+        state.mark(victim, Mark.PREEMPT)

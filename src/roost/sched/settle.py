@@ -35,7 +35,7 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
     draft_lengths = state.totals.draft_lengths
     for i, request in enumerate(flight.requests):
         lease = flight.leases[i]
-        if lease.epoch != epochs[i]:  # the request ended, was retracted or failed meanwhile
+        if lease.epoch != epochs[i]:  # the request ended, was preempted or failed meanwhile
             continue
         if flight.chunks[i]:
             state.store.settle(lease, plan.step, flight.chunks[i])
@@ -143,7 +143,7 @@ def act_on_marks(state: State, least: Mark) -> None:
             continue  # its last result came first
         if request.mark is Mark.ABORT:
             abort(state, request, "abort")
-        elif request.mark is Mark.RETRACT:
+        elif request.mark is Mark.PREEMPT:
             suspend(state, request)
 
 

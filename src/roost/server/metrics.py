@@ -81,7 +81,7 @@ class _EngineStats(Collector):
         yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of ended requests", stats.prompt_tokens)
         yield CounterMetricFamily("roost_cached_tokens", "Of those, found in the cache", stats.cached_tokens)
         yield CounterMetricFamily("roost_completion_tokens", "Tokens generated", stats.completion_tokens)
-        yield CounterMetricFamily("roost_retractions", "Requests sent back to the queue", stats.retractions)
+        yield CounterMetricFamily("roost_retractions", "Requests preempted (sent back to the queue)", stats.retractions)
         endings = CounterMetricFamily("roost_requests", "Requests ended, by reason", labels=["reason"])
         for reason, count in stats.endings:
             endings.add_metric([reason], count)

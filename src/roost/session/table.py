@@ -24,7 +24,7 @@ class Outcome(Enum):
     """How a turn's hold on its lease ends."""
 
     COMMIT = "commit"  # finished: what was returned becomes history
-    SUSPEND = "suspend"  # retracted: pages go to the tree, tokens stay, the turn resumes later
+    SUSPEND = "suspend"  # preempted: pages go to the tree, tokens stay, the turn resumes later
     ROLLBACK = "rollback"  # aborted or failed: back to the commit point, KV kept
 
 
@@ -80,7 +80,7 @@ class Turn:
     input_tokens: tuple[int, ...]
     commit_len: int = 0  # tokens of the record before this turn: where a rollback goes
     prompt_len: int = 0  # tokens before the first output, history included
-    prefill_len: int = 0  # tokens to run before decoding goes on: the prompt, and after a retract the output so far
+    prefill_len: int = 0  # tokens to run before decoding goes on: the prompt, and after a preemption the output so far
     cached_len: int = 0  # of the tokens to run, what it found in place when it last started
     started: bool = False  # its input is in the record
     lease: Lease | None = None  # while it runs

@@ -59,7 +59,7 @@ def _suspended() -> Desk:
     at.send(_submit("late", 10))
     at.send(_submit("other"))
     at.tick(3)
-    at.engine.state.mark(at.engine.state.requests["late"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["late"], Mark.PREEMPT)
     at.send(_submit("before", priority=1))  # has its place by the time it could come back
     assert at.output("late") and at.engine.state.requests["late"] in at.engine.state.queued
     return at

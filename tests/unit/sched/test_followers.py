@@ -64,11 +64,11 @@ def test_followers_of_a_leader_that_is_aborted_start_without_it() -> None:
     assert at.finished("second").reason == at.finished("third").reason == "length"
 
 
-def test_followers_wait_on_while_their_leader_is_retracted() -> None:
+def test_followers_wait_on_while_their_leader_is_preempted() -> None:
     at = desk(chunk=4)
     _group(at)
     at.tick(2)
-    at.engine.state.mark(at.engine.state.requests["leader"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["leader"], Mark.PREEMPT)
     at.run()
     names = [name for name, _ in _starts(at)]
     assert names == ["leader", "leader", "second", "third"]

@@ -71,12 +71,12 @@ def test_where_places_are_few_the_client_that_runs_least_starts_first() -> None:
     at.run()
 
 
-def test_a_retracted_request_counts_again_only_when_it_runs_again() -> None:
+def test_a_preempted_request_counts_again_only_when_it_runs_again() -> None:
     at = desk(ClientLimits(name="a", running=1))
     at.send(submit("a1", "a"))
     at.tick(3)
     at.send(submit("a2", "a"))
-    at.engine.state.mark(at.engine.state.requests["a1"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["a1"], Mark.PREEMPT)
     at.tick()
     assert running(at) == ["a1"], "it was the first in line, and is again"
     at.run()

@@ -60,13 +60,13 @@ def test_a_cached_prompt_is_run_again_from_the_first_position_of_interest() -> N
 
 
 @pytest.mark.parametrize("ticks", range(1, 8))
-def test_a_retract_neither_loses_nor_repeats_a_score(ticks: int) -> None:
+def test_a_preemption_neither_loses_nor_repeats_a_score(ticks: int) -> None:
     at = desk(chunk=3)
     at.send(_submit(prompt_logprobs_from=2, max_new_tokens=8))
     at.tick(ticks)
-    at.engine.state.mark(at.engine.state.requests["a"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["a"], Mark.PREEMPT)
     at.run()
-    assert at.engine.state.totals.retractions == 1 and _scored(at, "a") == list(range(3, 14))
+    assert at.engine.state.totals.preemptions == 1 and _scored(at, "a") == list(range(3, 14))
 
 
 @pytest.mark.parametrize("step", range(6))
@@ -82,7 +82,7 @@ def test_a_request_that_is_resumed_after_its_logprobs_finds_its_output_in_place(
     at.send(_submit(prompt_logprobs_from=0, max_new_tokens=20))
     while len(at.output("a")) < 7:
         at.tick()
-    at.engine.state.mark(at.engine.state.requests["a"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["a"], Mark.PREEMPT)
     at.run()
     starts = [numbers[0] for kind, _, numbers in at.engine.state.trace.last() if kind == "admit"]
     assert starts == [0, 20]

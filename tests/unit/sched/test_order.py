@@ -33,7 +33,7 @@ def test_a_running_request_is_not_stopped_for_one_that_queues_with_more_priority
     at.send(_submit("runs", max_new_tokens=20))
     _post(at, _submit("high", 5))
     at.run()
-    assert _ended(at) == ["runs", "high"] and at.engine.state.totals.retractions == 0
+    assert _ended(at) == ["runs", "high"] and at.engine.state.totals.preemptions == 0
 
 
 def test_a_step_has_its_rows_in_order_and_gives_the_prefill_budget_to_the_first() -> None:
@@ -53,11 +53,11 @@ def test_pages_run_short_for_the_last_in_line_not_for_the_newest() -> None:
     at = desk(num_pages=9, max_running=2)
     _post(at, _submit("low", -1, tokens=9, max_new_tokens=16), _submit("high", 1, tokens=9, max_new_tokens=16))
     at.run()
-    retracted = {subject for kind, subject, _ in at.engine.state.trace.last() if kind == "retract"}
-    assert retracted == {"low"} and _ended(at) == ["high", "low"]
+    preempted = {subject for kind, subject, _ in at.engine.state.trace.last() if kind == "preempt"}
+    assert preempted == {"low"} and _ended(at) == ["high", "low"]
 
 
-def test_a_retracted_request_keeps_its_place_among_its_equals() -> None:
+def test_a_preempted_request_keeps_its_place_among_its_equals() -> None:
     at = desk(num_pages=9, max_running=2, max_queued=9)
     _post(at, _submit("first", tokens=9, max_new_tokens=16), _submit("second", tokens=9, max_new_tokens=16))
     for name in ("third", "fourth"):

@@ -56,7 +56,7 @@ def test_the_sums_are_those_of_what_requests_were_told() -> None:
     at.run()
     at.send(_submit("b", max_new_tokens=6))
     at.tick(3)
-    at.engine.state.mark(at.engine.state.requests["b"], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.requests["b"], Mark.PREEMPT)
     at.run()
     at.send(_submit("c", max_new_tokens=30))
     at.tick(4)

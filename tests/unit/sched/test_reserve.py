@@ -23,7 +23,7 @@ def _running(num_pages: int, *lengths: int) -> Desk:
 
 
 def _marked(at: Desk) -> list[str]:
-    return [request.id for request in at.engine.state.running if request.mark is Mark.RETRACT]
+    return [request.id for request in at.engine.state.running if request.mark is Mark.PREEMPT]
 
 
 def _ask(at: Desk, num_more: int) -> bool:
@@ -46,7 +46,7 @@ def _ask(at: Desk, num_more: int) -> bool:
         (5, []),  # not even both: nobody loses anything for nothing
     ],
 )
-def test_whoever_can_be_spared_is_not_retracted(num_missing: int, victims: list[str]) -> None:
+def test_whoever_can_be_spared_is_not_preempted(num_missing: int, victims: list[str]) -> None:
     at = _running(10, 4, 12, 4)
     assert _ask(at, num_missing) == (num_missing == 0)
     assert _marked(at) == victims
@@ -54,7 +54,7 @@ def test_whoever_can_be_spared_is_not_retracted(num_missing: int, victims: list[
 
 def test_pages_that_are_on_their_way_spare_everybody() -> None:
     at = _running(10, 4, 12, 4)
-    at.engine.state.mark(at.engine.state.running[2], Mark.RETRACT)
+    at.engine.state.mark(at.engine.state.running[2], Mark.PREEMPT)
     assert not _ask(at, 1)
     assert _marked(at) == ["r2"], "it brings the one page that is missing"
     assert not _ask(at, 2)

@@ -44,14 +44,14 @@ def test_without_penalties_the_tokens_travel_only_to_a_drafter_that_looks_things
     assert setup.tokens.tolist() == sent
 
 
-@pytest.mark.parametrize("trouble", ["retract", "failure"])
+@pytest.mark.parametrize("trouble", ["preempt", "failure"])
 def test_a_row_that_begins_again_is_set_up_with_the_output_so_far(trouble: str) -> None:
     at, recorder = _at(frozenset([3] if trouble == "failure" else []))
     at.send(_submit(min_new_tokens=4))
     while len(at.output("a")) < 3:
         at.tick()
-    if trouble == "retract":
-        at.engine.state.mark(at.engine.state.requests["a"], Mark.RETRACT)
+    if trouble == "preempt":
+        at.engine.state.mark(at.engine.state.requests["a"], Mark.PREEMPT)
     at.run()
     (_, first), (_, again) = _setups(recorder)
     sent = len(again.tokens) - 5

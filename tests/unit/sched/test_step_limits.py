@@ -107,7 +107,7 @@ def test_a_device_for_few_rows_breaks_few_steps_and_ends_nobody(rows_max: int, o
     tries = log2(totals.steps / PATIENCE)
     assert _reasons(at) == {"length"}
     assert totals.failed_steps <= (1 + overlap) * (log2(8) + tries + 1)
-    assert totals.retractions <= 8 * executor.num_broken
+    assert totals.preemptions <= 8 * executor.num_broken
 
 
 @pytest.mark.parametrize("tokens_max", [1, 2, 7, 10, 16])

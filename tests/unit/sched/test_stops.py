@@ -72,16 +72,16 @@ def test_a_limit_before_the_stop_text_is_complete_is_the_end() -> None:
     assert _run(max_new_tokens=3, stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)) == (OUTPUT[:3], "length", None)
 
 
-@pytest.mark.parametrize("trouble", ["retract", "failure"])
-def test_a_stop_text_is_found_across_a_retract_and_a_broken_step(trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["preempt", "failure"])
+def test_a_stop_text_is_found_across_a_preemption_and_a_broken_step(trouble: str) -> None:
     at = desk(Recorder(resolved(), frozenset([3] if trouble == "failure" else [])))
     at.send(_submit(stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)))
     while len(at.output("a")) < 2:
         at.tick()
-    if trouble == "retract":
-        at.engine.state.mark(at.engine.state.requests["a"], Mark.RETRACT)
+    if trouble == "preempt":
+        at.engine.state.mark(at.engine.state.requests["a"], Mark.PREEMPT)
     at.run()
-    assert at.engine.state.totals.retractions == 1
+    assert at.engine.state.totals.preemptions == 1
     assert at.output("a") == OUTPUT[:4] and at.finished("a").reason == "stop"
 
 
