@@ -237,9 +237,9 @@ def test_a_claim_is_as_large_as_its_round_can_accept(monkeypatch: pytest.MonkeyP
         served.engine.tick()
         requests: list[Request] = served.engine.state.running
         for claim in requests[0].lease.claims if requests and not requests[0].in_prefill else ():
-            flight = next(each for each in served.engine.state.flights if each.plan.step == claim.step)
-            if not flight.plan.is_prefill.any():
-                assert (claim.size, claim.most) == (1, int(flight.plan.widths[0]))
+            launched = next(each for each in served.engine.state.in_flight if each.plan.step == claim.step)
+            if not launched.plan.is_prefill.any():
+                assert (claim.size, claim.most) == (1, int(launched.plan.widths[0]))
                 seen.add(claim.most)
     assert seen == MENU
 

@@ -57,7 +57,7 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing() -> None:
         served.engine.tick()
     state = served.engine.state
     lease, counted = state.sessions.table["s"].lease, state.counters.snapshot()
-    assert lease is not None and state.flights and counted == served.finish("first").spec
+    assert lease is not None and state.in_flight and counted == served.finish("first").spec
     before = (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0]))
     served.run()
     assert (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0])) == before
@@ -312,7 +312,7 @@ def test_13_row_and_pages_rest_while_a_launched_step_may_write_them(spec: SpecSh
     served.post(Abort(request_id="first"))
     served.engine.tick()
     state = served.engine.state
-    named = {page for flight in state.flights for page in pages if row in flight.plan.rows}
+    named = {page for launched in state.in_flight for page in pages if row in launched.plan.rows}
     owners = {describe(each).split()[0] for each in state.store.ledger.accounts_of(0, sorted(named))}
     assert named and owners <= {"retiring", "cached"}, owners
     assert [each.row for each in state.running] != [row]

@@ -198,7 +198,7 @@ WISH_BUGS = (
     Bug(
         "flush_waits_for_steps",
         "roost.sched.report",
-        "    if state.requests or state.flights:",
+        "    if state.requests or state.in_flight:",
         "    if state.requests:",
         "13: a flush takes pages that a launched step may still touch",
     ),

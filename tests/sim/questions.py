@@ -44,7 +44,7 @@ class Questions:
             kinds = [account & 3 for _, account in state.store.ledger.accounts(book)][1:]
             if [kinds.count(kind) for kind in range(4)] != [pool.free, pool.leased, pool.cached, pool.retiring]:
                 raise Broken(f"stats: {pool}, accounts {[kinds.count(kind) for kind in range(4)]}")
-        if stats.step_age_ms < 0 or (stats.step_age_ms and not (state.requests or state.flights)):
+        if stats.step_age_ms < 0 or (stats.step_age_ms and not (state.requests or state.in_flight)):
             raise Broken(f"stats: the last step is {stats.step_age_ms} ms old")
 
     def _check_sessions(self, stats: Stats) -> None:
@@ -68,9 +68,9 @@ class Questions:
 
         def reply(event: Event) -> None:
             try:
-                busy = any(not ask.ended for ask in self._checker.asks.values()) or bool(self._engine.state.flights)
+                busy = any(not ask.ended for ask in self._checker.asks.values()) or bool(self._engine.state.in_flight)
                 if busy != isinstance(event, Refused) or (isinstance(event, Refused) and event.status != 409):
-                    raise Broken(f"flush: answered with {event}, {len(self._engine.state.flights)} steps are out")
+                    raise Broken(f"flush: answered with {event}, {len(self._engine.state.in_flight)} steps are out")
                 if isinstance(event, Flushed):
                     self._count("flushed")
                     self._rules.check_flushed()

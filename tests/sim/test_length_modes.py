@@ -69,7 +69,9 @@ def test_01_turn_lacks_its_last_token_only_if_no_later_step_of_it_was_launched(m
     script.tick(ticks)
     script.submit(prompt_of(9, 1), 4)
     script.until(lambda: turn.end is not None)
-    in_flight = any(turn.submit.request_id == each.id for flight in script.state.flights for each in flight.requests)
+    in_flight = any(
+        turn.submit.request_id == each.id for launched in script.state.in_flight for each in launched.requests
+    )
     assert in_flight == (mixed or ticks != 4)
     script.run()
     assert script.turn("s", 5, 2, salt=2).cached == (14 if in_flight else 13)
@@ -83,7 +85,7 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing(spec: SpecShape) -> 
     script.open("s")
     turn = script.submit(prompt_of(10), 4, "s")
     script.until(lambda: turn.end is not None)
-    assert [flight.requests[0].id for flight in script.state.flights] == [turn.submit.request_id]  # still to come
+    assert [launched.requests[0].id for launched in script.state.in_flight] == [turn.submit.request_id]  # still to come
     lease, counted = script.lease("s"), script.state.counters.snapshot()
     assert counted == turn.finished.spec
     before = (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0]))
@@ -101,7 +103,7 @@ def test_02_stale_result_of_a_finished_plain_request_changes_nothing(spec: SpecS
     script.model.arrange(prompt_of(10), [3], spec.accept_max)
     request = script.submit(prompt_of(10), 4)
     script.until(lambda: request.end is not None)
-    assert script.state.flights  # a round that was launched before the accept count was known
+    assert script.state.in_flight  # a round that was launched before the accept count was known
     counted, held = script.state.counters.snapshot(), accounts(script.state)
     assert counted == request.finished.spec and (held["leased"], held["cached"]) == (0, 3)
     script.run()
@@ -122,7 +124,7 @@ def test_02_stale_result_of_an_aborted_turn_changes_nothing(spec: SpecShape) -> 
     script.until(lambda: len(turn.tokens) > 1)
     script.abort(turn)
     script.tick()
-    assert turn.finished.reason == "abort" and script.state.flights
+    assert turn.finished.reason == "abort" and script.state.in_flight
     lease, counted, got = script.lease("s"), script.state.counters.snapshot(), list(turn.tokens)
     script.run()
     assert (lease.settled_len, lease.hi_len, len(script.state.sessions.table["s"].record)) == (14, 14, 14)
@@ -142,11 +144,11 @@ def test_02_stale_result_of_a_preempted_turn_changes_nothing(spec: SpecShape) ->
     script.preempt(turn)
     script.tick()
     assert request.row is not None and request.lease is not old  # already on again, with a result of the old epoch out
-    assert old.epoch != script.state.flights[0].plan.epochs[0]
+    assert old.epoch != script.state.in_flight[0].plan.epochs[0]
     new, got = request.lease, list(turn.tokens)
     counted = (request.counters.snapshot(), script.state.counters.snapshot())
     lengths = (new.settled_len, len(request.turn.record))
-    script.until(lambda: script.state.flights[0].leases[0] is new)
+    script.until(lambda: script.state.in_flight[0].leases[0] is new)
     assert turn.tokens == got
     assert (request.counters.snapshot(), script.state.counters.snapshot()) == counted
     assert (new.settled_len, len(request.turn.record)) == lengths

@@ -103,7 +103,7 @@ def test_12_abort_in_any_tick_frees_once(spec: SpecShape, overlap: bool, ticks: 
     other = script.submit(prompt_of(9, 1), 20)
     handle = script.submit(prompt_of(10), 40)
     script.tick(ticks)
-    assert bool(script.state.flights)
+    assert bool(script.state.in_flight)
     script.abort(handle)
     script.abort(handle)
     script.tick()
@@ -147,15 +147,15 @@ def test_13_evicted_page_rests_until_the_last_step_of_its_reader_is_collected() 
     script = Script(Setting(spec=CHAIN))
     handle = script.submit(prompt_of(10), 40, stops=script.model.greedy(prompt_of(10), 6)[5:])
     script.until(lambda: handle.end is not None)
-    (flight,) = script.state.flights  # named the pages that are in the tree now
+    (launched,) = script.state.in_flight  # named the pages that are in the tree now
     store = script.state.store
     pages = [page for node in store.tree.nodes.values() for page in node.pages[0]]
     assert len(pages) == 3 and accounts(script.state)["cached"] == store.tree.num_evictable(0) == 3
     store.tree.evict(0, 3)
-    assert store.ledger.accounts_of(0, pages) == [retiring(flight.plan.step)] * 3
+    assert store.ledger.accounts_of(0, pages) == [retiring(launched.plan.step)] * 3
     other = script.submit(prompt_of(9, 1), 6)
     script.tick()  # the step is collected before the other's first one is planned
-    assert store.ledger.collected == flight.plan.step and accounts(script.state)["retiring"] == 0
+    assert store.ledger.collected == launched.plan.step and accounts(script.state)["retiring"] == 0
     script.run()
     assert len(other.tokens) == 6
     script.wind_up()
@@ -171,7 +171,7 @@ def test_13_evicted_window_page_rests_until_the_last_step_of_its_reader_is_colle
     pages = [page for node in nodes for page in node.held(1)]
     assert script.request(reader).lease.shared_len == 12 and len(pages) == 2  # the window before 12 begins at 6
     script.until(lambda: not any(node.window_pins for node in nodes))
-    store, still_reads = script.state.store, script.state.flights[0].plan
+    store, still_reads = script.state.store, script.state.in_flight[0].plan
     assert still_reads.firsts[1, 0] < 12  # launched before the window had moved on
     store.tree.evict(1, 3)
     assert store.ledger.accounts_of(1, pages) == [retiring(still_reads.step)] * 2
@@ -191,7 +191,7 @@ def test_13_row_of_a_deduplicated_prompt_points_at_the_page_it_shares(spec: Spec
     leases = [script.request(twin).lease for twin in twins]
     assert [lease.shared_len for lease in leases] == [12, 12]
     assert [lease.pages[0][:3] for lease in leases] == [own[0], own[0]]
-    assert set(script.state.store.ledger.accounts_of(0, own[1])) == {retiring(script.state.flights[0].plan.step)}
+    assert set(script.state.store.ledger.accounts_of(0, own[1])) == {retiring(script.state.in_flight[0].plan.step)}
     third = script.submit(prompt_of(40, 1), 4)  # writes over the pages given up
     script.run()
     assert [len(each.tokens) for each in (*twins, third)] == [30, 30, 4]

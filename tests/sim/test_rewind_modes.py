@@ -91,7 +91,7 @@ def test_rewind_while_the_last_round_is_out_disturbs_nobody(spec: SpecShape, win
     script.turn("s", 10, 4)
     turn = script.submit(prompt_of(6, 1), 8, "s")
     script.until(lambda: turn.end is not None)
-    assert script.state.flights  # it writes what the turn has handed over
+    assert script.state.in_flight  # it writes what the turn has handed over
     assert _status(script.rewind("s", length)) == 200
     other = script.submit(prompt_of(30, 5), 8)
     after = script.submit(prompt_of(4, 2), 6, "s")
@@ -247,7 +247,7 @@ def test_fork_while_the_last_round_is_out_shares_only_what_is_proven(spec: SpecS
     script.open("s")
     turn = script.submit(prompt_of(10), 8, "s")
     script.until(lambda: turn.end is not None)
-    assert script.state.flights
+    assert script.state.in_flight
     script.fork("s", "t")
     turns = [script.submit(prompt_of(5, 3), 9, name) for name in ("t", "s")]
     script.run()

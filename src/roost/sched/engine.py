@@ -18,7 +18,7 @@ from roost.obs.trace import Trace
 from roost.sched.admission import admit
 from roost.sched.intake import take
 from roost.sched.planner import plan
-from roost.sched.request import Flight, Mark, NewFinder
+from roost.sched.request import LaunchedStep, Mark, NewFinder
 from roost.sched.sessions import expire
 from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
@@ -68,7 +68,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a tick would do anything: requests that have not ended, or steps in flight."""
-        return bool(self.state.requests or self.state.flights) or not self._mailbox.empty()
+        return bool(self.state.requests or self.state.in_flight) or not self._mailbox.empty()
 
     def tick(self) -> None:
         """One turn of the loop."""
@@ -79,19 +79,19 @@ class Engine:
             self._receive(self._mailbox.get())
         act_on_marks(state, Mark.ABORT)  # an abort that was read comes before a result that was not
         end_overdue(state)
-        if state.flights and (len(state.flights) > state.resolved.depth or not self._launched):
+        if state.in_flight and (len(state.in_flight) > state.resolved.depth or not self._launched):
             self._collect()
         act_on_marks(state, Mark.PREEMPT)
         state.waiting_for = admit(state)
-        flight = plan(state, self._next_step)
-        self._launched = flight is not None
-        if flight is not None:
-            self._launch(flight)
+        launched = plan(state, self._next_step)
+        self._launched = launched is not None
+        if launched is not None:
+            self._launch(launched)
         self._audit()
 
     def _receive(self, mail: tuple[Command, Reply, int | None] | None) -> None:
         self.state.now = self._clock.now_ns()
-        if not (self.state.requests or self.state.flights):
+        if not (self.state.requests or self.state.in_flight):
             self.state.totals.last_step_at = self.state.now
         if mail is None:
             self.state.stopping = True
@@ -99,39 +99,39 @@ class Engine:
             expire(self.state)
             take(self.state, *mail)
 
-    def _launch(self, flight: Flight) -> None:
+    def _launch(self, launched: LaunchedStep) -> None:
         self._next_step = StepId(self._next_step + 1)
         try:
-            self.state.flights.append(replace(flight, ticket=self._executor.launch(flight.plan)))
+            self.state.in_flight.append(replace(launched, ticket=self._executor.launch(launched.plan)))
         except StepFailure:
-            self.state.flights.append(flight)
-            while self.state.flights:  # nothing may be launched behind it: settle those before it, then fail it
+            self.state.in_flight.append(launched)
+            while self.state.in_flight:  # nothing may be launched behind it: settle those before it, then fail it
                 self._collect()
 
     def _collect(self) -> None:
-        flight = self.state.flights.popleft()
+        launched = self.state.in_flight.popleft()
         try:
-            result = self._result_of(flight)
+            result = self._result_of(launched)
         except StepFailure:
-            self._fail(flight)
+            self._fail(launched)
             return
         self.state.now = self.state.totals.last_step_at = self._clock.now_ns()  # steps take time
-        settle(self.state, flight, result)
+        settle(self.state, launched, result)
         if self.state.resolved.memory.strict_memory >= 2:
-            self._check_device_lengths(flight, result)
+            self._check_device_lengths(launched, result)
 
-    def _result_of(self, flight: Flight) -> StepResult:
-        if flight.ticket is None:
-            raise StepFailure(f"step {flight.plan.step} could not be launched")
-        return self._executor.collect(flight.ticket)
+    def _result_of(self, launched: LaunchedStep) -> StepResult:
+        if launched.ticket is None:
+            raise StepFailure(f"step {launched.plan.step} could not be launched")
+        return self._executor.collect(launched.ticket)
 
-    def _fail(self, first: Flight) -> None:
+    def _fail(self, first: LaunchedStep) -> None:
         """A step broke: those launched after it are void too, but must have left the device."""
-        failed = [first, *self.state.flights]
-        self.state.flights = deque()
-        for flight in failed[1:]:
+        failed = [first, *self.state.in_flight]
+        self.state.in_flight = deque()
+        for launched in failed[1:]:
             with suppress(StepFailure):
-                self._result_of(flight)
+                self._result_of(launched)
         self.state.now = self._clock.now_ns()
         self.state.trace.note("fail", "", first.plan.step, failed[-1].plan.step)
         fail(self.state, failed, failed[-1].plan.step)
@@ -143,11 +143,11 @@ class Engine:
         elif strict == 2:
             audit_pages(self.state.store)
 
-    def _check_device_lengths(self, flight: Flight, result: StepResult) -> None:
+    def _check_device_lengths(self, launched: LaunchedStep, result: StepResult) -> None:
         """After a step: the device's length of each live row is between what is promised and what is bounded."""
-        for i, request in enumerate(flight.requests):
-            lease = flight.leases[i]
-            if request.turn.lease is not lease or lease.epoch != flight.plan.epochs[i]:
+        for i, request in enumerate(launched.requests):
+            lease = launched.leases[i]
+            if request.turn.lease is not lease or lease.epoch != launched.plan.epochs[i]:
                 continue
             length = int(result.lengths[i])
             if not (length == lease.settled_len and length <= lease.claimed_len <= lease.hi_len):

@@ -13,7 +13,7 @@ import numpy as np
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, TurnId
 from roost.sched.prefill_shares import Want, prefill_shares
-from roost.sched.request import Flight, Mark, Request
+from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.reserve import reserve
 from roost.sched.state import State
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
@@ -31,19 +31,19 @@ class Line:
     hi: int  # device length at most, when the step starts
 
 
-def plan(state: State, step: StepId) -> Flight | None:
+def plan(state: State, step: StepId) -> LaunchedStep | None:
     """The next step, with its claims opened; None if no row can go."""
     lines = _choose(state)
     if not lines:
         return None
-    flight = _flight(state, step, lines)
+    launched = _build_step(state, step, lines)
     for line in lines:
         line.request.row_begins = False
     num_chunk_tokens = sum(line.chunk for line in lines)
     state.prefilled_last = num_chunk_tokens > 0
     if state.resolved.widths.is_auto:
         rounds = [line.width for line in lines if not line.chunk]
-        width, num_out = rounds[0] if rounds else 0, len(state.flights)
+        width, num_out = rounds[0] if rounds else 0, len(state.in_flight)
         state.drafting.planned(
             step, len(rounds), width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
         )
@@ -51,7 +51,7 @@ def plan(state: State, step: StepId) -> Flight | None:
     for line in lines:
         size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))
         state.store.claim(line.request.lease, Claim(step=step, size=size, most=most))
-    return flight
+    return launched
 
 
 # --- which rows ------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantErro
 # --- columns ---------------------------------------------------------------------------------------------------
 
 
-def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
+def _build_step(state: State, step: StepId, lines: list[Line]) -> LaunchedStep:
     """The plan's columns for chosen rows."""
     requests = tuple(line.request for line in lines)
     leases = tuple(request.lease for request in requests)
@@ -204,7 +204,9 @@ def _flight(state: State, step: StepId, lines: list[Line]) -> Flight:
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
         deltas=tuple(_delta(requests, book) for book in books),
     )
-    return Flight(plan=plan, ticket=None, requests=requests, leases=leases, chunks=tuple(line.chunk for line in lines))
+    return LaunchedStep(
+        plan=plan, ticket=None, requests=requests, leases=leases, chunks=tuple(line.chunk for line in lines)
+    )
 
 
 def _scored(line: Line) -> tuple[int, int]:

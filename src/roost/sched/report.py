@@ -17,7 +17,7 @@ def stats(state: State) -> Stats:
         sessions=len(state.sessions.table),
         waiting_for=state.waiting_for,
         steps=totals.steps,
-        step_age_ms=(state.now - totals.last_step_at) // 1_000_000 if state.requests or state.flights else 0,
+        step_age_ms=(state.now - totals.last_step_at) // 1_000_000 if state.requests or state.in_flight else 0,
         prompt_tokens=totals.prompt_tokens,
         cached_tokens=totals.cached_tokens,
         completion_tokens=totals.completion_tokens,
@@ -55,8 +55,8 @@ def _pool(state: State, book: int) -> PoolStats:
 
 def flush(state: State) -> Flushed:
     """Empty the cache: idle sessions lose their KV and keep their tokens."""
-    if state.requests or state.flights:
-        out = f"{len(state.requests)} requests have not ended, {len(state.flights)} steps are out"
+    if state.requests or state.in_flight:
+        out = f"{len(state.requests)} requests have not ended, {len(state.in_flight)} steps are in flight"
         raise RequestError(409, "flush_cache", out)
     ledger, tree = state.store.ledger, state.store.tree
     before = _num_free(state)

@@ -106,7 +106,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class LaunchedStep:
     """A launched step and whom its results belong to, in the plan's order."""
 
     plan: StepPlan

@@ -11,7 +11,7 @@ from roost.kv.lease import Lease
 from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
 from roost.sched.counters import count_round
 from roost.sched.ending import abort, finish, start_followers, suspend
-from roost.sched.request import Flight, Mark, Request
+from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.state import State
 from roost.step import LogprobColumns, StepId, StepPlan, StepResult
 
@@ -20,9 +20,9 @@ StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id
 _FAILURES_MAX = 1  # a second step that breaks at the same place, where it ran alone, ends a request
 
 
-def settle(state: State, flight: Flight, result: StepResult) -> None:
+def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     """Take over what a step did."""
-    plan = flight.plan
+    plan = launched.plan
     if result.step != plan.step or result.rows.tolist() != plan.rows.tolist():
         raise InvariantError(f"result of step {result.step} answers the plan of step {plan.step}")
     state.store.collected(plan.step)
@@ -33,21 +33,21 @@ def settle(state: State, flight: Flight, result: StepResult) -> None:
     accept_lens, tokens, finals = result.accept_lens.tolist(), result.tokens.tolist(), plan.is_final.tolist()
     live_lens = []  # of rounds
     draft_lengths = state.totals.draft_lengths
-    for i, request in enumerate(flight.requests):
-        lease = flight.leases[i]
+    for i, request in enumerate(launched.requests):
+        lease = launched.leases[i]
         if lease.epoch != epochs[i]:  # the request ended, was preempted or failed meanwhile
             continue
-        if flight.chunks[i]:
-            state.store.settle(lease, plan.step, flight.chunks[i])
+        if launched.chunks[i]:
+            state.store.settle(lease, plan.step, launched.chunks[i])
             _take_prompt_logprobs(state, request, plan, result, i)
         else:
             state.store.settle(lease, plan.step, accept_lens[i])
             live_lens.append(accept_lens[i])
             draft_lengths[widths[i] - 1] = draft_lengths.get(widths[i] - 1, 0) + 1
-        if finals[i] or not flight.chunks[i]:
+        if finals[i] or not launched.chunks[i]:
             wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks
             logprobs = _row_logprobs(result.logprobs if wants_logprobs else None, i, request)
-            num_drafts = 0 if flight.chunks[i] else widths[i] - 1
+            num_drafts = 0 if launched.chunks[i] else widths[i] - 1
             _take_tokens(state, request, tokens[i][: accept_lens[i]], logprobs, num_drafts)
         if request.row is not None:
             _after_settling(state, request, finals[i])
@@ -155,7 +155,7 @@ def end_overdue(state: State) -> None:
             abort(state, request, "timeout", f"timeout: not done within {request.submit.timeout_ms} ms")
 
 
-def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
+def fail(state: State, failed: list[LaunchedStep], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first, first_step = failed[0], failed[0].plan.step
     state.drafting.failed()
@@ -171,8 +171,8 @@ def fail(state: State, failed: list[Flight], last_step: StepId) -> None:
     state.totals.failed_steps += len(failed)
     named: dict[int, tuple[Request, Lease]] = {
         request.turn.id: (request, lease)
-        for flight in failed
-        for request, lease in zip(flight.requests, flight.leases, strict=True)
+        for launched in failed
+        for request, lease in zip(launched.requests, launched.leases, strict=True)
     }
     for request, lease in named.values():
         if request.turn.lease is not lease or request.row is None:

@@ -14,7 +14,7 @@ from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import Counters, Totals
-from roost.sched.request import Flight, Mark, NewFinder, Request
+from roost.sched.request import LaunchedStep, Mark, NewFinder, Request
 from roost.sched.rows import Rows
 from roost.sched.step_limits import Limits
 from roost.session.table import Sessions
@@ -57,7 +57,7 @@ class State:
     queued: list[Request] = field(default_factory=list)  # in order
     running: list[Request] = field(default_factory=list)  # in order
     marked: list[Request] = field(default_factory=list)
-    flights: deque[Flight] = field(default_factory=deque)
+    in_flight: deque[LaunchedStep] = field(default_factory=deque)
     closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
     expiry_min: int | None = None  # no session's time is up before; None: no session that is idle has a ttl
     num_arrived: int = 0

@@ -126,7 +126,7 @@ def _digest(state: State) -> list[object]:
     requests = [[(each.id, each.mark, each.row, each.max_new_tokens) for each in group] for group in groups]
     books = range(len(state.resolved.books))
     accounts = [list(state.store.ledger.accounts(book)) for book in books]
-    steps = [flight.plan.step for flight in state.flights]
+    steps = [launched.plan.step for launched in state.in_flight]
     return [sessions, repr(leases), requests, accounts, steps, list(state.closers), state.counters.snapshot()]
 
 

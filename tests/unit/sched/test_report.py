@@ -104,7 +104,7 @@ def test_a_flush_is_refused_while_anything_has_not_ended() -> None:
     assert isinstance(refused, Refused) and (refused.status, refused.param) == (409, "flush_cache")
     while at.engine.state.requests:
         at.tick()
-    if at.engine.state.flights:
+    if at.engine.state.in_flight:
         (refused,) = at.send(FlushCache())
         assert isinstance(refused, Refused) and "step" in refused.message
     at.run()
