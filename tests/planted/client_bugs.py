@@ -89,7 +89,7 @@ CLIENT_BUGS = (
     Bug(
         "short_prompts_do_not_wait_for_long_ones",
         _SHARING,
-        "        shorter = [number for number in others if wants[number].rest < wants[first].rest]",
+        "        shorter = [number for number in others if prompts[number].remaining < prompts[first].remaining]",
         "        shorter: list[int] = []",
         "a short prompt waits for every long one before it",
         test=_SHARED + "test_a_short_prompt_waits_for_shorter_ones_and_not_for_long_ones",
@@ -97,8 +97,8 @@ CLIENT_BUGS = (
     Bug(
         "the_first_prompt_goes_on",
         _SHARING,
-        "        shares[first] = min(wants[first].rest, -(-part // 2) if shorter else part)",
-        "        shares[first] = 0 if shorter else min(wants[first].rest, part)",
+        "        shares[first] = min(prompts[first].remaining, -(-part // 2) if shorter else part)",
+        "        shares[first] = 0 if shorter else min(prompts[first].remaining, part)",
         "a long prompt waits for as long as shorter ones keep coming",
         test=_SHARED + "test_a_long_prompt_ends_although_shorter_ones_keep_coming",
     ),

@@ -12,7 +12,7 @@ import numpy as np
 
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, TurnId
-from roost.sched.prefill_shares import Want, prefill_shares
+from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.reserve import reserve
 from roost.sched.state import State
@@ -147,8 +147,8 @@ def _rest(request: Request) -> int:
 def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
     """How many tokens of its prompt each request that has a rest of it may run in a step."""
     waiting = [request for request in requests if request.mark is Mark.NONE and request.in_prefill]
-    wants = [Want(each.submit.priority, each.submit.client, _rest(each)) for each in waiting]
-    return {each.turn.id: share for each, share in zip(waiting, prefill_shares(wants, budget), strict=True)}
+    prompts = [WaitingPrompt(each.submit.priority, each.submit.client, _rest(each)) for each in waiting]
+    return {each.turn.id: share for each, share in zip(waiting, prefill_shares(prompts, budget), strict=True)}
 
 
 def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantError:

@@ -12,42 +12,42 @@ from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """A prompt that waits, in line."""
+class WaitingPrompt:
+    """A prompt of which tokens are left to prefill, in its place in the queue."""
 
     priority: int
     client: str
-    rest: int  # tokens of it that no step has yet
+    remaining: int  # tokens that no step has taken yet
 
 
-def prefill_shares(wants: Sequence[Want], budget: int) -> list[int]:
+def prefill_shares(prompts: Sequence[WaitingPrompt], budget: int) -> list[int]:
     """Tokens for each of some prompts, which are in line: by priority, then by arrival; `budget` in all, at most."""
-    shares = [0] * len(wants)
-    for _, group in groupby(range(len(wants)), key=lambda number: wants[number].priority):
+    shares = [0] * len(prompts)
+    for _, group in groupby(range(len(prompts)), key=lambda number: prompts[number].priority):
         by_client: dict[str, list[int]] = {}
         for number in group:
-            by_client.setdefault(wants[number].client, []).append(number)
-        sizes = {client: sum(wants[number].rest for number in own) for client, own in by_client.items()}
+            by_client.setdefault(prompts[number].client, []).append(number)
+        sizes = {client: sum(prompts[number].remaining for number in own) for client, own in by_client.items()}
         served = list(by_client)[: max(1, budget)]  # not a token for each: who came first
         clients = sorted(served, key=lambda client: sizes[client])  # what one does not need, the others have
         for number, client in enumerate(clients):
             part = min(sizes[client], -(-budget // (len(clients) - number)))
-            _share(wants, by_client[client], part, shares)
+            _share(prompts, by_client[client], part, shares)
             budget -= part
     return shares
 
 
-def _share(wants: Sequence[Want], own: list[int], part: int, shares: list[int]) -> None:
+def _share(prompts: Sequence[WaitingPrompt], own: list[int], part: int, shares: list[int]) -> None:
     """Divide a client's part among its prompts."""
     while own and part:
         first, *others = own
-        shorter = [number for number in others if wants[number].rest < wants[first].rest]
-        shares[first] = min(wants[first].rest, -(-part // 2) if shorter else part)
+        shorter = [number for number in others if prompts[number].remaining < prompts[first].remaining]
+        shares[first] = min(prompts[first].remaining, -(-part // 2) if shorter else part)
         part -= shares[first]
-        for number in sorted(shorter, key=lambda number: wants[number].rest):
-            shares[number] = min(wants[number].rest, part)
+        for number in sorted(shorter, key=lambda number: prompts[number].remaining):
+            shares[number] = min(prompts[number].remaining, part)
             part -= shares[number]
-        more = min(wants[first].rest - shares[first], part)  # what shorter ones have left
+        more = min(prompts[first].remaining - shares[first], part)  # what shorter ones have left
         shares[first] += more
         part -= more
         own = [number for number in others if number not in shorter]

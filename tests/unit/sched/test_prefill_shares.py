@@ -8,49 +8,53 @@ from hypothesis import strategies as st
 
 from roost.messages import Submit, Tokens
 from roost.sched.admission import LOOKED_AT_MAX, OVERTAKEN_MAX
-from roost.sched.prefill_shares import Want, prefill_shares
+from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from tests.unit.sched.desk import Desk, desk
 
-wants = st.lists(
-    st.builds(Want, st.integers(0, 1), st.sampled_from(["", "a", "b"]), st.integers(1, 40)), min_size=1, max_size=8
-).map(lambda line: sorted(line, key=lambda want: -want.priority))
+waiting_prompts = st.lists(
+    st.builds(WaitingPrompt, st.integers(0, 1), st.sampled_from(["", "a", "b"]), st.integers(1, 40)),
+    min_size=1,
+    max_size=8,
+).map(lambda line: sorted(line, key=lambda prompt: -prompt.priority))
 
 
-@given(wants, st.integers(0, 120))
-def test_no_token_of_a_step_is_left_while_a_prompt_lacks_one(line: list[Want], budget: int) -> None:
+@given(waiting_prompts, st.integers(0, 120))
+def test_no_token_of_a_step_is_left_while_a_prompt_lacks_one(line: list[WaitingPrompt], budget: int) -> None:
     shares = prefill_shares(line, budget)
-    assert all(0 <= share <= want.rest for share, want in zip(shares, line, strict=True))
-    assert sum(shares) == min(budget, sum(want.rest for want in line))
+    assert all(0 <= share <= prompt.remaining for share, prompt in zip(shares, line, strict=True))
+    assert sum(shares) == min(budget, sum(prompt.remaining for prompt in line))
 
 
-@given(wants, st.integers(0, 120))
-def test_each_clients_first_has_half_of_its_part_and_clients_have_equal_parts(line: list[Want], budget: int) -> None:
+@given(waiting_prompts, st.integers(0, 120))
+def test_each_clients_first_has_half_of_its_part_and_clients_have_equal_parts(
+    line: list[WaitingPrompt], budget: int
+) -> None:
     shares = prefill_shares(line, budget)
     highest = [number for number, want in enumerate(line) if want.priority == line[0].priority]
     clients = {line[number].client for number in highest}
     for client in clients:
         own = [number for number in highest if line[number].client == client]
-        part, size = sum(shares[number] for number in own), sum(line[number].rest for number in own)
+        part, size = sum(shares[number] for number in own), sum(line[number].remaining for number in own)
         assert part >= min(size, budget // len(clients))
-        assert shares[own[0]] >= min(line[own[0]].rest, part / 2)
-        shorter = [number for number in own[1:] if line[number].rest < line[own[0]].rest]
-        served = [shares[number] for number in sorted(shorter, key=lambda number: line[number].rest)]
-        lacking = [number for number in shorter if shares[number] < line[number].rest]
+        assert shares[own[0]] >= min(line[own[0]].remaining, part / 2)
+        shorter = [number for number in own[1:] if line[number].remaining < line[own[0]].remaining]
+        served = [shares[number] for number in sorted(shorter, key=lambda number: line[number].remaining)]
+        lacking = [number for number in shorter if shares[number] < line[number].remaining]
         assert served == sorted(served) or lacking, "the shortest first"
         longer = [number for number in own if number not in shorter]
         assert not lacking or not any(shares[number] for number in longer[1:]), "before what is longer than the first"
-        assert shorter or shares[own[0]] == min(line[own[0]].rest, part), "one after the other, if all are as long"
+        assert shorter or shares[own[0]] == min(line[own[0]].remaining, part), "one after the other, if all are as long"
 
 
 def test_a_lower_priority_has_what_the_higher_one_leaves() -> None:
-    line = [Want(1, "", 5), Want(1, "", 5), Want(0, "", 90)]
+    line = [WaitingPrompt(1, "", 5), WaitingPrompt(1, "", 5), WaitingPrompt(0, "", 90)]
     assert prefill_shares(line, 8) == [5, 3, 0]
     assert prefill_shares(line, 30) == [5, 5, 20]
 
 
 @pytest.mark.parametrize(("num_clients", "budget"), [(3, 2), (2, 1), (4, 3), (3, 3), (3, 30)])
 def test_where_there_is_not_a_token_for_each_client_who_came_first_has_it(num_clients: int, budget: int) -> None:
-    line = [Want(0, "first", 1000), *(Want(0, f"c{number}", 5) for number in range(num_clients - 1))]
+    line = [WaitingPrompt(0, "first", 1000), *(WaitingPrompt(0, f"c{number}", 5) for number in range(num_clients - 1))]
     assert prefill_shares(line, budget)[0] > 0
 
 
