@@ -1,4 +1,4 @@
-"""Planted bugs in texts: what is read, refused, hidden, looked for and rendered."""
+"""Planted bugs in texts: what is read, refused, escaped, looked for and rendered."""
 
 from tests.planted.bug import Bug
 

@@ -143,7 +143,7 @@ TESTED: dict[str, str] = {
     "roost.text.locality._ENDING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.locality._COUNT_MAX": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.escaping._WINDOW": "tests/unit/text/test_language.py::"
-    "test_a_long_text_is_hidden_like_a_short_one_wherever_it_is_looked_through",
+    "test_a_long_text_is_escaped_like_a_short_one_wherever_it_is_looked_through",
     "roost.text.token_bounds.DECOMPOSED_MAX": _REACH + "test_no_character_is_composed_of_more_than_is_reckoned_with",
     "roost.text.token_bounds._ASCII_END": _REACH + "test_a_text_has_at_least_the_tokens_that_its_length_says",
     "roost.text.tokenizer.CHARS_MAX": _REACH

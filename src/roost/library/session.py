@@ -27,7 +27,7 @@ from roost.messages import (
     Usage,
 )
 from roost.text.continuation import Transcript, continuation
-from roost.text.language import Hidden, Language
+from roost.text.language import EscapedMessage, Language
 from roost.values import shown, token_ids
 
 Prompt = str | Sequence[int]  # text, or token ids
@@ -40,7 +40,7 @@ class _Turn:
     """A turn that has not ended."""
 
     inbox: Inbox
-    messages: Sequence[Hidden] | None  # None: plain input
+    messages: Sequence[EscapedMessage] | None  # None: plain input
     generates: bool
     output: list[int] = field(default_factory=list)
     is_left: bool = False  # nobody reads it any more, and it was told to end
@@ -156,7 +156,7 @@ class Session:
 
     def _input(
         self, given: Prompt | Messages | None, *, generates: bool
-    ) -> tuple[tuple[int, ...], Sequence[Hidden] | None]:
+    ) -> tuple[tuple[int, ...], Sequence[EscapedMessage] | None]:
         """New tokens, and the messages they come from if they do."""
         transcript = self._transcript
         if given is not None and not isinstance(given, str) and not _are_messages(given):
@@ -173,8 +173,8 @@ class Session:
             return self._language.prompt_tokens(given), None
         if isinstance(given, str):
             return tuple(self._language.tokenizer.encode(given, special=False)), None
-        hidden = self._language.hidden(as_messages(given))
-        return continuation(self._language, transcript, hidden, answers=generates), hidden
+        escaped = self._language.escape(as_messages(given))
+        return continuation(self._language, transcript, escaped, answers=generates), escaped
 
     def _take(self, turn: _Turn, event: Event) -> None:
         """Note what an event says about the session."""

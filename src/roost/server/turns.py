@@ -25,7 +25,7 @@ from roost.messages import Event, Finished, Refused, SessionClosed, SessionState
 from roost.server.generation import while_connected
 from roost.server.keys import caller
 from roost.text.continuation import Transcript, continuation
-from roost.text.language import Hidden, Language
+from roost.text.language import EscapedMessage, Language
 
 WAITING_MAX = 64  # turns that wait for one session
 CHECK_AT_MIN = 1024  # sessions known here, above which those whose time was up in the engine are looked for
@@ -297,7 +297,7 @@ class Turn(Hold):
         super().__init__(conversation)
         self._language = language
         self.request = request
-        self._messages: Sequence[Hidden] | None = None  # None: plain input
+        self._messages: Sequence[EscapedMessage] | None = None  # None: plain input
         self._generates = False
         self._output: list[int] = []  # the last token is what counts
 
@@ -321,7 +321,7 @@ class Turn(Hold):
         self, messages: list[dict[str, Any]], *, generates: bool, tokens_max: int | None = None
     ) -> tuple[int, ...]:
         """The tokens that messages add to the session."""
-        self._messages, self._generates = self._language.hidden(messages), generates
+        self._messages, self._generates = self._language.escape(messages), generates
         transcript = self.conversation.transcript
         return continuation(self._language, transcript, self._messages, answers=generates, tokens_max=tokens_max)
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from roost.errors import RequestError
-from roost.text.escaping import ANSWER
-from roost.text.language import Hidden, Language, num_chars
+from roost.text.escaping import ANSWER_MARK
+from roost.text.language import EscapedMessage, Language, num_chars
 from roost.text.locality import OPENING
 
 _ENDING = 4  # of the messages a session has, the last so many are always rendered
@@ -25,23 +25,28 @@ class Transcript:
     before: "Transcript | None" = None  # None: the empty session
     num_turns: int = 0
     length: int = 0  # tokens of the session
-    messages: tuple[Hidden, ...] = ()  # that this turn added; the last may be a stand-in for the answer
+    messages: tuple[EscapedMessage, ...] = ()  # that this turn added; the last may be a stand-in for the answer
     is_chat: bool = True  # False: plain input, which no template can continue
     is_open: bool = False  # the model spoke last, and its message is not closed
     ended_by: int | None = None  # the special token that its answer ended with: the session's last
     num_messages: int = 0  # in all turns
     num_chars: int = 0  # of their contents
-    opening: tuple[Hidden, ...] = ()  # the first messages
+    opening: tuple[EscapedMessage, ...] = ()  # the first messages
 
     def add(
-        self, language: Language, *, length: int, messages: Sequence[Hidden] | None, output: Sequence[int] | None
+        self,
+        language: Language,
+        *,
+        length: int,
+        messages: Sequence[EscapedMessage] | None,
+        output: Sequence[int] | None,
     ) -> "Transcript":
         """The transcript after one more turn: messages (None: plain input), and an answer unless it was an append."""
         goes_on = self.is_open and not messages  # nothing new was said: an answer got longer, if anything happened
         answers = output is not None and not goes_on
         last = output[-1] if output else None
         ended_by = last if last is not None and language.tokenizer.is_special(last) else None
-        new = (*(messages or ()), *((_ANSWER,) if answers else ()))
+        new = (*(messages or ()), *((_ANSWER_MESSAGE,) if answers else ()))
         return Transcript(
             before=self,
             num_turns=self.num_turns + 1,
@@ -65,19 +70,19 @@ class Transcript:
         # in the middle of a turn: what is there is no whole message
         return Transcript(before=found, num_turns=num_turns, length=length, is_chat=False, num_chars=found.num_chars)
 
-    def said(self) -> list[Hidden]:
+    def said(self) -> list[EscapedMessage]:
         """All messages, the first one first."""
         return self._last(self.num_messages)
 
-    def ends(self) -> list[Hidden]:
+    def ends(self) -> list[EscapedMessage]:
         """The first and the last messages; those in the middle, an even number of them, are left out."""
         num_last = _ENDING + (self.num_messages - OPENING - _ENDING) % 2
         if self.num_messages <= OPENING + num_last:
             return self.said()
         return [*self.opening, *self._last(num_last)]
 
-    def _last(self, count: int) -> list[Hidden]:
-        turns: list[tuple[Hidden, ...]] = []
+    def _last(self, count: int) -> list[EscapedMessage]:
+        turns: list[tuple[EscapedMessage, ...]] = []
         found: Transcript | None = self
         while found is not None and count > 0:
             turns.append(found.messages[-count:])
@@ -86,13 +91,13 @@ class Transcript:
         return [message for turn in reversed(turns) for message in turn]
 
 
-_ANSWER: Hidden = {"role": "assistant", "content": ANSWER}
+_ANSWER_MESSAGE: EscapedMessage = {"role": "assistant", "content": ANSWER_MARK}
 
 
 def continuation(
     language: Language,
     transcript: Transcript,
-    messages: Sequence[Hidden],
+    messages: Sequence[EscapedMessage],
     *,
     answers: bool,
     tokens_max: int | None = None,
@@ -121,7 +126,12 @@ def continuation(
 
 
 def _added(
-    language: Language, transcript: Transcript, said: list[Hidden], messages: Sequence[Hidden], *, answers: bool
+    language: Language,
+    transcript: Transcript,
+    said: list[EscapedMessage],
+    messages: Sequence[EscapedMessage],
+    *,
+    answers: bool,
 ) -> str | None:
     """The text that new messages add to what was said; None if a conversation with them does not begin with that."""
     whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
@@ -132,6 +142,6 @@ def _added(
         return whole.removeprefix(before) if whole.startswith(before) else None
     before = language.chat_text(said[:-1], add_generation_prompt=True)
     # a space before an answer is the model's own: its first token has it
-    space, found, added = whole.removeprefix(before).partition(ANSWER)
-    is_after = whole.startswith(before) and found and not space.strip() and ANSWER not in added
+    space, found, added = whole.removeprefix(before).partition(ANSWER_MARK)
+    is_after = whole.startswith(before) and found and not space.strip() and ANSWER_MARK not in added
     return added if is_after else None

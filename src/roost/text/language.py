@@ -1,7 +1,8 @@
-"""Language: a model's tokenizer and chat template together, as one value that can travel.
+"""Language: a model's tokenizer and chat template as one value that can be sent to another process.
 
 Turns a prompt or a conversation into tokens. Special tokens of a conversation come from the template alone: what a
-user writes stays text, whatever it spells. Called by the front end; written by the engine's process for the server's.
+user writes stays text, whatever it spells. Called by the server and the library; the engine's process sends it to the
+server's.
 """
 
 import json
@@ -13,70 +14,69 @@ from roost.errors import ConfigError, RequestError
 from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
 from roost.text.tokenizer import Tokenizer
 
-Hidden = dict[str, Any]  # a message in which marks stand for special tokens that its author spelt
+EscapedMessage = dict[str, Any]  # a message in which the special tokens that its author spelt are escaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Language:
-    """How a model reads and writes."""
+    """A tokenizer and, if the model has one, a chat template."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None  # None: the model knows no conversations
+    template: ChatTemplate | None  # None: the model takes plain prompts only
 
     def prompt_tokens(self, text: str, *, tokens_max: int | None = None) -> tuple[int, ...]:
-        """Tokens of a plain prompt; one of more than `tokens_max` is refused, here and below."""
+        """Tokens of a plain prompt; more than `tokens_max` of them are refused, as in the methods below."""
         return tuple(self.tokenizer.encode_prompt(text, tokens_max=tokens_max))
 
     def chat_tokens(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tokens_max: int | None = None
     ) -> tuple[int, ...]:
-        """Tokens of a conversation, up to where the model speaks."""
-        text = self.chat_text(self.hidden(messages), add_generation_prompt=add_generation_prompt)
+        """Tokens of a conversation, up to where the model's answer begins."""
+        text = self.chat_text(self.escape(messages), add_generation_prompt=add_generation_prompt)
         return self.text_tokens(text, tokens_max=tokens_max)
 
-    def hidden(self, messages: Sequence[dict[str, Any]]) -> list[Hidden]:
-        """Messages as templates may read them: what spells a special token is marked, so that it stays text."""
+    def escape(self, messages: Sequence[dict[str, Any]]) -> list[EscapedMessage]:
+        """Messages as templates may read them: what spells a special token is escaped, so that it stays text."""
         length = num_chars(messages)
         if length > TEXT_CHARS_MAX:
             raise RequestError(
                 413, "messages", f"{length} characters exceed the {TEXT_CHARS_MAX} that messages may have"
             )
-        return [self.tokenizer.marks.hide(message) for message in messages]
+        return [self.tokenizer.escaper.escape(message) for message in messages]
 
     @property
     def is_local(self) -> bool:
-        """Whether the end of a conversation is known to be written the same without its middle."""
+        """Whether the template is known to write the end of a conversation the same way without its middle."""
         return self.template is not None and self.template.is_local
 
-    def chat_text(self, messages: list[Hidden], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation, marks included."""
+    def chat_text(self, messages: list[EscapedMessage], *, add_generation_prompt: bool) -> str:
+        """The rendered text of a conversation, still escaped."""
         if self.template is None:
             raise RequestError(400, "messages", "this model has no chat template; plain prompts work")
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def text_tokens(self, text: str, *, after: int | None = None, tokens_max: int | None = None) -> tuple[int, ...]:
-        """Tokens of such a text, or of its end; a first token that is there already (`after`) is left out."""
+        """Tokens of a rendered text, or of its end; `after`: the token that precedes it already and is not repeated."""
         if after is None:
             return tuple(self._encode(text, tokens_max))
         last = _text_of(self.tokenizer, after)
         space, found, rest = text.partition(last)
         if not found or space.strip():
             return tuple(self._encode(text, tokens_max))
-        return tuple(
-            self._encode(last + rest, tokens_max)[1:]
-        )  # read together: what follows a token is not a text's beginning
+        # Encoded together with that token: some tokenizers treat the beginning of a text differently.
+        return tuple(self._encode(last + rest, tokens_max)[1:])
 
     def _encode(self, text: str, tokens_max: int | None) -> list[int]:
-        """Tokens of a rendered text: special ones of the template's, plain ones where a user spelt one."""
-        marks = self.tokenizer.marks
-        shown = marks.show(text)
-        if shown == text:
+        """Tokens of a rendered text: special tokens where the template wrote them, plain ones where a user did."""
+        escaper = self.tokenizer.escaper
+        unescaped = escaper.unescape(text)
+        if unescaped == text:
             return self.tokenizer.encode(text, special=True, tokens_max=tokens_max)
-        self.tokenizer.check_len(shown, tokens_max)
+        self.tokenizer.check_len(unescaped, tokens_max)
         tokens: list[int] = []
-        trusted = ""  # special tokens, and parts in which no user spelt one
+        trusted = ""  # special tokens of the template, and parts in which nothing was escaped
         for part in self.tokenizer.split_special(text):
-            plain = marks.show(part)
+            plain = escaper.unescape(part)
             if plain == part:
                 trusted += part
                 continue
@@ -86,7 +86,7 @@ class Language:
         return tokens + self.tokenizer.encode(trusted, special=True, tokens_max=tokens_max)
 
     def to_json(self) -> str:
-        """Everything another process needs to build the same."""
+        """Everything another process needs to build an equal one."""
         template = None if self.template is None else self.template.to_json()
         return json.dumps({"tokenizer": self.tokenizer.to_json(), "template": template})
 
@@ -99,7 +99,7 @@ class Language:
 
 
 def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat template of a checkpoint: a text, or several by name, of which the default counts."""
+    """The chat template of a checkpoint: a text, or a list of named ones, of which `default` is taken."""
     if isinstance(source, list):
         source = next((each.get("template") for each in source if each.get("name") == "default"), None)
     if source is None:
@@ -111,8 +111,8 @@ def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
-def num_chars(messages: Sequence[Hidden]) -> int:
-    """Characters of messages' contents, as far as they are plain."""
+def num_chars(messages: Sequence[EscapedMessage]) -> int:
+    """Characters in the messages' contents, counting only contents that are plain strings."""
     contents = (message.get("content") for message in messages)
     return sum(len(content) for content in contents if isinstance(content, str))
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tokenizers
 
 from roost.errors import ConfigError, RequestError
-from roost.text.escaping import Marks
+from roost.text.escaping import Escaper
 from roost.text.token_bounds import reach_of
 
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
@@ -55,7 +55,7 @@ class Tokenizer:
         self._unreachable = self._special - {unknown_id}  # by text alone; text may well be unknown
         specials = sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
-        self.marks = Marks(specials)
+        self.escaper = Escaper(specials)
         self._adds_space = self.decode(self.encode("a", special=False), skip_special=False).startswith(" ")
 
     @classmethod

@@ -54,10 +54,10 @@ class Held:
         self._add(messages, self.language.tokenizer.encode(text + end, special=True))
 
     def _add(self, messages: tuple[dict[str, Any], ...], output: list[int] | None) -> None:
-        hidden = self.language.hidden(messages)
-        self.tokens += continuation(self.language, self.transcript, hidden, answers=output is not None)
+        escaped = self.language.escape(messages)
+        self.tokens += continuation(self.language, self.transcript, escaped, answers=output is not None)
         self.tokens += output or []
-        self.transcript = self.transcript.add(self.language, length=len(self.tokens), messages=hidden, output=output)
+        self.transcript = self.transcript.add(self.language, length=len(self.tokens), messages=escaped, output=output)
 
 
 def said(text: str) -> dict[str, str]:
@@ -133,7 +133,7 @@ def test_messages_do_not_follow_plain_text() -> None:
     spoken = language(CHAT)
     plain = Transcript().add(spoken, length=3, messages=None, output=None)
     with pytest.raises(RequestError, match="the session holds plain text or ids"):
-        continuation(spoken, plain, spoken.hidden([HELLO]), answers=True)
+        continuation(spoken, plain, spoken.escape([HELLO]), answers=True)
 
 
 def test_a_cut_transcript_is_the_one_of_its_last_whole_turn() -> None:

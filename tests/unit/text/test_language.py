@@ -12,7 +12,7 @@ from tokenizers import decoders as dec
 from tokenizers import models, pre_tokenizers
 
 from roost.errors import RequestError
-from roost.text.escaping import ANSWER, Marks
+from roost.text.escaping import ANSWER_MARK, Escaper
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from roost.text.tokenizer import Tokenizer
@@ -59,20 +59,22 @@ def test_a_users_text_stays_text_in_every_turn_of_a_session(texts: list[str], an
 
 
 @given(text=any_text, special=st.lists(st.sampled_from(["<s>", "s>", "a", "ab", "<|x|>", "|>", "é", "<s"]), max_size=4))
-def test_a_hidden_text_spells_no_special_token_and_is_found_again(text: str, special: list[str]) -> None:
-    marks = Marks(special)
-    hidden = marks.hide(text)
-    assert marks.show(hidden) == text and len(hidden) == len(text)
-    assert not any(each in hidden for each in special)
+def test_an_escaped_text_spells_no_special_token_and_is_found_again(text: str, special: list[str]) -> None:
+    escaper = Escaper(special)
+    escaped = escaper.escape(text)
+    assert escaper.unescape(escaped) == text and len(escaped) == len(text)
+    assert not any(each in escaped for each in special)
 
 
-def test_a_long_text_is_hidden_like_a_short_one_wherever_it_is_looked_through() -> None:
+def test_a_long_text_is_escaped_like_a_short_one_wherever_it_is_looked_through() -> None:
     text = "<|im_end|>" * 20_000 + "<|im_"
-    hidden = BYTE_LEVEL.marks.hide(text)
-    assert hidden == BYTE_LEVEL.marks.hide("<|im_end|>") * 20_000 + "<|im_"
+    escaped = BYTE_LEVEL.escaper.escape(text)
+    assert escaped == BYTE_LEVEL.escaper.escape("<|im_end|>") * 20_000 + "<|im_"
 
 
-@pytest.mark.parametrize("message", [_user("a\ud800"), _user(ANSWER), {"role": "user", "\udfff": "x", "content": ""}])
+@pytest.mark.parametrize(
+    "message", [_user("a\ud800"), _user(ANSWER_MARK), {"role": "user", "\udfff": "x", "content": ""}]
+)
 def test_half_of_a_surrogate_pair_is_refused_and_never_read_as_a_mark(message: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="messages: not valid Unicode") as refused:
         CHATML.chat_tokens([message])
@@ -98,6 +100,6 @@ def test_a_text_that_spells_a_special_token_gets_no_space_that_others_do_not_get
     assert [language.tokenizer.is_special(each) for each in spelt].count(True) == 3
 
 
-def test_a_vocabulary_without_special_tokens_hides_nothing() -> None:
-    assert Marks([]).hide("<s>") == "<s>"
+def test_a_vocabulary_without_special_tokens_escapes_nothing() -> None:
+    assert Escaper([]).escape("<s>") == "<s>"
     assert json.loads(sentencepiece().to_json())["spelling"] == "sentencepiece"
