@@ -8,7 +8,7 @@ TEXT_BUGS = (
     Bug(
         "refused_before_tokenised",
         "roost.text.tokenizer",
-        "        fewest = 0 if self.reach is None else self.reach.fewest_tokens(text)",
+        "        fewest = 0 if self.token_bounds is None else self.token_bounds.fewest_tokens(text)",
         "        fewest = 0",
         "a text that can never fit is tokenised all the same, and everybody waits for it",
         _TEXT + "test_token_bounds.py::test_what_can_never_fit_is_refused_before_it_is_tokenised",
@@ -16,7 +16,7 @@ TEXT_BUGS = (
     Bug(
         "long_texts_without_the_gil",
         "roost.text.tokenizer",
-        "        if len(text) < _LONG:",
+        "        if len(text) < _GIL_RELEASE_CHARS:",
         "        if text:",
         "a long text holds the GIL while it is tokenised",
         _TEXT + "test_token_bounds.py::test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",

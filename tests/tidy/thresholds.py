@@ -16,7 +16,7 @@ _KERNELS = "tests/kernels/"
 _ASIDE = "tests/unit/server/test_offload.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
-_REACH = "tests/unit/text/test_token_bounds.py::"
+_TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
 _LOCALITY = "tests/unit/text/test_locality.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
@@ -144,11 +144,13 @@ TESTED: dict[str, str] = {
     "roost.text.locality._COUNT_MAX": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.escaping._WINDOW": "tests/unit/text/test_language.py::"
     "test_a_long_text_is_escaped_like_a_short_one_wherever_it_is_looked_through",
-    "roost.text.token_bounds.DECOMPOSED_MAX": _REACH + "test_no_character_is_composed_of_more_than_is_reckoned_with",
-    "roost.text.token_bounds._ASCII_END": _REACH + "test_a_text_has_at_least_the_tokens_that_its_length_says",
-    "roost.text.tokenizer.CHARS_MAX": _REACH
+    "roost.text.token_bounds.DECOMPOSED_MAX": _TOKEN_BOUNDS
+    + "test_no_character_is_composed_of_more_than_is_reckoned_with",
+    "roost.text.token_bounds._ASCII_END": _TOKEN_BOUNDS + "test_a_text_has_at_least_the_tokens_that_its_length_says",
+    "roost.text.tokenizer.CHARS_MAX": _TOKEN_BOUNDS
     + "test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too",
-    "roost.text.tokenizer._LONG": _REACH + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
+    "roost.text.tokenizer._GIL_RELEASE_CHARS": _TOKEN_BOUNDS
+    + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
     "roost.values._SHOWN_MAX": "tests/unit/test_values.py::test_a_value_is_repeated_in_a_message_but_not_at_length",
     "roost.values._WHOLE_BITS_MAX": "tests/unit/test_values.py::test_a_whole_number_has_so_many_bits_and_no_more",
     # --- cli, train ---

@@ -1,9 +1,9 @@
-"""Continuation: what a conversation's next messages add to the tokens that a session already holds.
+"""Continuation: the tokens that new messages add to what a session already holds.
 
-Owns the transcript of a session: its messages, turn by turn, with a stand-in for each answer, since the session has the
-answer's own tokens. What the template adds after the last answer or message is the continuation. A template that is
-known to be local renders only the beginning and the end for it, which costs the same in every turn; any other one
-renders everything. Never sees the session's tokens. Called by the server and the library.
+Owns the transcript of a session: its messages, turn by turn, with a placeholder for each answer, whose tokens the
+session has. What the template writes after the last answer or message is the continuation. A template that is known to
+be local (text.locality) renders only the first and last messages, so the cost does not grow with the history; any other
+renders the whole conversation. Never sees the session's tokens. Called by the server and the library.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from roost.text.escaping import ANSWER_MARK
 from roost.text.language import EscapedMessage, Language, num_chars
 from roost.text.locality import OPENING
 
-_ENDING = 4  # of the messages a session has, the last so many are always rendered
+_ENDING = 4  # at least this many of the last messages are always rendered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Transcript:
-    """What a session holds after one of its turns; the turns before are linked, so that forks share them."""
+    """The messages of a session after one of its turns; a linked list of turns, so that forks share a prefix."""
 
     before: "Transcript | None" = None  # None: the empty session
     num_turns: int = 0
     length: int = 0  # tokens of the session
-    messages: tuple[EscapedMessage, ...] = ()  # that this turn added; the last may be a stand-in for the answer
-    is_chat: bool = True  # False: plain input, which no template can continue
-    is_open: bool = False  # the model spoke last, and its message is not closed
-    ended_by: int | None = None  # the special token that its answer ended with: the session's last
-    num_messages: int = 0  # in all turns
-    num_chars: int = 0  # of their contents
+    messages: tuple[EscapedMessage, ...] = ()  # added by this turn; the last may be a placeholder for the answer
+    is_chat: bool = True  # False: holds plain input, which no template can continue
+    is_open: bool = False  # the last message is the model's answer, and the template has not closed it yet
+    ended_by: int | None = None  # the special token that ended the answer, which is the session's last token
+    num_messages: int = 0  # of all turns
+    num_chars: int = 0  # of all their contents
     opening: tuple[EscapedMessage, ...] = ()  # the first messages
 
     def add(
@@ -41,9 +41,12 @@ class Transcript:
         messages: Sequence[EscapedMessage] | None,
         output: Sequence[int] | None,
     ) -> "Transcript":
-        """The transcript after one more turn: messages (None: plain input), and an answer unless it was an append."""
-        goes_on = self.is_open and not messages  # nothing new was said: an answer got longer, if anything happened
-        answers = output is not None and not goes_on
+        """The transcript after one more turn.
+
+        `messages`: None for plain input. `output`: tokens of the answer, None for an append.
+        """
+        extends_answer = self.is_open and not messages  # no new message: at most the last answer got longer
+        answers = output is not None and not extends_answer
         last = output[-1] if output else None
         ended_by = last if last is not None and language.tokenizer.is_special(last) else None
         new = (*(messages or ()), *((_ANSWER_MESSAGE,) if answers else ()))
@@ -53,32 +56,32 @@ class Transcript:
             length=length,
             messages=new,
             is_chat=self.is_chat and messages is not None,
-            is_open=answers or goes_on,
-            ended_by=self.ended_by if goes_on and last is None else ended_by,
+            is_open=answers or extends_answer,
+            ended_by=self.ended_by if extends_answer and last is None else ended_by,
             num_messages=self.num_messages + len(new),
             num_chars=self.num_chars + num_chars(new),
             opening=(*self.opening, *new[: OPENING - len(self.opening)]),
         )
 
     def cut(self, length: int, num_turns: int) -> "Transcript":
-        """The transcript of a session that was cut to so many tokens, of which so many turns are left."""
+        """The transcript of the session after a rewind to `length` tokens, which leaves `num_turns` turns."""
         found = self
         while found.before is not None and (found.num_turns > num_turns or found.length > length):
             found = found.before
         if found.length == length:
             return found
-        # in the middle of a turn: what is there is no whole message
+        # cut inside a turn: the tokens that are left do not end with a complete message
         return Transcript(before=found, num_turns=num_turns, length=length, is_chat=False, num_chars=found.num_chars)
 
-    def said(self) -> list[EscapedMessage]:
-        """All messages, the first one first."""
+    def all_messages(self) -> list[EscapedMessage]:
+        """All messages, oldest first."""
         return self._last(self.num_messages)
 
-    def ends(self) -> list[EscapedMessage]:
-        """The first and the last messages; those in the middle, an even number of them, are left out."""
+    def first_and_last(self) -> list[EscapedMessage]:
+        """The first and the last messages; an even number of those in between is left out, for templates that count."""
         num_last = _ENDING + (self.num_messages - OPENING - _ENDING) % 2
         if self.num_messages <= OPENING + num_last:
-            return self.said()
+            return self.all_messages()
         return [*self.opening, *self._last(num_last)]
 
     def _last(self, count: int) -> list[EscapedMessage]:
@@ -102,19 +105,21 @@ def continuation(
     answers: bool,
     tokens_max: int | None = None,
 ) -> tuple[int, ...]:
-    """Tokens that new messages add; up to where the model speaks, if it is to answer."""
+    """Tokens that new messages add; with `answers`, up to where the model's answer begins."""
     if not transcript.is_chat:
         raise RequestError(
-            400, "messages", "the session holds plain text or ids, which no template continues: send text or input_ids"
+            400,
+            "messages",
+            "the session holds plain text or ids, which a chat template cannot continue: send text or input_ids",
         )
     if not messages and transcript.is_open:
-        return ()  # the answer goes on as it stands
+        return ()  # the model continues its last answer
     added = None
     if language.is_local and transcript.num_messages > OPENING + _ENDING:
-        with suppress(RequestError):  # in the middle, ends may meet that the template would not have together
-            added = _added(language, transcript, transcript.ends(), messages, answers=answers)
+        with suppress(RequestError):  # the template may refuse the gap: two users' messages in a row, say
+            added = _added(language, transcript, transcript.first_and_last(), messages, answers=answers)
     if added is None:
-        added = _added(language, transcript, transcript.said(), messages, answers=answers)
+        added = _added(language, transcript, transcript.all_messages(), messages, answers=answers)
     if added is None:
         raise RequestError(
             400,
@@ -133,7 +138,7 @@ def _added(
     *,
     answers: bool,
 ) -> str | None:
-    """The text that new messages add to what was said; None if a conversation with them does not begin with that."""
+    """The text that new messages add to `said`; None if rendering them changes what was rendered before."""
     whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
     if not said:
         return whole
@@ -141,7 +146,7 @@ def _added(
         before = language.chat_text(said, add_generation_prompt=False)
         return whole.removeprefix(before) if whole.startswith(before) else None
     before = language.chat_text(said[:-1], add_generation_prompt=True)
-    # a space before an answer is the model's own: its first token has it
+    # Whitespace that the template puts before an answer is part of the answer's own first token.
     space, found, added = whole.removeprefix(before).partition(ANSWER_MARK)
     is_after = whole.startswith(before) and found and not space.strip() and ANSWER_MARK not in added
     return added if is_after else None

@@ -1,7 +1,7 @@
-"""Tokenizers from GGUF metadata: byte-level BPE, and sentencepiece BPE whose merges follow from its scores.
+"""Tokenizers from GGUF metadata: byte-level BPE, and sentencepiece BPE whose merges are derived from its scores.
 
-Owns the reading of `tokenizer.ggml.*` values, given as plain Python values. Never reads a file; what is missing or does
-not fit together is a ConfigError that names the key.
+Owns the meaning of the `tokenizer.ggml.*` keys, given as plain Python values. Never reads a file; a missing or
+inconsistent value is a ConfigError that names the key.
 Called when a model is loaded.
 """
 
@@ -19,7 +19,7 @@ PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # of token_type; 5 is unused, 6 a byte
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # end of text, of a turn, of a message
 
-# Words of the vocabularies trained with them: contractions, letters, numbers, the rest, line ends, spaces.
+# Pre-tokenizer patterns, as the vocabularies were trained: contractions, letters, numbers, other, line ends, spaces.
 LLAMA_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,12 +31,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """How a byte-level vocabulary cuts text before it merges."""
+    """How a byte-level vocabulary splits text into words before it merges."""
 
-    cut: pre_tokenizers.PreTokenizer | None = None  # before the byte level
-    uses_byte_level_words: bool = False  # the byte level's own pattern, GPT-2's
-    takes_whole_words: bool = False  # a word in the vocabulary is a token, whatever the merges say
-    composes: bool = False  # Unicode NFC first
+    cut: pre_tokenizers.PreTokenizer | None = None  # runs before the byte level
+    uses_byte_level_words: bool = False  # the byte level's own pattern, which is GPT-2's
+    takes_whole_words: bool = False  # a word in the vocabulary is one token, whatever the merges say
+    composes: bool = False  # normalise to Unicode NFC first
     adds_bos: bool = False  # where the file does not say
 
 
@@ -145,7 +145,7 @@ def _sentencepiece(vocab: _Vocab, fields: Mapping[str, object]) -> tokenizers.To
 
 
 def _merges_by_score(vocab: _Vocab, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Sentencepiece joins the neighbours whose union scores best: every way to make a token, best token first."""
+    """Sentencepiece merges the neighbours whose union scores best: all ways to make each token, best token first."""
     normal = {token: id for id, token in enumerate(vocab.tokens) if vocab.types[id] == NORMAL}
     merges = []
     for token in sorted(normal, key=lambda token: (-scores[normal[token]], normal[token])):
@@ -156,7 +156,7 @@ def _merges_by_score(vocab: _Vocab, scores: Sequence[float]) -> list[tuple[str, 
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, vocab: _Vocab, named: set[int]) -> None:
-    """Mark what text never makes (special), and what it makes whole (user defined)."""
+    """Add special tokens, which plain text never becomes, and user-defined ones, which are never split."""
     for id, (token, type) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
         if type in (UNKNOWN, CONTROL) or id in named:
             inner.add_special_tokens([AddedToken(token, special=True, normalized=False)])
@@ -193,6 +193,6 @@ def _present(fields: Mapping[str, object], key: str) -> object:
 
 
 def _is_a(value: object, kind: type) -> bool:
-    if isinstance(value, bool):  # which Python also takes for a number
+    if isinstance(value, bool):  # in Python also an int
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -81,7 +81,7 @@ class Language:
                 trusted += part
                 continue
             tokens += self.tokenizer.encode(trusted, special=True, tokens_max=tokens_max)
-            tokens += self.tokenizer.encode(plain, special=False, goes_on=bool(tokens), tokens_max=tokens_max)
+            tokens += self.tokenizer.encode(plain, special=False, is_continuation=bool(tokens), tokens_max=tokens_max)
             trusted = ""
         return tokens + self.tokenizer.encode(trusted, special=True, tokens_max=tokens_max)
 

@@ -1,25 +1,25 @@
-"""Locality: whether what a template writes for a message depends on nothing far from it, read off its source.
+"""Locality: whether what a template writes for a message depends only on messages near it, judged by its source.
 
-Such a template takes one loop over the conversation, in which it looks at the message, its neighbours, the first ones
-and the last, whether its place is even, and nothing that an earlier round of the loop left behind. Then messages in the
-middle can be left out, an even number of them, and the end is written just the same. What is not known to be so is
-taken to be otherwise. Knows no messages. Called by text.template.
+A local template has one loop over the conversation, whose body reads the message, its neighbours, the first and the
+last messages and whether its index is even, and keeps no state between iterations. An even number of messages can then
+be left out of the middle without changing what is written for the end. A construct that is not known here makes a
+template not local. Never sees messages. Called by text.template.
 """
 
 from collections.abc import Container, Iterable, Iterator
 
 from jinja2 import nodes
 
-OPENING = 4  # messages at the beginning that a local template may look at by their number
-_ENDING = 2  # and at the end
-_COUNT_MAX = 2  # a place or a length is only compared with numbers up to this
+OPENING = 4  # first messages that a local template may read by index
+_ENDING = 2  # and last ones
+_COUNT_MAX = 2  # an index or a length may only be compared with numbers up to this
 _OF_LOOP = ("first", "last", "previtem", "nextitem")
-_KEEPS_STATE = ("cycler", "joiner", "lipsum")  # globals whose values change as they are used
-_LAZY = ("map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "random")  # used up, or by chance
+_KEEPS_STATE = ("cycler", "joiner", "lipsum")  # globals whose values change with every use
+_LAZY = ("map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "random")  # one-shot, or random
 
 
 def is_local(template: nodes.Template) -> bool:
-    """Whether the middle of a conversation can be left out without a change to what is written for its end."""
+    """Whether leaving out the middle of a conversation does not change what is written for its end."""
     try:
         _Reader().read(template)
     except _NotLocalError:
@@ -28,18 +28,21 @@ def is_local(template: nodes.Template) -> bool:
 
 
 class _NotLocalError(Exception):
-    """Something that may depend on any message."""
+    """The template has a construct that may depend on any message."""
 
 
 class _Reader:
-    """One walk through a template."""
+    """Walks a template's syntax tree."""
 
     def __init__(self) -> None:
-        self._skips = {"messages": 0}  # names of the conversation, and how many of the first are missing there at most
+        self._skips = {"messages": 0}  # names bound to the conversation -> most first messages that are sliced off
         self._num_loops = 0
 
     def read(self, node: nodes.Node, *, is_inner: bool = False, has_loop: bool = False) -> None:
-        """Look at a node and all inside of it; `is_inner`: of a loop, a macro or the like; `has_loop`: of the loop."""
+        """Check a node and its children.
+
+        `is_inner`: inside a loop, a macro or the like; `has_loop`: inside the loop over the conversation.
+        """
         skipped = self._skipped(_source(node))
         match node:
             case nodes.For() if skipped is not None:
@@ -48,7 +51,7 @@ class _Reader:
                 for part in node.iter_child_nodes(exclude=("body", "target")):
                     self.read(part, is_inner=True, has_loop=has_loop)
                 for part in node.body:
-                    self.read(part, is_inner=True)  # `loop` is its own there
+                    self.read(part, is_inner=True)  # here `loop` is the inner loop's
             case nodes.Assign(target=nodes.Name(name=name)) if skipped is not None and not is_inner:
                 self._skips[name] = max(skipped, self._skips.get(name, 0))
             case nodes.Getitem() if skipped is not None:
@@ -82,7 +85,7 @@ class _Reader:
                 raise _NotLocalError
 
     def _skipped(self, node: nodes.Node | None) -> int | None:
-        """How many of the first messages a name or a slice of the conversation lacks at most; None: it is neither."""
+        """Most first messages that a name or a slice of the conversation leaves out; None: it is neither."""
         match node:
             case nodes.Name(name=name):
                 return self._skips.get(name)
@@ -103,7 +106,7 @@ class _Reader:
         raise _NotLocalError
 
     def _is_count(self, node: nodes.Node, *, has_loop: bool) -> bool:
-        """Whether it is the place of a message, or how many there are."""
+        """Whether it is the index of a message, or the number of messages."""
         match node:
             case nodes.Filter(node=inner, name="length" | "count") if inner is not None:
                 return self._skipped(inner) is not None
@@ -111,7 +114,7 @@ class _Reader:
 
 
 def _source(node: nodes.Node) -> nodes.Node | None:
-    """What a loop goes through, a name is given or an item is taken of."""
+    """What a loop iterates over, an assignment assigns, or a subscript indexes."""
     match node:
         case nodes.For():
             return node.iter

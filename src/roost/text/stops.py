@@ -1,8 +1,8 @@
-"""Stop strings: where the first one ends, and what must wait because it may be the beginning of one.
+"""Stop strings: finds the first match, and how much of a text may be the prefix of one.
 
-Owns one automaton (Aho and Corasick's) for all stop strings of a request: a character costs the same however many there
-are. A state is the longest beginning of a stop string that a text ends with; where it falls back to is worked out when
-a text first comes there, so that making one costs little. Never sees tokens. Called by text.stream, for both its ends.
+One Aho-Corasick automaton for all stop strings of a request: the cost of a character does not depend on how many there
+are. A state is the longest prefix of a stop string that the text ends with. Fallback links are computed when a state is
+first reached, so building the automaton is cheap. Never sees tokens. Called by text.stream.
 """
 
 from array import array
@@ -14,22 +14,23 @@ START = 0  # the state of an empty text
 
 
 class Stops:
-    """The stop strings of one request, to be looked for in one or more texts."""
+    """The automaton for the stop strings of one request; callers keep the state, so several texts may share it."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         if not all(texts):
             raise RequestError(400, "stop", "a stop string has at least one character")
-        self._texts = sorted(set(texts))  # those with the same beginning are neighbours
+        self._texts = sorted(set(texts))  # those with a common prefix are neighbours
         self._width = max(map(len, self._texts), default=0) + 1
-        # State text * width + depth: so many characters of that text, the first of those that begin with them.
+        # State = text * width + depth: the first `depth` characters of a text; texts that share them share the state
+        # of the first such text.
         self._chars = "".join(text.ljust(self._width) for text in self._texts)
         self._forks = self._all_forks()
-        self._fallbacks = array("i", [-1]) * max(1, len(self._chars))  # -1: no text has come here
-        self._ends = array("i", [-1]) * len(self._fallbacks)  # the longest stop string that ends here
+        self._fallbacks = array("i", [-1]) * max(1, len(self._chars))  # -1: not reached yet
+        self._ends = array("i", [-1]) * len(self._fallbacks)  # by state, the longest stop string that ends there
         self._fallbacks[START] = START
 
     def after(self, state: int, char: str) -> int:
-        """The state of a text that was in `state` and has one more character."""
+        """The state after one more character."""
         while (found := self._next(state, char)) is None:
             if state == START:
                 return START
@@ -39,11 +40,11 @@ class Stops:
         return found
 
     def depth(self, state: int) -> int:
-        """Characters at the end of a text in this state that are the beginning of a stop string."""
+        """How many characters at the end of the text may be the prefix of a stop string."""
         return state % self._width
 
     def stop(self, state: int) -> str | None:
-        """The longest stop string that a text in this state ends with."""
+        """The longest stop string that the text ends with, if any."""
         end = self._ends[state]
         return None if end < 0 else self._texts[end]
 
@@ -54,7 +55,7 @@ class Stops:
         return state + 1 if self._chars[state] == char else None
 
     def _reach(self, state: int, before: int, char: str) -> None:
-        """Work out where a text goes from a state that it reached for the first time, and from those in turn."""
+        """Compute the fallback of a state that was reached for the first time, and of that state's fallbacks."""
         reached = []
         while self._fallbacks[state] < 0:
             fallback: int | None = None
@@ -65,14 +66,14 @@ class Stops:
             state = fallback or START
         for state, fallback in reversed(reached):
             text, depth = divmod(state, self._width)
-            is_whole = depth == len(self._texts[text])  # then it is the longest
+            is_whole = depth == len(self._texts[text])  # longer than any that its fallback ends with
             self._ends[state] = text if is_whole else self._ends[fallback]
             self._fallbacks[state] = fallback
 
     def _all_forks(self) -> dict[int, dict[str, int]]:
-        """Where one character does not decide: at the start, at ends, and where two neighbours part."""
+        """Transitions of states that do not have exactly one: the start, ends of texts, and where two texts diverge."""
         forks: dict[int, dict[str, int]] = {START: {}}
-        firsts = [0] * self._width  # by depth, the first text with the present one's beginning
+        firsts = [0] * self._width  # by depth, the first text that shares the current one's prefix
         for number, text in enumerate(self._texts):
             shared = _num_shared(self._texts[number - 1], text) if number else 0
             at = firsts[shared] * self._width + shared
@@ -85,7 +86,7 @@ class Stops:
 
 
 def _num_shared(left: str, right: str) -> int:
-    """Characters that two texts begin with in common."""
+    """Length of the common prefix of two texts."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

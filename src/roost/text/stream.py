@@ -1,7 +1,8 @@
-"""Streams of one output: its text as tokens settle, where a stop string ends it, what a client may see of it.
+"""Streaming of one output: incremental decoding, the token that completes a stop string, the text a client may see.
 
-Owns unfinished characters and the tail of text. The cost of a token does not grow with the output.
-Each object is for one output and one thread: TextStream and StopCutter in the front end, StopFinder in the engine.
+Owns the bytes of an incomplete character and the text held back for stop strings. The cost of a token does not grow
+with the output. Each object serves one output on one thread: TextStream and StopCutter in the server or the library,
+StopFinder in the engine.
 """
 
 import codecs
@@ -12,7 +13,7 @@ from roost.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """The text of an output, as far as it is certain."""
+    """Incremental decoding of one output."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
         self._tokenizer = tokenizer
@@ -20,12 +21,12 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps the bytes of an unfinished character
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """Take tokens; give the text that no later token can change."""
+        """Add tokens; returns the text that no later token can change."""
         shown = (self._tokenizer.shown(token, skip_special=self._skip_special) for token in tokens)
         return self._decoder.decode(b"".join(shown))
 
     def flush(self) -> str:
-        """Give the rest at the output's end: an unfinished character stays unfinished."""
+        """The rest at the output's end: an incomplete character becomes a replacement character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -38,11 +39,11 @@ class StopFinder:
         self._stream = TextStream(tokenizer, skip_special=skip_special)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Take tokens in which no stop string counts; a character that they leave unfinished counts."""
+        """Add tokens in which stop strings do not count; a character that they leave incomplete does count."""
         self._stream.feed(tokens)
 
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
-        """Take tokens; give the index of the one that completes a stop string, and which. Not fed after that."""
+        """Add tokens; returns the index of the one that completes a stop string, and the string. Call no more then."""
         for index, token in enumerate(tokens):
             for char in self._stream.feed((token,)):
                 self._state = self._stops.after(self._state, char)
@@ -52,7 +53,7 @@ class StopFinder:
 
 
 class StopCutter:
-    """Holds back text that is a stop string or may become one, until it is known."""
+    """Holds back text that is, or may become, a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = Stops(stops)
@@ -61,7 +62,7 @@ class StopCutter:
         self._stop_at: int | None = None  # where in `_held` the first stop string begins
 
     def feed(self, delta: str) -> str:
-        """Take text; give what certainly belongs to the output."""
+        """Add text; returns what certainly belongs to the output."""
         text = self._held + delta
         for end, char in enumerate(delta, len(self._held) + 1):
             self._state = self._stops.after(self._state, char)
@@ -76,6 +77,6 @@ class StopCutter:
         return text[:certain_len]
 
     def finish(self, matched: str | None) -> str:
-        """Give the rest: all that is held, or what of it lies before the stop string that ended the output."""
+        """The rest: all text held back, or only the part before the stop string that ended the output."""
         held, self._held = self._held, ""
         return held if matched is None else held.partition(matched)[0]

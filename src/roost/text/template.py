@@ -1,8 +1,8 @@
-"""Chat templates: messages to the text a model was trained on.
+"""Chat templates: render messages to the text format that a model was trained on.
 
-Owns the sandbox that a model's template runs in: it reads messages, changes nothing, reaches nothing else. Its text,
-and what its operators make, is bounded while it grows; filters are trusted as far as the model is. Knows no tokens.
-Called by the front end; one template serves all threads.
+Owns the sandbox that a model's template runs in: it reads messages, changes nothing and accesses nothing else. The
+length of its output, and of values that its operators build, is limited while they grow; filters are trusted as much
+as the model is. Knows no tokens. Called through text.language; one template serves all threads.
 """
 
 import json
@@ -23,7 +23,7 @@ from roost.text.locality import is_local
 
 SOURCE_BYTES_MAX = 256 * 1024
 TEXT_CHARS_MAX = 4 * 1024 * 1024
-REASON_CHARS_MAX = 300  # of a template's own words to a client
+REASON_CHARS_MAX = 300  # of a template's own error message
 
 
 class ChatTemplate:
@@ -52,7 +52,7 @@ class ChatTemplate:
             raise ConfigError(f"chat template: does not compile: {error}") from error
 
     def to_json(self) -> str:
-        """Everything another process needs to build the same."""
+        """Everything another process needs to build an equal one."""
         return json.dumps({"source": self._source, "bos": self._names["bos_token"], "eos": self._names["eos_token"]})
 
     @classmethod
@@ -61,7 +61,7 @@ class ChatTemplate:
         return cls(**json.loads(text))
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation; with the generation prompt, up to where the model speaks."""
+        """The text of a conversation; with the generation prompt, up to where the model's answer begins."""
         names = {**self._names, "messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return _joined(self._template.generate(names), self._chars_max)
@@ -71,17 +71,17 @@ class ChatTemplate:
             raise RequestError(400, "messages", "nested too deeply for the chat template") from error
 
 
-class _Refused(TemplateError):
-    """What a template says itself about messages it does not take."""
+class _TemplateRefusal(TemplateError):
+    """Raised by a template itself (`raise_exception`) for messages that it does not accept."""
 
 
 class _TooLong(TemplateError):
-    """A value or a text beyond the cap."""
+    """A value or a text longer than the limit."""
 
 
 def _reason(error: Exception) -> str:
-    """What a client is told: never more than the template's author meant it to read."""
-    if isinstance(error, _Refused | _TooLong):
+    """The message for a client: never more than what the template's author wrote for it."""
+    if isinstance(error, _TemplateRefusal | _TooLong):
         return str(error)
     if isinstance(error, SecurityError):
         return "the chat template does something that is not allowed"
@@ -91,7 +91,7 @@ def _reason(error: Exception) -> str:
 
 
 def _joined(parts: Iterable[str], chars_max: int) -> str:
-    """The parts as one text; stops at the part that makes it too long."""
+    """The parts as one text; raises at the part that makes it too long."""
     kept = []
     length = 0
     for part in parts:
@@ -103,7 +103,7 @@ def _joined(parts: Iterable[str], chars_max: int) -> str:
 
 
 def _grown_len(operator: str, left: Any, right: Any) -> int:
-    """Length of what an operator would make: items of a sequence, bits of a power; 0 for what cannot grow."""
+    """Length of what an operator would build: items of a sequence, bits of a power; 0 if it cannot grow."""
     sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
     numbers = [side for side in (left, right) if isinstance(side, int)]
     if operator == "**":
@@ -114,10 +114,10 @@ def _grown_len(operator: str, left: Any, right: Any) -> int:
 
 
 class _Code(CodeGenerator):
-    """Compiles `~` to the join that is bounded."""
+    """Compiles `~` to the length-limited `environment.concat`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """Write the join of the operands as text."""
+        """Emit the code that joins the operands."""
         self.write("environment.concat(map(str, (")
         for operand in node.nodes:
             self.visit(operand, frame)
@@ -126,46 +126,46 @@ class _Code(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja with what published templates use; nothing reaches out, and what operators and blocks make is bounded."""
+    """Jinja with what published templates use, without access to anything else, and with limits on lengths."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
     code_generator_class = _Code
 
     def __init__(self, chars_max: int, now: Callable[[], datetime]) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag])
         self._chars_max = chars_max
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda format: now().strftime(format)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once; Jinja itself would let an unsafe attribute print as nothing."""
+        """Raise at once; Jinja itself would render an unsafe attribute as an empty string."""
         raise SecurityError(f"access to {attribute!r}")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute, unless the value would be longer than any text may be."""
+        """Compute, unless the value would be longer than a text may be."""
         if _grown_len(operator, left, right) > self._chars_max:
             raise _TooLong(f"longer than {self._chars_max} characters")
         return super().call_binop(context, operator, left, right)
 
     def concat(self, parts: Iterable[str], /) -> str:
-        """Join what `~` is given, and what a macro or a set block has collected."""
+        """Join the operands of `~`, and the output of a macro or a set block."""
         return _joined(parts, self._chars_max)
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks the model's words for training; here it is only its body."""
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the model's words for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Take the body as if the marks were not there."""
+        """Parse the body as if the tag were not there."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _refuse(message: object = "") -> NoReturn:
-    raise _Refused(str(message)[:REASON_CHARS_MAX])
+    raise _TemplateRefusal(str(message)[:REASON_CHARS_MAX])
 
 
 def _to_json(

@@ -1,30 +1,30 @@
-"""Reach: how much text one token can stand for at most, read off a vocabulary and its rules.
+"""Token bounds: the most text that one token can stand for, derived from a vocabulary and its rules.
 
-What is so much longer than its limit in tokens can be refused without being tokenised. Rules that may make a text
-shorter by any amount (removed characters, unknown ones that become one token) leave no such bound; what is not known to
-leave one is taken to leave none. Called by text.tokenizer.
+From it follows the fewest tokens that a text can have, so that a text which cannot fit is refused without being
+tokenised. Rules that may shorten a text by any amount (removed characters, runs of unknown ones that become a single
+token) leave no bound, and a rule that is not known here is assumed to leave none. Called by text.tokenizer.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-DECOMPOSED_MAX = 4  # characters that Unicode composes into one at most
+DECOMPOSED_MAX = 4  # most characters that NFC composes into one
 _ASCII_END = 0x80
-_INNER = frozenset(range(0x80, 0xC0))  # bytes of characters beyond ASCII, after the first
-_KEEPING = ("ByteLevel", "Digits", "Metaspace", "Split", "Punctuation")  # cut a text, if they are not told to remove
+_CONTINUATION_BYTES = frozenset(range(0x80, 0xC0))  # of UTF-8: every character beyond ASCII has at least one
+_LOSSLESS_SPLITS = ("ByteLevel", "Digits", "Metaspace", "Split", "Punctuation")  # unless their behavior is "Removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """The most that a token stands for."""
+class TokenBounds:
+    """The most text that one token stands for."""
 
     size: int
-    in_bytes: bool  # or in characters
-    missing: bytes = b""  # which no token stands for: they are left out of a text
+    in_bytes: bool  # else in characters
+    missing: bytes = b""  # bytes without a token: the tokenizer drops them, so they do not count
 
     def fewest_tokens(self, text: str) -> int:
-        """Tokens that a text has at least."""
+        """A lower bound for the number of tokens of a text."""
         if self.in_bytes:
             length = len(text.encode("utf-8", "surrogatepass").translate(None, self.missing))
         else:
@@ -32,26 +32,32 @@ class Reach:
         return -(-length // self.size)
 
 
-def reach_of(source: Mapping[str, Any], pieces: list[bytes], byte_chars: Mapping[str, int] | None) -> Reach | None:
-    """The reach of a tokenizer.json; `byte_chars`: how a byte-level vocabulary writes bytes, None for sentencepiece."""
+def token_bounds_of(
+    source: Mapping[str, Any], pieces: list[bytes], byte_chars: Mapping[str, int] | None
+) -> TokenBounds | None:
+    """The bounds of a tokenizer.json, None if it has none.
+
+    `byte_chars`: how a byte-level vocabulary writes bytes; None for sentencepiece.
+    """
     if any(token["lstrip"] or token["rstrip"] for token in source["added_tokens"]):
-        return None  # they take all the space around them
+        return None  # such a token swallows any amount of whitespace around it
     shrinks_by = _shrinks_by(source["normalizer"])
     if shrinks_by is None or not _keeps_all(source["pre_tokenizer"]):
         return None
     if byte_chars is not None:
         missing = bytes(byte for char, byte in byte_chars.items() if char not in source["model"]["vocab"])
         size, in_bytes = max(1, *map(len, pieces)) * shrinks_by, shrinks_by == 1
-        # in characters each must have a byte that is there, and all but ASCII have one of these
-        return Reach(size=size, in_bytes=in_bytes, missing=missing) if in_bytes or not _INNER & {*missing} else None
+        if not in_bytes and _CONTINUATION_BYTES & {*missing}:
+            return None  # a character beyond ASCII might be dropped altogether, and characters are what is counted
+        return TokenBounds(size=size, in_bytes=in_bytes, missing=missing)
     if not _is_complete(source["model"]):
         return None
     tokens = (*source["model"]["vocab"], *(token["content"] for token in source["added_tokens"]))
-    return Reach(size=max(1, *map(len, tokens)) * shrinks_by, in_bytes=False)
+    return TokenBounds(size=max(1, *map(len, tokens)) * shrinks_by, in_bytes=False)
 
 
 def _is_complete(model: Mapping[str, Any]) -> bool:
-    """Whether every character becomes a token or more, none of which stands for many unknown ones."""
+    """Whether every character becomes at least one token, and no token stands for a run of unknown characters."""
     has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
     return has_bytes or (model["unk_token"] is not None and not model["fuse_unk"])
 
@@ -61,11 +67,11 @@ def _keeps_all(given: Mapping[str, Any] | None) -> bool:
         return True
     if given["type"] == "Sequence":
         return all(map(_keeps_all, given["pretokenizers"]))
-    return given["type"] in _KEEPING and given.get("behavior") != "Removed"
+    return given["type"] in _LOSSLESS_SPLITS and given.get("behavior") != "Removed"
 
 
 def _shrinks_by(given: Mapping[str, Any] | None) -> int | None:
-    """Of how many characters a normalizer makes one at most; None: nobody knows."""
+    """The most characters that a normalizer turns into one; None: unknown."""
     if given is None or given["type"] == "Prepend":
         return 1
     if given["type"] == "NFC":

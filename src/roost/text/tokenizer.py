@@ -1,8 +1,8 @@
 """Tokenizer: text to token ids, token ids to the bytes they stand for.
 
-Owns the vocabulary's bytes: decoding is joining them, so a stream and a whole decode cannot differ. A user's text never
-becomes a special token. Knows nothing of messages or of requests.
-Called by the front end, and by the stop search of the engine.
+Owns the bytes of each token: decoding joins them, so decoding a stream and decoding at once cannot differ. A user's
+text never becomes a special token. Knows nothing of messages or requests.
+Called by the server and the library, and by the engine's search for stop strings.
 """
 
 import json
@@ -15,17 +15,17 @@ import tokenizers
 
 from roost.errors import ConfigError, RequestError
 from roost.text.escaping import Escaper
-from roost.text.token_bounds import reach_of
+from roost.text.token_bounds import token_bounds_of
 
 Spelling = Literal["byte-level", "sentencepiece"]  # how the vocabulary writes bytes down
 
 SPACE_MARK = "▁"  # sentencepiece's space
-CHARS_MAX = 4 * 1024 * 1024  # of a text that is to fit some number of tokens
-_LONG = 4096  # characters from which on it pays to let other threads run meanwhile
+CHARS_MAX = 4 * 1024 * 1024  # of a text with a limit in tokens
+_GIL_RELEASE_CHARS = 4096  # texts at least this long are encoded without the GIL
 
 
 class Tokenizer:
-    """A vocabulary with its rules, both ways."""
+    """A vocabulary and its rules: encodes and decodes."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Tokenizer:
         bos_id: int | None = None,
         adds_bos: bool = False,
     ) -> None:
-        inner.no_truncation()  # what a file says of these is for training
+        inner.no_truncation()  # a file's settings for these are for training
         inner.no_padding()
         self._inner = inner
         self._spelling: Spelling = spelling
@@ -49,10 +49,10 @@ class Tokenizer:
         self.adds_bos = adds_bos
         self._check_ids()
         self._plain, unknown_id = _without_special(inner, {added[id].content for id in self._special})
-        self._going_on = _without_first_space(self._plain)
+        self._continuing = _without_first_space(self._plain)
         byte_chars = _BYTE_OF if spelling == "byte-level" else None
-        self.reach = reach_of(json.loads(inner.to_str()), self._pieces, byte_chars)
-        self._unreachable = self._special - {unknown_id}  # by text alone; text may well be unknown
+        self.token_bounds = token_bounds_of(json.loads(inner.to_str()), self._pieces, byte_chars)
+        self._unreachable = self._special - {unknown_id}  # ids that plain text must not become; <unk> is no harm
         specials = sorted((self.piece(id).decode() for id in self._special), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
         self.escaper = Escaper(specials)
@@ -68,12 +68,12 @@ class Tokenizer:
         bos_id, eos_id = (_named_id(inner, settings, name) for name in ("bos_token", "eos_token"))
         eos_ids = _eos_ids(path) | (set() if eos_id is None else {eos_id})
         adds_bos = settings.get("add_bos_token")
-        if adds_bos is None:  # then the file's own rule for a whole text says
+        if adds_bos is None:  # then tokenizer.json's post-processor decides
             adds_bos = inner.encode("a").ids[:1] == [bos_id]
         return cls(inner, spelling=spelling, eos_ids=eos_ids, bos_id=bos_id, adds_bos=bool(adds_bos))
 
     def to_json(self) -> str:
-        """Everything another process needs to build the same."""
+        """Everything another process needs to build an equal one."""
         return json.dumps(
             {
                 "inner": self._inner.to_str(),
@@ -91,39 +91,42 @@ class Tokenizer:
         return cls(tokenizers.Tokenizer.from_str(parts.pop("inner")), **parts)
 
     def split_special(self, text: str) -> list[str]:
-        """A text cut before and after every special token that it spells."""
+        """A text split before and after every special token that it spells."""
         parts, start = [], 0
-        for found in self._specials.finditer(text) if self._specials else ():  # other threads may run in between
+        for found in self._specials.finditer(text) if self._specials else ():  # a loop, so that other threads may run
             parts += [text[start : found.start()], found[0]]
             start = found.end()
         return [part for part in (*parts, text[start:]) if part]
 
     def check_len(self, text: str, tokens_max: int | None) -> None:
-        """Refuse a text that must have more tokens; this takes no time, whatever the text."""
+        """Refuse a text that cannot have as few tokens as `tokens_max`, judged by its length alone."""
         if tokens_max is None:
             return
-        if len(text) > CHARS_MAX:  # of which all may be such as become no token
+        if len(text) > CHARS_MAX:  # also where there is no bound: every character might be dropped
             raise RequestError(413, "tokens", f"a text of {len(text)} characters, at most {CHARS_MAX} are allowed")
-        fewest = 0 if self.reach is None else self.reach.fewest_tokens(text)
+        fewest = 0 if self.token_bounds is None else self.token_bounds.fewest_tokens(text)
         if fewest > tokens_max:
             raise too_long(f"at least {fewest}", tokens_max)
 
-    def encode(self, text: str, *, special: bool, goes_on: bool = False, tokens_max: int | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool, is_continuation: bool = False, tokens_max: int | None = None
+    ) -> list[int]:
         """Token ids of a text; the strings of special tokens become those tokens only if `special`.
 
-        A plain text that goes on after a special token gets no space that is only for a text's beginning. A text of
-        more tokens than `tokens_max` is refused, before it is tokenised if that can be. Others run meanwhile.
+        `is_continuation`: a plain text after a special token, so without the space that some tokenizers put before a
+        text. More than `tokens_max` tokens are refused, before tokenising if the text's length shows it. Long texts
+        are encoded without the GIL.
         """
         self.check_len(text, tokens_max)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(400, "text", f"not valid Unicode at character {error.start}") from error
-        inner = self._inner if special else self._going_on if goes_on else self._plain
-        if len(text) < _LONG:
+        inner = self._inner if special else self._continuing if is_continuation else self._plain
+        if len(text) < _GIL_RELEASE_CHARS:
             found = inner.encode(text, add_special_tokens=False)
         else:
-            (found,) = inner.encode_batch_fast([text], add_special_tokens=False)  # only this form lets go of the GIL
+            (found,) = inner.encode_batch_fast([text], add_special_tokens=False)  # only batches release the GIL
         if tokens_max is not None and len(found) > tokens_max:
             raise too_long(str(len(found)), tokens_max)
         ids = found.ids
@@ -132,25 +135,25 @@ class Tokenizer:
         return ids
 
     def encode_prompt(self, text: str, *, tokens_max: int | None = None) -> list[int]:
-        """Token ids of a plain prompt, with the model's first token if it wants one."""
+        """Token ids of a plain prompt, with a leading bos token if the model wants one."""
         ids = self.encode(text, special=False, tokens_max=tokens_max)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool, at_start: bool = False) -> str:
-        """Text of token ids; `at_start`: a text of its own, without the space that encoding puts in front."""
+        """Text of token ids; `at_start`: they begin a text, so the space that encoding puts in front is removed."""
         text = b"".join(self.shown(id, skip_special=skip_special) for id in ids).decode("utf-8", "replace")
         return text.removeprefix(" ") if at_start and self._adds_space else text
 
     def piece(self, id: int) -> bytes:
-        """The bytes a token stands for; none for an id without a token."""
+        """The bytes a token stands for; empty for an id without a token."""
         return self._pieces[id] if 0 <= id < self.vocab_size else b""
 
     def shown(self, id: int, *, skip_special: bool) -> bytes:
-        """The bytes a token adds to a text for a reader."""
+        """The bytes a token adds to the text that a client sees."""
         return b"" if skip_special and id in self._special else self.piece(id)
 
     def is_special(self, id: int) -> bool:
-        """Whether a token is one that plain text cannot make."""
+        """Whether plain text can never become this token."""
         return id in self._special
 
     def _check_ids(self) -> None:
@@ -158,11 +161,11 @@ class Tokenizer:
             if id is not None and not 0 <= id < self.vocab_size:
                 raise ConfigError(f"tokenizer: {name} {id} is outside of its vocabulary of {self.vocab_size}")
         if self.adds_bos and self.bos_id is None:
-            raise ConfigError("tokenizer: prompts are to begin with a bos token, but none is named")
+            raise ConfigError("tokenizer: prompts should begin with a bos token, but none is named")
 
 
 def too_long(num_tokens: str, tokens_max: int) -> RequestError:
-    """The refusal of what no request can hold."""
+    """The refusal of a prompt that is longer than the context."""
     reason = f"prompt of {num_tokens} tokens exceeds the maximum allowed length: --context {tokens_max}"
     return RequestError(413, "tokens", reason)
 
@@ -186,7 +189,7 @@ def _spaced(text: str, spelling: Spelling) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write a printable byte as itself, the others as characters from 256 on, in order."""
+    """How byte-level vocabularies write bytes: printable ones as themselves, the others as chr(256), chr(257), …"""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(rest)}
@@ -206,17 +209,16 @@ def _from_sentencepiece(text: str) -> bytes:
         try:
             return bytes([int(text[3:5], 16)])
         except ValueError:
-            pass  # ordinary text that looks alike
+            pass  # ordinary text that only looks like a byte token
     return text.replace(SPACE_MARK, " ").encode()
 
 
 def _without_special(inner: tokenizers.Tokenizer, special: set[str]) -> tuple[tokenizers.Tokenizer, int | None]:
-    """A copy that reads special tokens' strings as plain text, and the id it gives to what it does not know."""
+    """A copy that reads the strings of special tokens as plain text, and the id of its unknown token."""
     source = json.loads(inner.to_str())
     model = source["model"]
-    model["merges"] = [
-        pair for pair in model["merges"] if "".join(pair) not in special
-    ]  # else "<", "s>" may meet again
+    # Without these, merges such as "<" + "s>" would build a special token again.
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in special]
     plain = tokenizers.Tokenizer.from_str(json.dumps(source))
     plain.encode_special_tokens = True
     unknown = model["unk_token"]
@@ -224,7 +226,7 @@ def _without_special(inner: tokenizers.Tokenizer, special: set[str]) -> tuple[to
 
 
 def _without_first_space(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same, without the space that some vocabularies put before a text, but not after a special token."""
+    """A copy without the space that some vocabularies put before the first word of a text."""
     source = json.loads(plain.to_str())
     given = source["pre_tokenizer"] or {}
     first = [step for step in given.get("pretokenizers", [given]) if step.get("prepend_scheme") == "first"]
@@ -254,7 +256,7 @@ def _read_json(path: Path, *, needed: bool = False) -> dict[str, Any]:
 def _built(source: str, path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(source)
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ConfigError(f"model folder: cannot use {path}: {error}") from error
 
 
@@ -272,7 +274,7 @@ def _spelling(source: dict[str, Any]) -> Spelling:
 
 
 def _named_id(inner: tokenizers.Tokenizer, settings: dict[str, Any], name: str) -> int | None:
-    """Id of a token the settings name; it is special, whatever the vocabulary says."""
+    """Id of a token that the settings name; it becomes special even if the vocabulary does not say so."""
     value = settings.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
@@ -285,7 +287,7 @@ def _named_id(inner: tokenizers.Tokenizer, settings: dict[str, Any], name: str) 
 
 
 def _eos_ids(path: Path) -> set[int]:
-    """What ends an output: the generation settings say, or else the model's."""
+    """The end-of-sequence ids, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         value = _read_json(path / name).get("eos_token_id")
         if value is None:

@@ -48,9 +48,9 @@ def _refusal(work: Any) -> RequestError:
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
     desk = _desk(inner=Untouched())
-    reach = desk.language.tokenizer.reach
-    assert reach is not None
-    text = "a" * (reach.size * CONTEXT + 1)
+    bounds = desk.language.tokenizer.token_bounds
+    assert bounds is not None
+    text = "a" * (bounds.size * CONTEXT + 1)
     for given in (text, [text], [text] * 3):
         error = _refusal(desk.prompts(given, "prompt"))
         assert (error.status, error.param) == (413, "prompt") and f"--context {CONTEXT}" in error.reason

@@ -143,7 +143,7 @@ def test_a_cut_transcript_is_the_one_of_its_last_whole_turn() -> None:
     held.answer(MORE, text="12")
     held.append(HELLO)
     assert held.transcript.cut(length, 1) is one
-    assert held.transcript.cut(0, 0).said() == []
+    assert held.transcript.cut(0, 0).all_messages() == []
     middle = held.transcript.cut(length + 2, 1)
     assert (middle.length, middle.num_turns, middle.is_chat) == (length + 2, 1, False)
     assert middle.add(held.language, length=length + 5, messages=None, output=None).cut(length, 1) is one
@@ -157,4 +157,4 @@ def test_forks_share_what_was_said_and_nothing_else() -> None:
     held.answer(MORE, text="12")
     other.append(HELLO)
     assert tuple(other.tokens) == held.language.chat_tokens([HELLO, said("fine"), HELLO], add_generation_prompt=False)
-    assert len(held.transcript.said()) == 4
+    assert len(held.transcript.all_messages()) == 4

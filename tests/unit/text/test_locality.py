@@ -92,7 +92,7 @@ def test_a_turn_costs_the_same_however_long_its_history_is(source: str) -> None:
     assert template.is_local
     for _ in range(200):
         held.answer({"role": "user", "content": "hello"}, text="fine")
-    assert len(held.transcript.said()) == 400
+    assert len(held.transcript.all_messages()) == 400
     assert template.most <= OPENING + 7
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Inner
 
 from roost.errors import RequestError
 from roost.text.token_bounds import DECOMPOSED_MAX
-from roost.text.tokenizer import _LONG, CHARS_MAX, Tokenizer
+from roost.text.tokenizer import _GIL_RELEASE_CHARS, CHARS_MAX, Tokenizer
 from tests.unit.text.small import CONTROL, THINK, byte_fields, byte_level, piece_fields, sentencepiece, spelled
 
 
@@ -78,16 +78,16 @@ texts = st.lists(st.one_of(parts, st.text(st.characters(exclude_categories=["Cs"
 def test_a_text_has_at_least_the_tokens_that_its_length_says(
     tokenizer: Tokenizer, special: bool, text: str, times: int
 ) -> None:
-    assert tokenizer.reach is not None
-    assert len(tokenizer.encode(text * times, special=special)) >= tokenizer.reach.fewest_tokens(text * times)
+    assert tokenizer.token_bounds is not None
+    assert len(tokenizer.encode(text * times, special=special)) >= tokenizer.token_bounds.fewest_tokens(text * times)
 
 
 @pytest.mark.parametrize("tokenizer", VOCABULARIES.values(), ids=VOCABULARIES)
 def test_the_bound_is_reached_by_the_longest_token(tokenizer: Tokenizer) -> None:
     longest = max((tokenizer.piece(id) for id in range(tokenizer.vocab_size)), key=len).decode()
-    assert tokenizer.reach is not None
-    assert tokenizer.reach.fewest_tokens(longest) == len(tokenizer.encode(longest, special=True)) == 1
-    assert tokenizer.reach.fewest_tokens("") == 0
+    assert tokenizer.token_bounds is not None
+    assert tokenizer.token_bounds.fewest_tokens(longest) == len(tokenizer.encode(longest, special=True)) == 1
+    assert tokenizer.token_bounds.fewest_tokens("") == 0
 
 
 def test_no_character_is_composed_of_more_than_is_reckoned_with() -> None:
@@ -129,7 +129,7 @@ def _stripping() -> Tokenizer:
     ],
 )
 def test_where_a_text_may_get_shorter_by_any_amount_its_length_says_nothing(tokenizer: Tokenizer) -> None:
-    assert tokenizer.reach is None
+    assert tokenizer.token_bounds is None
     assert tokenizer.encode(" a " * 100, special=False, tokens_max=400)
     with pytest.raises(RequestError, match=r"prompt of .* tokens exceeds the maximum allowed length: --context 4"):
         tokenizer.encode("a b c " * 100, special=False, tokens_max=4)
@@ -151,7 +151,7 @@ class Watched:
 def test_what_can_never_fit_is_refused_before_it_is_tokenised(make: Any) -> None:
     tokenizer = make()
     tokenizer._plain = watched = Watched(tokenizer._plain)
-    most = tokenizer.reach.size * 100
+    most = tokenizer.token_bounds.size * 100
     with pytest.raises(RequestError, match=r"prompt of at least 101 tokens .*--context 100") as refused:
         tokenizer.encode("a" * (most + 1), special=False, tokens_max=100)
     assert refused.value.status == 413 and watched.asked == []
@@ -176,7 +176,7 @@ def test_a_text_of_what_becomes_no_token_is_refused_before_it_is_tokenised_too()
 @settings(max_examples=25, deadline=None)
 @given(text=texts)
 def test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one(text: str) -> None:
-    long = (text + "hello abc " * (_LONG // 10 + 1))[:_LONG]
+    long = (text + "hello abc " * (_GIL_RELEASE_CHARS // 10 + 1))[:_GIL_RELEASE_CHARS]
     for tokenizer in VOCABULARIES.values():
         for each, how in ((long, "encode_batch_fast"), (long[:-1], "encode")):
             watched, before = Watched(tokenizer._plain), tokenizer._plain
@@ -200,5 +200,5 @@ def test_unknown_characters_that_are_one_token_each_leave_a_bound() -> None:
     fields = piece_fields()
     assert fields["tokenizer.ggml.model"] == "llama"
     tokenizer = _changed(sentencepiece(), model={"byte_fallback": False, "fuse_unk": False})
-    assert tokenizer.reach is not None
-    assert len(tokenizer.encode("🦉" * 50, special=False)) >= tokenizer.reach.fewest_tokens("🦉" * 50)
+    assert tokenizer.token_bounds is not None
+    assert len(tokenizer.encode("🦉" * 50, special=False)) >= tokenizer.token_bounds.fewest_tokens("🦉" * 50)
