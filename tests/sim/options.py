@@ -29,7 +29,7 @@ class Faults:
     slow: float
     early: float  # not a fault: steps that run at launch instead of as late as possible
     rows_max: int | None = None  # every step with more rows breaks
-    tokens_max: int | None = None  # every step with more tokens, those of one request's round aside, breaks
+    tokens_max: int | None = None  # every step with more tokens breaks, unless they are one request's round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ _GENERATION = "tests/unit/server/test_generation.py::"
 _DRAFTING = "tests/unit/draft_length/test_choice.py::"
 _CHUNKS = "tests/unit/draft_length/test_prefill_costs.py::"
 _KERNELS = "tests/kernels/"
-_ASIDE = "tests/unit/server/test_offload.py::"
+_OFFLOAD = "tests/unit/server/test_offload.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
 _TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
@@ -106,9 +106,9 @@ TESTED: dict[str, str] = {
     "roost.server.body.PARTS_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
     "roost.server.body._SLICE": _BODY + "test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut",
     "roost.server.body._ENDLESS_LEN": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
-    "roost.server.offload.LONG": _ASIDE + "test_long_work_does_not_hold_up_the_event_loop",
-    "roost.server.offload.VERY_LONG": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
-    "roost.server.offload.NUM_THREADS": _ASIDE + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.offload.INLINE_MAX": _OFFLOAD + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.offload.MEDIUM_MAX": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.offload.NUM_THREADS": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
     "roost.server.config.CONNECTIONS_DEFAULT": _LISTENER
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
     "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flags.py::"

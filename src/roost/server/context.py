@@ -24,7 +24,7 @@ from roost.server.generation import while_connected
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
-from roost.server.offload import Aside
+from roost.server.offload import OffloadThreads
 from roost.server.refusals import shaped
 from roost.server.turns import MESSAGE_COST, Change, Conversations
 from roost.text.language import Language, num_chars
@@ -43,7 +43,7 @@ class Desk:
         self.keys = keys
         self.metrics = Metrics()
         self.conversations = Conversations()
-        self.aside = Aside()
+        self.offload = OffloadThreads()
         self.probe: asyncio.Task[None] | None = None  # the last question whether tokens are generated
         self.began = int(time.time())
         self.is_draining = False
@@ -122,7 +122,7 @@ class Desk:
             raise _too_many_prompts(given, param)
         each_len = (len(each) if isinstance(each, str | list) else 1 for each in given)
         length = len(given) if isinstance(given, str) else sum(each_len)
-        prompts = await self.aside.do(length, lambda: self._prompts(given, param))
+        prompts = await self.offload.run(length, lambda: self._prompts(given, param))
         for tokens in prompts:
             self.check_len(tokens, param)
         return prompts
@@ -135,7 +135,7 @@ class Desk:
         chat_tokens, asks = self.language.chat_tokens, add_generation_prompt
         work = partial(chat_tokens, messages, add_generation_prompt=asks, tokens_max=self.context)
         try:
-            tokens = await self.aside.do(length, work)
+            tokens = await self.offload.run(length, work)
         except RequestError as error:
             raise (renamed_to(error, param) if error.param == "tokens" else error) from error
         self.check_len(tokens, param)

@@ -45,14 +45,14 @@ class Taken:
         """The tokens of what is new, given in one form or in none; only a session's first text begins like a text."""
         turn, plain = self.turn, text if text is not None else ids
         if messages is None and (plain is None or (not plain and turn.length_before)):
-            return await self.desk.aside.do(turn.num_chars_before, lambda: turn.no_tokens(generates=generates))
+            return await self.desk.offload.run(turn.num_chars_before, lambda: turn.no_tokens(generates=generates))
         if messages is not None:
             param = param or "messages"
             length = turn.num_chars_before + num_chars(messages) + MESSAGE_COST * len(messages)
-            tokens = await self.desk.aside.do(length, lambda: self._chat(messages, param, generates=generates))
+            tokens = await self.desk.offload.run(length, lambda: self._chat(messages, param, generates=generates))
         elif text is not None:
             param = param or "text"
-            encoded = await self.desk.aside.do(len(text), lambda: self._encoded(text, param))
+            encoded = await self.desk.offload.run(len(text), lambda: self._encoded(text, param))
             tokens = turn.plain_tokens(encoded, generates=generates)
         else:
             assert ids is not None
@@ -129,7 +129,7 @@ async def plain_messages(desk: Desk, given: list[Message]) -> list[dict[str, Any
         raise RequestError(400, "messages", "must hold at least 1 message")
     if len(given) > desk.context:
         raise RequestError(413, "messages", f"{len(given)} messages exceed the tokens of --context {desk.context}")
-    return await desk.aside.do(MESSAGE_COST * len(given), lambda: _plain_messages(given))
+    return await desk.offload.run(MESSAGE_COST * len(given), lambda: _plain_messages(given))
 
 
 def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:

@@ -104,7 +104,7 @@ async def flush_cache(request: Request) -> Response:
     check_admin(request)
     data = await whole(request)
     if data:
-        await desk.aside.do(len(data), lambda: convert(data, FlushBody))
+        await desk.offload.run(len(data), lambda: convert(data, FlushBody))
     desk.check_ready()
     answer = await desk.ask(FlushCache())
     if isinstance(answer, Refused):

@@ -1,7 +1,8 @@
-"""Aside: work on much data, beside the event loop and a little at a time.
+"""Offload: work on large inputs, run on threads beside the event loop.
 
-Long work has few threads, and the longest one of its own: so much memory it takes at most, and what is shorter does not
-wait for it. What it does must let go of the GIL or come in small pieces. Owned by the desk; used for bodies and texts.
+Large work shares a few threads, and the largest has one thread of its own: that bounds the memory it takes, and smaller
+work never waits for it. The work must release the GIL or come in small pieces. Owned by the context that endpoints
+share; used to read bodies and to render and tokenise texts.
 """
 
 import asyncio
@@ -9,23 +10,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-LONG = 8 * 1024  # bytes or characters that take longer than others should wait
-VERY_LONG = 1024 * 1024
-NUM_THREADS = 2  # for what is long; one more has what is very long
+INLINE_MAX = 8 * 1024  # bytes or characters: up to here, work runs on the event loop itself
+MEDIUM_MAX = 1024 * 1024  # up to here, on the shared threads; above, on the one thread for the largest
+NUM_THREADS = 2  # shared ones
 
 Value = TypeVar("Value")
 
 
-class Aside:
-    """The threads of long work."""
+class OffloadThreads:
+    """The threads for work on large inputs."""
 
     def __init__(self) -> None:
-        self._long = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="roost-long")
-        self._very_long = ThreadPoolExecutor(1, thread_name_prefix="roost-very-long")
+        self._medium = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="roost-medium")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="roost-large")
 
-    async def do(self, length: int, work: Callable[[], Value]) -> Value:
-        """The result of work on so many bytes or characters; if they are many, the event loop goes on meanwhile."""
-        if length <= LONG:
+    async def run(self, length: int, work: Callable[[], Value]) -> Value:
+        """The result of work on `length` bytes or characters; the event loop is blocked only if they are few."""
+        if length <= INLINE_MAX:
             return work()
-        threads = self._long if length <= VERY_LONG else self._very_long
+        threads = self._medium if length <= MEDIUM_MAX else self._large
         return await asyncio.get_running_loop().run_in_executor(threads, work)

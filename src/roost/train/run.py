@@ -99,7 +99,7 @@ def train_head(
     ops = ops_of(backend_of(EngineConfig(), device))
     model = load_model(source, weights=job.weights, device=device, ops=ops)
     given = None if job.from_head is None else read_head(job.from_head)
-    rows, aside = pack(learn, job.row_len), pack(held_out, job.row_len)
+    rows, held_out_rows = pack(learn, job.row_len), pack(held_out, job.row_len)
     if len(rows) < recipe.batch_rows:
         raise ConfigError(
             f"--batch-rows {recipe.batch_rows}: the answers fill {len(rows)} rows; lower it, or answer more prompts"
@@ -118,7 +118,7 @@ def train_head(
         except SafetensorError as error:
             raise ConfigError(f"--out {job.folder}: {checkpoint.name} cannot be read: {error}") from error
     if kept_head.exists():
-        trainer.judge_kept(read_head(kept_head).weights, aside)
+        trainer.judge_kept(read_head(kept_head).weights, held_out_rows)
     else:
         trainer.standing.best, trainer.standing.best_on = (), ""
     log = _Log(job.folder / "log.jsonl")
@@ -126,7 +126,7 @@ def train_head(
         answers=len(answers),
         looping=len(answers) - len(learn) - len(held_out),
         rows=len(rows),
-        held_out_rows=len(aside),
+        held_out_rows=len(held_out_rows),
     )
 
     def reported(standing: Standing) -> None:
@@ -140,7 +140,7 @@ def train_head(
         log.standing(standing)
         looked(standing)
 
-    trainer.train(rows, aside, report=reported, looked=kept, checkpoint=checkpoint, is_enough=is_enough)
+    trainer.train(rows, held_out_rows, report=reported, looked=kept, checkpoint=checkpoint, is_enough=is_enough)
     return trainer.standing
 
 

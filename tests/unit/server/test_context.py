@@ -12,7 +12,7 @@ from roost.server.config import ServerConfig
 from roost.server.context import Desk
 from roost.server.inputs import plain_messages
 from roost.server.link import Link
-from roost.server.offload import LONG
+from roost.server.offload import INLINE_MAX
 from roost.server.schema import Message
 from roost.server.turns import MESSAGE_COST
 from roost.text.language import Language
@@ -85,7 +85,9 @@ class Told(ChatTemplate):
 
 
 @pytest.mark.parametrize(
-    ("num_messages", "content"), [(1, "h" * (LONG - MESSAGE_COST)), (LONG // MESSAGE_COST, "")], ids=["long", "many"]
+    ("num_messages", "content"),
+    [(1, "h" * (INLINE_MAX - MESSAGE_COST)), (INLINE_MAX // MESSAGE_COST, "")],
+    ids=["long", "many"],
 )
 def test_long_conversations_are_rendered_beside_the_event_loop(num_messages: int, content: str) -> None:
     template = Told(CHAT, bos="", eos="<|im_end|>")

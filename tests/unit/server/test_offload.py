@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from roost.server.offload import LONG, NUM_THREADS, VERY_LONG, Aside
+from roost.server.offload import INLINE_MAX, MEDIUM_MAX, NUM_THREADS, OffloadThreads
 
 
 class Gate:
@@ -30,25 +30,25 @@ def test_long_work_does_not_hold_up_the_event_loop() -> None:
     here = threading.get_ident()
 
     async def where(length: int) -> int:
-        return await Aside().do(length, threading.get_ident)
+        return await OffloadThreads().run(length, threading.get_ident)
 
-    assert asyncio.run(where(LONG)) == here
-    assert asyncio.run(where(LONG + 1)) != here
-    assert asyncio.run(where(VERY_LONG + 1)) != here
+    assert asyncio.run(where(INLINE_MAX)) == here
+    assert asyncio.run(where(INLINE_MAX + 1)) != here
+    assert asyncio.run(where(MEDIUM_MAX + 1)) != here
 
 
 def _at_once(length: int) -> tuple[int, int]:
     """How many of five such works went on at once, and how many of them ended."""
 
     async def run() -> tuple[int, int]:
-        aside, gate = Aside(), Gate()
-        tasks = [asyncio.create_task(aside.do(length, gate)) for _ in range(5)]
-        for _ in range(NUM_THREADS if length <= VERY_LONG else 1):
+        offload, gate = OffloadThreads(), Gate()
+        tasks = [asyncio.create_task(offload.run(length, gate)) for _ in range(5)]
+        for _ in range(NUM_THREADS if length <= MEDIUM_MAX else 1):
             await asyncio.to_thread(gate.begun.acquire)
         # while they go on, the loop does too, and shorter work has its own threads
-        assert await aside.do(LONG, lambda: 7) == 7
-        if length > VERY_LONG:
-            assert await aside.do(VERY_LONG, lambda: 8) == 8
+        assert await offload.run(INLINE_MAX, lambda: 7) == 7
+        if length > MEDIUM_MAX:
+            assert await offload.run(MEDIUM_MAX, lambda: 8) == 8
         gate.opened.set()
         return gate.most, len(await asyncio.gather(*tasks))
 
@@ -56,5 +56,5 @@ def _at_once(length: int) -> tuple[int, int]:
 
 
 def test_so_much_long_work_goes_on_at_once_and_no_more() -> None:
-    assert _at_once(VERY_LONG) == (NUM_THREADS, 5)
-    assert _at_once(VERY_LONG + 1) == (1, 5)
+    assert _at_once(MEDIUM_MAX) == (NUM_THREADS, 5)
+    assert _at_once(MEDIUM_MAX + 1) == (1, 5)
