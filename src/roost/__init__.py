@@ -10,7 +10,7 @@ from roost.environment import let_threads_sleep
 
 let_threads_sleep()  # before anything loads torch
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place: pyproject.toml, the server and the command line read it here
 
 _HOMES = {
     "LLM": "roost.library.llm",

@@ -1,4 +1,4 @@
-"""What is built is whole: the code, the draft heads, the licence, and what the server needs besides."""
+"""What is built is whole: the code and its types, the draft heads, the licence, and what the server needs besides."""
 
 import shutil
 import subprocess
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import roost
 from tests.install.resolve import ROOT
 
 
@@ -37,6 +38,11 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> No
     wanted = {name for name in files if "__pycache__" not in name}
     assert {name for name in wheel.namelist() if name.startswith("roost/")} == wanted
     assert any(Path(name).parts[1] == "heads" for name in wanted), "the default model's head is one of them"
+
+
+def test_the_wheel_has_the_version_that_the_package_says_and_its_types(wheel: zipfile.ZipFile) -> None:
+    assert metadata(wheel)["Version"] == roost.__version__
+    assert "roost/py.typed" in wheel.namelist()
 
 
 def test_the_wheel_says_its_licence_and_holds_the_text(wheel: zipfile.ZipFile) -> None:
