@@ -7,7 +7,7 @@ SEEDS ?= 200
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check install-check sim replay planted table bench bench-serving bench-spec bench-sessions format clean
+.PHONY: help serve test test-full check install-check sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
 
 # List the targets.
 help:
@@ -71,6 +71,10 @@ planted: $(VENV)/.ready
 # Run the tests of every request option and write docs/OPTIONS.md.
 table: $(VENV)/.ready
 	$(BIN)/python -m tests.parity.table
+
+# Write which tests and planted bugs stand for each failure mode to docs/FAILURE_MODES.md.
+modes: $(VENV)/.ready
+	$(BIN)/python -m tests.tidy.modes
 
 # The default model on this machine: rates, start time, sizes. JSON=path writes the numbers.
 bench-serving: $(VENV)/.ready

@@ -121,7 +121,7 @@ SESSION_BUGS = (
         _SESSIONS,
         "        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)",
         "        state.expiry_min = session.expires_at",
-        "6: a session stays for ever because another has more time",
+        "a session stays for ever because another has more time",
     ),
     Bug(
         "ttl_before_the_command",
