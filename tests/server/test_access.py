@@ -46,7 +46,7 @@ WRONG_KEYS = (None, "", "Bearer", "Bearer owl", "Bearer owl-11", "owl-1", "Basic
 
 
 @pytest.mark.parametrize("key", WRONG_KEYS)
-def test_failure_mode_40_without_a_key_nothing_is_done_or_said(guarded: Server, key: str | None) -> None:
+def test_40_without_a_key_nothing_is_done_or_said(guarded: Server, key: str | None) -> None:
     headers = {} if key is None else {"authorization": key.encode()}
     for method, paths in (("POST", POSTS), ("GET", GETS)):
         for path in paths:
@@ -67,7 +67,7 @@ def test_each_key_opens(guarded: Server, key: str) -> None:
         assert httpx.post(f"{guarded.url}/generate", json=body, headers=headers).status_code == 200
 
 
-def test_failure_mode_42_memory_does_not_grow_with_requests(guarded: Server) -> None:
+def test_42_memory_does_not_grow_with_requests(guarded: Server) -> None:
     def ask(first: int, end: int) -> None:
         for number in range(first, end):
             params = {"max_new_tokens": 2, "n": 1 + number % 2, "stop": f"never {number}"}
@@ -83,7 +83,7 @@ def test_failure_mode_42_memory_does_not_grow_with_requests(guarded: Server) -> 
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_failure_mode_40_no_state_is_changed_by_get(server: Server, path: str) -> None:
+def test_40_no_state_is_changed_by_get(server: Server, path: str) -> None:
     answer = server.http.get(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert server.http.head(path).status_code == 405

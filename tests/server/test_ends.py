@@ -108,7 +108,7 @@ def test_an_engine_ends_with_its_server(start_tiny: StartTiny) -> None:
     assert server.litter() == []
 
 
-def test_failure_mode_33_health_is_bad_while_the_engine_is_wedged(start_tiny: StartTiny) -> None:
+def test_33_health_is_bad_while_the_engine_is_wedged(start_tiny: StartTiny) -> None:
     server = start_tiny("--health-answer-s", "1")
     stream = begin(server)
     assert server.http.get("/health").status_code == 200
@@ -137,7 +137,7 @@ def _is_down(server: Server) -> bool:
     return answer.status_code == 503
 
 
-def test_failure_mode_41_a_reader_that_takes_nothing_stalls_nobody_and_is_given_up(start_tiny: StartTiny) -> None:
+def test_41_a_reader_that_takes_nothing_stalls_nobody_and_is_given_up(start_tiny: StartTiny) -> None:
     server = start_tiny("--stall-s", "1")
     unread = begin(server)
     assert server.generate({"text": "hello", "sampling_params": {"max_new_tokens": 20}})["text"] is not None

@@ -14,7 +14,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 8}
 LONG = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
 
 
-def test_failure_mode_31_a_prompt_in_chunks_gives_only_what_follows_its_end(rested: Server) -> None:
+def test_31_a_prompt_in_chunks_gives_only_what_follows_its_end(rested: Server) -> None:
     prompt = "".join(f"{number}, " for number in range(1, 100))
     assert rested.post("/flush_cache").status_code == 200
     first = rested.generate({"text": prompt, "sampling_params": GREEDY})
@@ -27,7 +27,7 @@ def test_failure_mode_31_a_prompt_in_chunks_gives_only_what_follows_its_end(rest
     assert "100" in first["text"]
 
 
-def test_failure_mode_32_characters_of_several_bytes_are_streamed_whole(rested: Server) -> None:
+def test_32_characters_of_several_bytes_are_streamed_whole(rested: Server) -> None:
     prompt, params = "🦉日本é🦉日本é🦉日本é🦉日本é🦉日本é", {"temperature": 0, "max_new_tokens": 30}
     whole = rested.generate({"text": prompt, "sampling_params": params})
     assert "🦉" in whole["text"] and "日" in whole["text"]
@@ -43,7 +43,7 @@ def test_failure_mode_32_characters_of_several_bytes_are_streamed_whole(rested: 
     assert all("\ufffd" not in piece for piece in pieces[:-1])
 
 
-def test_failure_mode_34_an_idle_server_leaves_the_processor_alone(rested: Server) -> None:
+def test_34_an_idle_server_leaves_the_processor_alone(rested: Server) -> None:
     rested.generate({"text": "a", "sampling_params": GREEDY})
     rested.check_rest()
     before = rested.cpu_s()
@@ -67,7 +67,7 @@ EXTREMES: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_failure_mode_35_no_request_ends_the_engine_for_the_others(rested: Server) -> None:
+def test_35_no_request_ends_the_engine_for_the_others(rested: Server) -> None:
     other = Stream(rested, "/generate", {"text": "a", "sampling_params": LONG, "stream": True})
     for params in EXTREMES:
         body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, **params}, "return_logprob": True}
@@ -78,7 +78,7 @@ def test_failure_mode_35_no_request_ends_the_engine_for_the_others(rested: Serve
     other.close()
 
 
-def test_failure_mode_36_refused_input_is_answered_in_every_form(rested: Server) -> None:
+def test_36_refused_input_is_answered_in_every_form(rested: Server) -> None:
     long = "word " * 4000
     for stream in (False, True):
         for body in ({"text": long}, {"text": ["a", long]}, {"input_ids": [5] * 5000}, {"input_ids": [[5] * 2048]}):
@@ -102,7 +102,7 @@ HOSTILE = (
 )
 
 
-def test_failure_mode_38_a_models_template_reaches_nothing(start_tiny: StartTiny, tmp_path: Path) -> None:
+def test_38_a_models_template_reaches_nothing(start_tiny: StartTiny, tmp_path: Path) -> None:
     choices = "".join(f"{{% if messages[0].content == '{i}' %}}{text}{{% endif %}}" for i, text in enumerate(HOSTILE))
     server = start_tiny(model=write_model(tmp_path, template=choices))
     for number in range(len(HOSTILE)):

@@ -4,7 +4,7 @@ from tests.server.cases import SESSION, Case, cases
 from tests.server.process import Server
 
 
-def test_failure_mode_39_every_bad_request_is_refused_by_the_name_of_its_parameter(rested: Server) -> None:
+def test_39_every_bad_request_is_refused_by_the_name_of_its_parameter(rested: Server) -> None:
     assert rested.post("/v1/sessions", {"id": SESSION}).status_code == 201
     wrong = [told for case in cases(500, seed=39) if (told := complaint(rested, case)) is not None]
     assert not wrong, "\n".join(wrong)

@@ -100,7 +100,7 @@ def test_a_session_that_does_not_stream_goes_on_from_any_request_that_has_ended(
     assert error(native.post(f"/v1/sessions/{name}/append", {"text": "x"})) == (400, "session_id")
 
 
-def test_failure_mode_20_logprobs_begin_where_the_session_ends(native: Server) -> None:
+def test_20_logprobs_begin_where_the_session_ends(native: Server) -> None:
     name = opened(native, streaming=True)
     ids = ids_of(native, COUNT)
     scored = {"return_logprob": True, "logprob_start_len": 0}
@@ -118,9 +118,7 @@ def test_failure_mode_20_logprobs_begin_where_the_session_ends(native: Server) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_failure_mode_21_a_turn_that_is_too_long_is_a_400_and_the_session_lives_on(
-    native: Server, stream: bool
-) -> None:
+def test_21_a_turn_that_is_too_long_is_a_400_and_the_session_lives_on(native: Server, stream: bool) -> None:
     name = opened(native, streaming=True)
     ids = ids_of(native, COUNT)
     before = turn(native, name, ids)["meta_info"]

@@ -137,7 +137,7 @@ def test_a_stream_says_the_same_in_pieces_and_ends_with_the_state(session: Clien
     assert [event["finish_reason"] for event in events[:-1]] == [None] * (len(events) - 1)
 
 
-def test_failure_mode_18_a_client_that_leaves_and_comes_back_at_once_goes_on_from_before(session: Client) -> None:
+def test_18_a_client_that_leaves_and_comes_back_at_once_goes_on_from_before(session: Client) -> None:
     session.do("generate", {"messages": [USER], **SHORT})
     before = session.state()
     told = session.do("generate", {"messages": [MORE], **SHORT})

@@ -12,7 +12,7 @@ from tests.tidy.source import ROOT, everything
 
 PAGE = ROOT / "docs" / "FAILURE_MODES.md"
 HEADING = "## Where each is tested\n"
-_TEST = re.compile(r"test_(?:failure_mode_|mode_)?(\d{1,2})_")
+_TEST = re.compile(r"test_(\d\d)_")
 _BUG = re.compile(r"(\d+(?:, \d+)*): ")
 _ENTRY = re.compile(r"^(\d+)\. \*\*", re.MULTILINE)
 

@@ -74,7 +74,7 @@ def test_device_and_host_advance_together() -> None:
     assert made.device.tolist() == made.host_seen.tolist() == [6, 0, 0, 12, 0, 0]
 
 
-def test_mode_9_a_step_is_described_by_what_it_started_from_not_by_what_came_after() -> None:
+def test_09_a_step_is_described_by_what_it_started_from_not_by_what_came_after() -> None:
     made = lengths()
     first = moved(made.of_step(plan(ints(2), ints(0), ints(8))))
     second = moved(made.of_step(plan(ints(2), ints(-1), ints(1))))
@@ -83,7 +83,7 @@ def test_mode_9_a_step_is_described_by_what_it_started_from_not_by_what_came_aft
     assert (second.starts.tolist(), second.ends.tolist(), second.total) == ([8], [9], 9)
 
 
-def test_mode_9_only_a_step_the_host_cannot_foresee_asks_the_device() -> None:
+def test_09_only_a_step_the_host_cannot_foresee_asks_the_device() -> None:
     made = lengths(11, 12, 13)
     plain = made.of_step(plan(ints(0, 2), ints(-1, -1), ints(1, 1)))
     assert plain.starts.tolist() == [0, 0], "a plain step believes the mirror"
@@ -92,7 +92,7 @@ def test_mode_9_only_a_step_the_host_cannot_foresee_asks_the_device() -> None:
     assert made.host_seen.tolist() == [11, 0, 13, 0, 0, 0], "rows that are not in the step stay as they were seen"
 
 
-def test_mode_9_the_one_door_takes_lengths_anew_and_forgets_the_sum() -> None:
+def test_09_the_one_door_takes_lengths_anew_and_forgets_the_sum() -> None:
     made = lengths(20, 30)
     step = made.of_step(plan(ints(0, 1), ints(-1, -1), ints(1, 1)))
     assert step.total == 2
@@ -105,7 +105,7 @@ def test_mode_9_the_one_door_takes_lengths_anew_and_forgets_the_sum() -> None:
     assert (step.starts.tolist(), step.total) == ([25, 40], 67)
 
 
-def test_mode_9_a_refresh_leaves_chunks_where_the_plan_put_them() -> None:
+def test_09_a_refresh_leaves_chunks_where_the_plan_put_them() -> None:
     made = lengths(20, 30)
     step = made.of_step(plan(ints(0, 1), ints(6, -1), ints(3, 1)))
     step.refresh(sync=True)
@@ -113,7 +113,7 @@ def test_mode_9_a_refresh_leaves_chunks_where_the_plan_put_them() -> None:
     assert made.host_seen[0] == 0, "a chunk's row is not asked for"
 
 
-def test_mode_9_the_sum_is_computed_once_and_only_when_asked_for() -> None:
+def test_09_the_sum_is_computed_once_and_only_when_asked_for() -> None:
     class Counting(StepLengths):
         sums = 0
 

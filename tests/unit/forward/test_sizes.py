@@ -28,7 +28,7 @@ CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 NGRAM = SpecShape(steps=3, topk=1, tokens=4)
 
 
-def test_mode_7_every_buffer_of_a_tree_has_its_own_width() -> None:
+def test_07_every_buffer_of_a_tree_has_its_own_width() -> None:
     assert round_sizes(7, TREE.tokens, TREE, 16) == Sizes(
         rows=7,
         nodes=7 * 9,
@@ -41,7 +41,7 @@ def test_mode_7_every_buffer_of_a_tree_has_its_own_width() -> None:
     )
 
 
-def test_mode_7_a_round_without_drafts_needs_one_of_each() -> None:
+def test_07_a_round_without_drafts_needs_one_of_each() -> None:
     for shape in (PLAIN, CHAIN, TREE, NGRAM):
         sizes = round_sizes(5, 1, shape, 16)
         assert (sizes.nodes, sizes.pairs, sizes.accepted) == (5, 5, 5)
@@ -50,7 +50,7 @@ def test_mode_7_a_round_without_drafts_needs_one_of_each() -> None:
 
 @pytest.mark.parametrize("shape", [PLAIN, NGRAM, CHAIN, TREE], ids=["plain", "ngram", "chain", "tree"])
 @pytest.mark.parametrize("number", [1, 3, 8])
-def test_mode_7_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
+def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
     sizes = round_sizes(number, shape.tokens, shape, 16)
     layout = Layout(Batch.of_rounds(number, shape.tokens, shape), CpuDevice(), pairs=True, chunks={})
     assert len(layout["token_runs"]) == len(layout["node_tokens"]) == sizes.nodes
@@ -59,7 +59,7 @@ def test_mode_7_layouts_are_as_large_as_stated(shape: SpecShape, number: int) ->
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
-def test_mode_7_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
+def test_07_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
     config = EngineConfig(
         memory=MemoryConfig(page_size=page_size, pool_tokens=10**6),
         sched=SchedConfig(context=600, max_running=3, overlap=False),

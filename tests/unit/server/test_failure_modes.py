@@ -22,7 +22,7 @@ PICKLES_INSIDE = {"multiprocessing", "concurrent.futures.process"}
 CALLS = {"recv_pyobj", "send_pyobj", "torch.load", "torch.save", "eval", "exec", "numpy.load", "np.load"}
 
 
-def test_failure_mode_37_nothing_is_pickled() -> None:
+def test_37_nothing_is_pickled() -> None:
     imported = [
         f"{module.place} imports {target} {name}"
         for module in product()
@@ -51,7 +51,7 @@ class _Trap:
         return Path.touch, (self._place,)
 
 
-def test_failure_mode_37_what_comes_over_the_wire_is_only_data(tmp_path: Path) -> None:
+def test_37_what_comes_over_the_wire_is_only_data(tmp_path: Path) -> None:
     told = [(3, SessionClosed(session_id="a")), (4, Refused(request_id="b", status=404, message=""))]
     assert unpack(pack(told)) == told
     assert unpack_command(pack_command(3, Abort(request_id="a"), 17)) == (3, Abort(request_id="a"), 17)
@@ -69,14 +69,14 @@ NOT_FINITE = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400, "9" 
 
 @pytest.mark.parametrize("value", NOT_FINITE, ids=lambda value: value[:9])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "seed", "n", "logit_bias", "store", "zeta"])
-def test_failure_mode_39_what_is_not_finite_is_refused_by_name(field: str, value: str) -> None:
+def test_39_what_is_not_finite_is_refused_by_name(field: str, value: str) -> None:
     body = f'{{"messages": [], "{field}": {value}}}'.encode()
     with pytest.raises(RequestError) as caught:
         convert(body, ChatBody)
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
-def test_failure_mode_39_faults_are_named_by_their_place_and_briefly() -> None:
+def test_39_faults_are_named_by_their_place_and_briefly() -> None:
     name = "k" * 1_000_000
     for body, param in (
         (b'{"input_ids": [[1, 2], [3, NaN]]}', "input_ids[1][1]"),
@@ -92,7 +92,7 @@ def test_failure_mode_39_faults_are_named_by_their_place_and_briefly() -> None:
         assert len(str(caught.value)) < 300
 
 
-def test_failure_mode_40_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_40_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(left: bytes, right: bytes) -> bool:

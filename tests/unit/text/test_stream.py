@@ -59,7 +59,7 @@ def test_what_a_stream_has_said_no_later_token_changes(steps: list[list[int]]) -
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_failure_mode_32_a_character_split_over_tokens_comes_out_whole(tokenizer: Tokenizer) -> None:
+def test_32_a_character_split_over_tokens_comes_out_whole(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, skip_special=True)
     said = [stream.feed([token]) for token in tokenizer.encode("a🦉日é", special=False)]
     assert "".join(said).strip() == "a🦉日é"

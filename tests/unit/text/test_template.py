@@ -68,7 +68,7 @@ def test_what_published_templates_use_works(source: str, text: str) -> None:
         "{{ messages.clear() }}",
     ],
 )
-def test_failure_mode_38_a_template_that_reaches_out_or_changes_its_input_is_refused(source: str) -> None:
+def test_38_a_template_that_reaches_out_or_changes_its_input_is_refused(source: str) -> None:
     messages = copy.deepcopy(HELLO)
     with pytest.raises(RequestError, match="messages: the chat template does something that is not allowed") as caught:
         _render(source, messages)  # type: ignore[arg-type]
