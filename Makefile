@@ -42,8 +42,8 @@ test-full: check
 
 # Format, lint, types and house rules.
 check: $(VENV)/.ready
-	$(BIN)/ruff format --check src tests bench
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples
 	$(BIN)/mypy
 	$(BIN)/pytest tests/tidy
 
@@ -53,8 +53,8 @@ install-check:
 
 # Put every file in the form that `make check` wants.
 format: $(VENV)/.ready
-	$(BIN)/ruff format src tests bench
-	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench examples
+	$(BIN)/ruff check --fix src tests bench examples
 
 # Simulation: SEEDS seeds from FIRST on; a failure prints the command that replays it.
 sim: $(VENV)/.ready

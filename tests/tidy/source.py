@@ -52,8 +52,8 @@ def product() -> tuple[Module, ...]:
 
 @cache
 def everything() -> tuple[Module, ...]:
-    """The files of the package, the tests and the benchmarks."""
-    return product() + _parsed(ROOT / "tests") + _parsed(ROOT / "bench")
+    """The files of the package, the tests, the benchmarks and the examples."""
+    return product() + _parsed(ROOT / "tests") + _parsed(ROOT / "bench") + _parsed(ROOT / "examples")
 
 
 def _parsed(folder: Path) -> tuple[Module, ...]:

@@ -89,6 +89,7 @@ def test_nobody_imports_upwards() -> None:
     upwards = [
         f"{module.place} imports {target}"
         for module in product()
+        if module.name != "roost"  # what it offers is loaded when it is asked for; a test of the library sees to that
         for target in _roost_imports(module)
         if _layer(target) > _layer(module.name)
     ]

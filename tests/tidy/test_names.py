@@ -72,6 +72,12 @@ def test_the_package_exports_what_it_says() -> None:
     assert all(hasattr(roost, name) for name in roost.__all__)
 
 
+def test_type_checkers_see_every_public_name_where_it_is_loaded_from() -> None:
+    (package,) = (module for module in product() if module.name == "roost")
+    seen = {name: target for target, name in package.imports() if name in roost.__all__}
+    assert seen == roost._HOMES
+
+
 def test_the_architecture_page_has_a_line_for_every_module() -> None:
     page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     missing = [m.place for m in product() if m.path.name != "__init__.py" and f"`{_short(m)}`" not in page]
@@ -100,5 +106,6 @@ def test_the_project_names_no_place_of_a_machine() -> None:
 
 
 def _texts() -> list[Path]:
-    kept = ("src", "tests", "bench", "docs")
-    return [path for folder in kept for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".json")]
+    kept = ("src", "tests", "bench", "docs", "examples")
+    inside = [path for folder in kept for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".json")]
+    return [*inside, *ROOT.glob("*.md"), *ROOT.glob("*.lock"), *ROOT.glob("*.toml"), *ROOT.glob(".*.yaml")]
