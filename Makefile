@@ -7,7 +7,7 @@ SEEDS ?= 200
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check install-check sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
+.PHONY: help serve test test-full check install-check lock sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
 
 # List the targets.
 help:
@@ -50,6 +50,10 @@ check: $(VENV)/.ready
 # Resolve what `make serve` and `make test` install against the plain index, for each Python; nothing is installed.
 install-check:
 	$(PYTHON) -m tests.install
+
+# Write the versions of this environment to requirements-dev.lock, for others to reproduce it.
+lock: $(VENV)/.ready
+	$(BIN)/python -m tests.install.lock
 
 # Put every file in the form that `make check` wants.
 format: $(VENV)/.ready

@@ -23,10 +23,18 @@ def fetch_pip(folder: Path) -> None:
     subprocess.run(command, env=plain_environment(), check=True)
 
 
-def resolve(folder: Path, python: str, extra: str) -> Ran:
-    """Ask the pip of that folder what it would install for an extra of the project and a version of Python."""
+def resolve(folder: Path, python: str, extra: str, *options: str) -> Ran:
+    """Ask the pip of that folder what it would install for an extra of the project on a version of Python."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--use-feature=fast-deps"]
-    command += ["--python-version", python, "--only-binary=:all:", "--target", str(folder / "none"), f"{ROOT}[{extra}]"]
+    command += [
+        "--python-version",
+        python,
+        "--only-binary=:all:",
+        "--target",
+        str(folder / "none"),
+        f"{ROOT}[{extra}]",
+        *options,
+    ]
     environment = plain_environment() | {"PYTHONPATH": str(folder)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -27,6 +27,12 @@ def test_a_server_is_built_without_the_packages_of_tests() -> None:
     assert "[test]" in make("--dry-run", "--always-make", "check")
 
 
+def test_hooks_before_a_commit_run_what_make_check_runs() -> None:
+    hooks = re.findall(r"^ *entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    steps = make("--dry-run", "--assume-old=.venv/.ready", "check").splitlines()
+    assert steps == hooks
+
+
 @pytest.mark.parametrize("path", [".venv", "build/lib", "dist/any.whl", "src/roost.egg-info/PKG-INFO"])
 def test_git_does_not_see_what_is_built(path: str) -> None:
     ignored = subprocess.run(["git", "check-ignore", "--no-index", "--quiet", path], cwd=ROOT, check=False)
