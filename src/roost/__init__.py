@@ -13,9 +13,9 @@ let_threads_sleep()  # before anything loads torch
 __version__ = "0.1.0"  # the only place: pyproject.toml, the server and the command line read it here
 
 if TYPE_CHECKING:  # what type checkers see: the same names as below
-    from roost.config import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
+    from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SessionConfig, SpecConfig
     from roost.front.options import Options
-    from roost.llm import LLM
+    from roost.library.llm import LLM
 
 _HOMES = {
     "LLM": "roost.library.llm",

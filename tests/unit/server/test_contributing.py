@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.desk import Desk
+from roost.server.context import Desk
 from tests.unit.server.silent import Silent
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
