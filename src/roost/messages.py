@@ -210,7 +210,7 @@ class Finished:
     max_new_tokens: int  # as resolved; as asked (0 if absent) for a turn that never got its session
     spec: SpecStats
     message: str = ""  # what went wrong, for an error or a timeout
-    matched: int | str | None = None  # the stop id or stop text, for a stop
+    matched: int | str | None = None  # the stop id or stop string, for a stop
     prompt_logprobs_from: int | None = None  # where the prompt's log-probabilities really begin, if asked for
 
 

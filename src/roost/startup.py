@@ -82,7 +82,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         resolved,
         executor,
         SystemClock(),
-        new_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
+        new_stop_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
     )
     return Running(
         name=name,

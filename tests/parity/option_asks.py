@@ -128,7 +128,7 @@ def of(option: str, kind: str = "forgetful") -> list[Submit]:
 
 
 def _with_stop(kind: str, submit: Submit) -> Submit:
-    """With stop texts that the output comes to: the end of one token, all of another; and one it never says."""
+    """With stop strings that the output comes to: the end of one token, all of another; and one it never says."""
     output, _ = slow_output(kind, submit)
     said = text_of(output[min(6, len(output) - 2) :])
     return replace(submit, stop=(said[:2], said[:2] + "never", "zzzz"))

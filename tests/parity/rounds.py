@@ -62,7 +62,7 @@ class Speculating(Served):
 
     def __init__(self, setting: Setting, **changes: int | bool) -> None:
         model = checkpoint(setting.kind).model()
-        super().__init__(model, _config(setting, **changes), _head(setting, model), _new_finder)
+        super().__init__(model, _config(setting, **changes), _head(setting, model), _new_stop_finder)
         self.setting = setting
         self.num_moved = 0
         passes = self.executor.runner.passes
@@ -110,7 +110,7 @@ def _head(setting: Setting, model: Decoder) -> Head | None:
     return made[setting.head]() if setting.head in made else make_head(setting.head, model)
 
 
-def _new_finder(stops: tuple[str, ...], in_special: bool) -> StopFinder:
+def _new_stop_finder(stops: tuple[str, ...], in_special: bool) -> StopFinder:
     return StopFinder(TOKENIZER, stops, skip_special=not in_special)
 
 

@@ -33,8 +33,8 @@ def turns(talks: Talks) -> None:
     assert talk.num_turns == 9
 
 
-def stop_texts(talks: Talks) -> None:
-    """A stop text ends a turn inside an accepted run; the session inherits tokens, not text."""
+def stop_strings(talks: Talks) -> None:
+    """A stop string ends a turn inside an accepted run; the session inherits tokens, not text."""
     talks.begin("s")
     for num_in in (19, 4, 5):
         tokens = talks.prompt(num_in, first=num_in == 19)
@@ -367,7 +367,7 @@ LIMITS = SessionConfig(max_sessions=3, max_resident_tokens=70)
 SCENES: dict[str, Scene] = {
     scene.__name__: scene
     for scene in (
-        *(turns, stop_texts, logprobs, together, waits),
+        *(turns, stop_strings, logprobs, together, waits),
         *(aborts, first_aborts, queue_aborts, disconnects, refusals, over_length, closes),
         *(crowd, ttl, rewinds, forks, limits, own_limits),
     )

@@ -104,7 +104,7 @@ class Talks(Served):
             model_of(cell.kind),
             replace(cell.config(**sizes), session=limits or SessionConfig()),
             head=head or cell.head,
-            new_finder=lambda stops, in_special: StopFinder(TOKENIZER, stops, skip_special=not in_special),
+            new_stop_finder=lambda stops, in_special: StopFinder(TOKENIZER, stops, skip_special=not in_special),
         )
         self.cell = cell
         self.talks: dict[str, Talk] = {}

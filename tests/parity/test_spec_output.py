@@ -87,7 +87,7 @@ def test_28_stop_token_inside_an_accepted_run_ends_the_output_there(depth: int, 
     assert served.output("next") == plainly("llama", PROMPT + output[: at + 1] + LATER, 5)
 
 
-def test_28_stop_text_inside_an_accepted_run_cuts_text_and_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_28_stop_string_inside_an_accepted_run_cuts_text_and_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
     pieces = ("h", "e", " hell", "o", "x", "y", "z", "<|im_end|>")
     folder = save_chain(tmp_path_factory.mktemp("chain"), *pieces)
     config = EngineConfig(

@@ -37,7 +37,7 @@ from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
-from roost.sched.request import Mark, NewFinder
+from roost.sched.request import Mark, NewStopFinder
 from roost.spec_shape import PLAIN, SpecShape
 from tests.shapes import spec_config
 
@@ -195,7 +195,11 @@ class Served:
     """A model behind an engine, and everything that came back from it."""
 
     def __init__(
-        self, model: Decoder, config: EngineConfig, head: Head | None = None, new_finder: NewFinder | None = None
+        self,
+        model: Decoder,
+        config: EngineConfig,
+        head: Head | None = None,
+        new_stop_finder: NewStopFinder | None = None,
     ) -> None:
         if BACKEND is TRITON and not GRAPHS:
             config = replace(config, sched=replace(config.sched, graphs=False))
@@ -210,7 +214,7 @@ class Served:
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()
-        self.engine = Engine(resolved, self.executor, self.clock, Trace(self.notes.append), new_finder)
+        self.engine = Engine(resolved, self.executor, self.clock, Trace(self.notes.append), new_stop_finder)
 
     def post(self, command: Command) -> None:
         """Hand a command to the engine."""

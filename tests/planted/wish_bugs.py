@@ -79,18 +79,18 @@ WISH_BUGS = (
         "12: a follower that was aborted is started when its leader is done",
     ),
     Bug(
-        "stop_text_looked_for",
+        "stop_string_looked_for",
         "roost.sched.settle",
-        "        found = request.finder.feed([token]) if request.finder is not None else None",
+        "        found = request.stop_finder.feed([token]) if request.stop_finder is not None else None",
         "        found = None",
-        "28: a stop text is passed over",
+        "28: a stop string is passed over",
     ),
     Bug(
-        "stop_text_inside_a_run",
+        "stop_string_inside_a_run",
         "roost.sched.settle",
         "        return found[1] if found is not None else None",
         "        return found[1] if found is not None and i == 0 else None",
-        "28: a stop text inside an accepted run is passed over",
+        "28: a stop string inside an accepted run is passed over",
     ),
     Bug(
         "min_new_tokens",
@@ -109,10 +109,9 @@ WISH_BUGS = (
     Bug(
         "stop_in_special",
         "roost.sched.intake",
-        "        finder=state.new_finder(submit.stop, submit.stop_in_special) if "
-        "state.new_finder and submit.stop else None,",
-        "        finder=state.new_finder(submit.stop, False) if state.new_finder and submit.stop else None,",
-        "stop texts are not looked for in special tokens although the request says so",
+        "    return state.new_stop_finder(submit.stop, submit.stop_in_special)",
+        "    return state.new_stop_finder(submit.stop, False)",
+        "stop strings are not looked for in special tokens although the request says so",
     ),
     Bug(
         "scored_once",

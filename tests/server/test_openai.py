@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_text_also_beside_others(client: openai.Ope
     assert ask(seed=-11) is not None
 
 
-def test_a_stop_text_cuts_the_output_streamed_or_not(client: openai.OpenAI) -> None:
+def test_a_stop_string_cuts_the_output_streamed_or_not(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": FRANCE, "temperature": 0, "stop": [" Par", "never"]}
     whole = client.chat.completions.create(**asked)
     assert whole.choices[0].message.content == "The capital of France is"

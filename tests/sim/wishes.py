@@ -1,7 +1,7 @@
 """Wishes: what simulated clients ask for beyond tokens, and the texts that end an output.
 
-A stop text is one token id, or two that follow each other, written as text. Token 0 is the special one: it is no text,
-unless a request says that it is. The same rule, applied to a whole output at once, is the oracle.
+A stop string is one token id, or two that follow each other, written as text. Token 0 is the special one: it is
+no text unless a request says that it is. The same rule, applied to a whole output at once, is the oracle.
 """
 
 import random
@@ -27,7 +27,7 @@ class Wishes:
     priority: float
     timeout: float
     group: float
-    stop_text: float
+    stop_string: float
     min_new: float
     prompt_logprobs: float
     output_logprobs: float
@@ -42,7 +42,7 @@ def draw_wishes(rng: random.Random, calm: bool) -> Wishes:
         priority=rng.choice([0, 0, 0.5]),
         timeout=0 if calm else rng.choice([0, 0, 0.1, 0.4]),
         group=rng.choice([0, 0.2, 0.5]),
-        stop_text=rng.choice([0, 0.3]),
+        stop_string=rng.choice([0, 0.3]),
         min_new=rng.choice([0, 0.4]),
         prompt_logprobs=rng.choice([0, 0, 0.4]),
         output_logprobs=rng.choice([0, 0.4]),
@@ -75,7 +75,7 @@ def draw_extras(rng: random.Random, wishes: Wishes, vocab: int, prompt_len: int,
     return Extras(
         priority=rng.choice([-1, 1, 1, 5]) if wished(wishes.priority) else 0,
         timeout_ms=rng.choice([1, 3, 10, 30, 80]) if wished(wishes.timeout) else None,
-        stop=tuple(_stop_text(rng, vocab) for _ in range(rng.randint(1, 3))) if wished(wishes.stop_text) else (),
+        stop=tuple(_stop_string(rng, vocab) for _ in range(rng.randint(1, 3))) if wished(wishes.stop_string) else (),
         stop_in_special=wished(0.5),
         min_new_tokens=rng.randint(0, 6 if max_new is None else min(max_new, 6)) if wished(wishes.min_new) else 0,
         prompt_logprobs_from=rng.randint(0, prompt_len) if wished(wishes.prompt_logprobs) else None,
@@ -84,13 +84,13 @@ def draw_extras(rng: random.Random, wishes: Wishes, vocab: int, prompt_len: int,
     )
 
 
-def _stop_text(rng: random.Random, vocab: int) -> str:
+def _stop_string(rng: random.Random, vocab: int) -> str:
     return " ".join(str(rng.randrange(vocab)) for _ in range(rng.choice([1, 2, 2, 2])))
 
 
 @dataclass(slots=True)
-class Finder:
-    """The engine's finder in a simulated world."""
+class SimStopFinder:
+    """The engine's stop-string finder in a simulated world."""
 
     stops: tuple[str, ...]
     in_special: bool
@@ -101,8 +101,8 @@ class Finder:
         """Tokens in which no stop counts; their texts are whole, so nothing is left of them."""
 
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
-        """Index of the token that completes a stop text, and which one."""
-        assert not self.done, "a finder is fed after it has found"
+        """Index of the token that completes a stop string, and which one."""
+        assert not self.done, "a stop finder is fed after it has found"
         for index, token in enumerate(tokens):
             if token == SPECIAL and not self.in_special:
                 continue

@@ -26,7 +26,7 @@ from tests.sim.questions import Questions
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
 from tests.sim.waste import Waste
-from tests.sim.wishes import Finder, draw_extras, first_stop
+from tests.sim.wishes import SimStopFinder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
@@ -57,7 +57,7 @@ class World:
         self.clock = VirtualClock()
         resolved = options.resolved
         self.witness = Witness(resolved, options.model, options.layer_books, self._decide, self._is_too_large)
-        self.engine = Engine(resolved, self, self.clock, Trace(self._note), Finder)
+        self.engine = Engine(resolved, self, self.clock, Trace(self._note), SimStopFinder)
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
         self.report = Report(seed=options.seed)

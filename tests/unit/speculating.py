@@ -55,7 +55,7 @@ def start(config: EngineConfig = CONFIG, progress: Progress = silent) -> Running
             resolved,
             device,
             SystemClock(),
-            new_finder=lambda stops, in_special: StopFinder(tokenizer(), stops, skip_special=not in_special),
+            new_stop_finder=lambda stops, in_special: StopFinder(tokenizer(), stops, skip_special=not in_special),
         ),
         executor=cast(TorchExecutor, device),
         language=Language(tokenizer=tokenizer(), template=template),

@@ -18,7 +18,7 @@ from roost.obs.trace import Trace
 from roost.sched.admission import admit
 from roost.sched.intake import take
 from roost.sched.planner import plan
-from roost.sched.request import LaunchedStep, Mark, NewFinder
+from roost.sched.request import LaunchedStep, Mark, NewStopFinder
 from roost.sched.sessions import expire
 from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
@@ -34,9 +34,9 @@ class Engine:
         executor: Executor,
         clock: Clock,
         trace: Trace | None = None,
-        new_finder: NewFinder | None = None,
+        new_stop_finder: NewStopFinder | None = None,
     ) -> None:
-        self.state: State = new_state(resolved, trace or Trace(), new_finder)
+        self.state: State = new_state(resolved, trace or Trace(), new_stop_finder)
         self._executor = executor
         self._clock = clock
         self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()

@@ -35,7 +35,7 @@ from roost.sched.fit import resolve_max_new
 from roost.sched.limits import check_priority, check_queued
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
-from roost.sched.request import Mark, Request
+from roost.sched.request import Mark, Request, StopStringFinder
 from roost.sched.sessions import (
     TOKENS_MAX,
     fork_session,
@@ -134,7 +134,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
     check_priority(state, submit)
     if session is not None:
         check_number(session, submit.turn)
-    if submit.stop and state.new_finder is None:
+    if submit.stop and state.new_stop_finder is None:
         raise RequestError(400, "stop", "this engine has no tokenizer: texts cannot be looked for, token ids can")
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
@@ -153,7 +153,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         arrival=state.num_arrived,
         counters=Counters(accept_max=state.resolved.spec.accept_max),
         max_new_tokens=submit.max_new_tokens or 0,
-        finder=state.new_finder(submit.stop, submit.stop_in_special) if state.new_finder and submit.stop else None,
+        stop_finder=_stop_finder(state, submit),
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,
         prompt_logprobs_next=submit.prompt_logprobs_from,
         prompt_logprobs_from=submit.prompt_logprobs_from,
@@ -169,6 +169,13 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         enter_queue(state, request)
     state.requests[request.id] = request
     state.turns[request.turn.id] = request
+
+
+def _stop_finder(state: State, submit: Submit) -> StopStringFinder | None:
+    """What looks for the request's stop strings in its output; None if it has none."""
+    if not submit.stop or state.new_stop_finder is None:
+        return None
+    return state.new_stop_finder(submit.stop, submit.stop_in_special)
 
 
 def _wait_for(state: State, session: Session, request: Request) -> None:

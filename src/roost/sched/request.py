@@ -15,19 +15,19 @@ from roost.session.table import Turn
 from roost.step import RowId, StepPlan, Ticket
 
 
-class Finder(Protocol):
-    """Looks for stop texts in one output."""
+class StopStringFinder(Protocol):
+    """Looks for stop strings in one output."""
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Take tokens that cannot stop the output."""
         ...
 
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
-        """Index of the token that completes a stop text, and which one, if any of these does."""
+        """Index of the token that completes a stop string, and which one, if any of these does."""
         ...
 
 
-NewFinder = Callable[[tuple[str, ...], bool], Finder]  # (stop texts, whether special tokens count as text)
+NewStopFinder = Callable[[tuple[str, ...], bool], StopStringFinder]  # (stop strings, special tokens are text)
 
 
 class Mark(IntEnum):
@@ -48,7 +48,7 @@ class Request:
     arrival: int  # order of acceptance; kept through preemptions
     counters: Counters
     max_new_tokens: int = 0
-    finder: Finder | None = None  # if it has stop texts
+    stop_finder: StopStringFinder | None = None  # if it has stop strings
     deadline: int | None = None  # of the clock, in nanoseconds
     leader: Self | None = None  # whose prompt it waits to share
     followers: list[Self] = field(default_factory=list)  # who waits for its prompt to be shared

@@ -86,10 +86,10 @@ def _stop_at(request: Request) -> StopAt:
 
     def stop_at(i: int, token: int) -> int | str | None:
         if output_len + i < submit.min_new_tokens:
-            if request.finder is not None:
-                request.finder.skip([token])
+            if request.stop_finder is not None:
+                request.stop_finder.skip([token])
             return None
-        found = request.finder.feed([token]) if request.finder is not None else None
+        found = request.stop_finder.feed([token]) if request.stop_finder is not None else None
         if token in submit.stop_token_ids:
             return token
         return found[1] if found is not None else None

@@ -14,7 +14,7 @@ from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import Counters, Totals
-from roost.sched.request import LaunchedStep, Mark, NewFinder, Request
+from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request
 from roost.sched.rows import Rows
 from roost.sched.step_limits import Limits
 from roost.session.table import Sessions
@@ -51,7 +51,7 @@ class State:
     drafting: Drafting
     limits: Limits = field(default_factory=Limits)
     totals: Totals = field(default_factory=Totals)
-    new_finder: NewFinder | None = None  # None: stop texts are refused
+    new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
     turns: dict[TurnId, Request] = field(default_factory=dict)  # the same, by turn
     queued: list[Request] = field(default_factory=list)  # in order
@@ -99,7 +99,7 @@ class State:
         request.mark = max(request.mark, mark)
 
 
-def new_state(resolved: Resolved, trace: Trace, new_finder: NewFinder | None = None) -> State:
+def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder | None = None) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
     store = Store(resolved.page_size, resolved.books)
@@ -111,5 +111,5 @@ def new_state(resolved: Resolved, trace: Trace, new_finder: NewFinder | None = N
         rows=Rows(resolved.num_rows),
         counters=Counters(accept_max=resolved.spec.accept_max),
         drafting=Drafting(resolved.widths, resolved.sched.max_running, resolved.depth),
-        new_finder=new_finder,
+        new_stop_finder=new_stop_finder,
     )

@@ -422,7 +422,7 @@ def _nucleus(top_k: int | None, top_p: float | None) -> tuple[int, float]:
 
 
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Stop texts, one or several."""
+    """Stop strings, one or several."""
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 

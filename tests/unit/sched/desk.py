@@ -1,6 +1,6 @@
 """Desk: an engine over the witness with small, plain options, and a client that keeps what it is told.
 
-Stop texts are token ids written as text (tests.sim.wishes). Time stands still unless a test moves it.
+Stop strings are token ids written as text (tests.sim.wishes). Time stands still unless a test moves it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from roost.messages import Command, Event, Finished, Refused, Tokens
 from roost.sched.engine import Engine
 from roost.step import Executor, StepId, StepPlan, StepResult, Ticket
 from tests.sim.model import Model
-from tests.sim.wishes import Finder
+from tests.sim.wishes import SimStopFinder
 from tests.sim.witness import Witness
 
 VOCAB = 50
@@ -117,4 +117,4 @@ class Desk:
 def desk(executor: Executor | None = None, **options: int | bool | str | SessionConfig) -> Desk:
     """A desk with some options changed."""
     small, clock = resolved(**options), VirtualClock()  # type: ignore[arg-type]
-    return Desk(Engine(small, executor or witness(small), clock, new_finder=Finder), clock)
+    return Desk(Engine(small, executor or witness(small), clock, new_stop_finder=SimStopFinder), clock)

@@ -182,7 +182,7 @@ STOPPED = Submit(request_id="a", tokens=(4, 5), max_new_tokens=3, stop=("7",))
         ("roost.sched.intake.Counters", FOLLOWER),
         ("roost.sched.intake.set_limits", FOLLOWER),
         ("roost.sched.queue.set_limits", TURN),
-        ("tests.sim.wishes.Finder.__init__", STOPPED),
+        ("tests.sim.wishes.SimStopFinder.__init__", STOPPED),
         ("roost.session.table.Sessions.add", OpenSession(session_id="t")),
         ("roost.session.record.Record.copy", ForkSession(session_id="s", new_id="t")),
         ("roost.session.record.Record.cut", RewindSession(session_id="s", length=1)),

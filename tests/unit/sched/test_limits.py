@@ -24,7 +24,7 @@ from roost.messages import (
 )
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
-from tests.sim.wishes import Finder
+from tests.sim.wishes import SimStopFinder
 from tests.unit.sched.desk import Desk, resolved, witness
 
 
@@ -32,7 +32,7 @@ def desk(*limits: ClientLimits, session: SessionConfig | None = None, **sched: i
     """A desk whose clients have limits."""
     options = replace(resolved(session=session, **sched), clients={each.name: each for each in limits})  # type: ignore[arg-type]
     clock = VirtualClock()
-    return Desk(Engine(options, witness(options), clock, new_finder=Finder), clock)
+    return Desk(Engine(options, witness(options), clock, new_stop_finder=SimStopFinder), clock)
 
 
 def submit(name: str, client: str = "", max_new: int = 20, **more: object) -> Submit:

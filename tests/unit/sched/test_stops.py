@@ -37,12 +37,12 @@ def test_a_stop_id_ends_the_output_and_is_named() -> None:
     assert _run(stop_token_ids=frozenset(OUTPUT[2:4])) == (OUTPUT[:3], "stop", OUTPUT[2])
 
 
-def test_a_stop_text_ends_the_output_at_the_token_that_completes_it() -> None:
+def test_a_stop_string_ends_the_output_at_the_token_that_completes_it() -> None:
     text = f"{OUTPUT[2]} {OUTPUT[3]}"
     assert _run(stop=("7 7", text)) == (OUTPUT[:4], "stop", text)
 
 
-def test_of_a_stop_id_and_a_stop_text_at_the_same_token_the_id_is_named() -> None:
+def test_of_a_stop_id_and_a_stop_string_at_the_same_token_the_id_is_named() -> None:
     assert _run(stop=(str(OUTPUT[2]),), stop_token_ids=frozenset(OUTPUT[2:3])) == (OUTPUT[:3], "stop", OUTPUT[2])
 
 
@@ -58,7 +58,7 @@ def test_nothing_stops_the_first_min_new_tokens(stop: dict[str, object]) -> None
     assert _run(min_new_tokens=4, **stop)[0] == OUTPUT
 
 
-def test_a_stop_text_that_begins_before_min_new_tokens_does_not_count() -> None:
+def test_a_stop_string_that_begins_before_min_new_tokens_does_not_count() -> None:
     text = f"{OUTPUT[2]} {OUTPUT[3]}"
     assert _run(min_new_tokens=2, stop=(text,))[0] == OUTPUT[:4]
     assert _run(min_new_tokens=3, stop=(text,))[0] == OUTPUT
@@ -68,12 +68,12 @@ def test_a_stop_at_the_last_token_allowed_is_a_stop() -> None:
     assert _run(stop=(str(OUTPUT[7]),)) == (OUTPUT, "stop", str(OUTPUT[7]))
 
 
-def test_a_limit_before_the_stop_text_is_complete_is_the_end() -> None:
+def test_a_limit_before_the_stop_string_is_complete_is_the_end() -> None:
     assert _run(max_new_tokens=3, stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)) == (OUTPUT[:3], "length", None)
 
 
 @pytest.mark.parametrize("trouble", ["preempt", "failure"])
-def test_a_stop_text_is_found_across_a_preemption_and_a_broken_step(trouble: str) -> None:
+def test_a_stop_string_is_found_across_a_preemption_and_a_broken_step(trouble: str) -> None:
     at = desk(Recorder(resolved(), frozenset([3] if trouble == "failure" else [])))
     at.send(_submit(stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)))
     while len(at.output("a")) < 2:
@@ -95,7 +95,7 @@ def test_a_turn_that_stops_at_a_text_keeps_what_was_returned_as_history() -> Non
     assert at.finished("second").usage.prompt_tokens == 3 + 4 + 1
 
 
-def test_an_engine_without_a_tokenizer_refuses_stop_texts() -> None:
+def test_an_engine_without_a_tokenizer_refuses_stop_strings() -> None:
     options, answer = resolved(), []
     engine = Engine(options, witness(options), desk().clock)
     engine.post(_submit(stop=("x",)), answer.append)
