@@ -58,9 +58,9 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing() -> None:
     state = served.engine.state
     lease, counted = state.sessions.table["s"].lease, state.counters.snapshot()
     assert lease is not None and state.in_flight and counted == served.finish("first").spec
-    before = (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0]))
+    before = (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0]))
     served.run()
-    assert (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0])) == before
+    assert (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0])) == before
     assert state.counters.snapshot() == counted
     assert turn(served, "second", LATER, 6) == 14
 

@@ -83,7 +83,7 @@ _SIMULATED = (
     Bug(
         "reserve_at_depth_1",
         "roost.sched.planner",
-        "        hi = request.lease.hi_len",
+        "        hi = request.lease.device_len_max",
         "        hi = request.lease.claimed_len",
         "9: room is taken for the length last seen, not for the length the device may have",
     ),

@@ -88,10 +88,10 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing(spec: SpecShape) -> 
     assert [launched.requests[0].id for launched in script.state.in_flight] == [turn.submit.request_id]  # still to come
     lease, counted = script.lease("s"), script.state.counters.snapshot()
     assert counted == turn.finished.spec
-    before = (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0]))
+    before = (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0]))
     assert before[:2] == (14, 14)
     script.run()
-    assert (lease.settled_len, lease.hi_len, lease.epoch, len(lease.pages[0])) == before
+    assert (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0])) == before
     assert script.state.counters.snapshot() == counted
     assert len(script.state.sessions.table["s"].record) == 14
     script.wind_up()
@@ -127,7 +127,7 @@ def test_02_stale_result_of_an_aborted_turn_changes_nothing(spec: SpecShape) -> 
     assert turn.finished.reason == "abort" and script.state.in_flight
     lease, counted, got = script.lease("s"), script.state.counters.snapshot(), list(turn.tokens)
     script.run()
-    assert (lease.settled_len, lease.hi_len, len(script.state.sessions.table["s"].record)) == (14, 14, 14)
+    assert (lease.settled_len, lease.device_len_max, len(script.state.sessions.table["s"].record)) == (14, 14, 14)
     assert (script.state.counters.snapshot(), turn.tokens) == (counted, got)
     assert script.turn("s", 5, 6, salt=2).cached == 14
     script.wind_up()

@@ -153,7 +153,7 @@ class Waste:
         """Pages that a request may come to want besides those it has, before one of its results is seen."""
         resolved, lease = self._resolved, request.lease
         rounds = 2 if resolved.sched.overlap else 1
-        length = max(request.turn.prefill_len, lease.hi_len) + rounds * resolved.reserves[book]
+        length = max(request.turn.prefill_len, lease.device_len_max) + rounds * resolved.reserves[book]
         length = min(length, resolved.length_to_fit(book, request.length_max))
         return max(0, resolved.pages_to_hold(book, length) - num_held(self._state.store, lease, book))
 

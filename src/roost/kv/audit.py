@@ -67,7 +67,7 @@ def _check_lengths(store: Store, lease: Lease) -> None:
     ok = 0 <= lease.proven_len <= lease.settled_len and 0 <= lease.shared_len <= lease.settled_len
     ok = ok and lease.shared_len % size == 0 and lease.node.end == lease.shared_len
     for pages in lease.pages:
-        ok = ok and lease.claimed_len <= lease.hi_len <= len(pages) * size
+        ok = ok and lease.claimed_len <= lease.device_len_max <= len(pages) * size
     if store.window_book is not None:
         first = store.books[store.window_book].first_needed(lease.settled_len, size)
         pages = lease.pages[store.window_book]

@@ -57,7 +57,7 @@ class Lease:
         return length
 
     @property
-    def hi_len(self) -> int:
+    def device_len_max(self) -> int:
         """Upper bound of the length on the device: every host size comes from it."""
         length = self.settled_len
         for claim in self.claims:

@@ -132,7 +132,7 @@ def _promised(state: State, book: int) -> int:
 
 def _charge(state: State, book: int, request: Request, lease: Lease, prefill_len: int) -> int:
     """Pages a request may still need for its prompt and for the rounds that can be in flight."""
-    soon = max(prefill_len, lease.hi_len)
+    soon = max(prefill_len, lease.device_len_max)
     return max(0, _pages_for(state, book, request, soon) - num_held(state.store, lease, book))
 
 

@@ -150,8 +150,8 @@ class Engine:
             if request.turn.lease is not lease or lease.epoch != launched.plan.epochs[i]:
                 continue
             length = int(result.lengths[i])
-            if not (length == lease.settled_len and length <= lease.claimed_len <= lease.hi_len):
+            if not (length == lease.settled_len and length <= lease.claimed_len <= lease.device_len_max):
                 raise InvariantError(
                     f"request {request.id}: device length {length} after step {result.step}, "
-                    f"settled {lease.settled_len}, certain {lease.claimed_len}, at most {lease.hi_len}"
+                    f"settled {lease.settled_len}, certain {lease.claimed_len}, at most {lease.device_len_max}"
                 )

@@ -118,7 +118,7 @@ def _with_room(state: State, requests: Sequence[Request], budget: int, round_wid
     for request in requests:
         if request.mark is not Mark.NONE:  # preempted for the sake of an older one, just now
             continue
-        hi = request.lease.hi_len
+        hi = request.lease.device_len_max
         rest = _rest(request)
         share = min(rest, shares.get(request.turn.id, 0) + unused)
         chunk = limits.tokens_left(num_tokens, share) if rest > 0 else 0
@@ -141,7 +141,7 @@ def _with_room(state: State, requests: Sequence[Request], budget: int, round_wid
 
 def _rest(request: Request) -> int:
     """Tokens of a prompt that no step has; a round starts where the prompt ends, or later, and has none."""
-    return max(0, request.turn.prefill_len - request.lease.hi_len)
+    return max(0, request.turn.prefill_len - request.lease.device_len_max)
 
 
 def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
@@ -154,7 +154,7 @@ def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
 def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantError:
     """The guard of the row: a step whose last slot lies past it is refused, instead of corrupting another's."""
     return InvariantError(
-        f"request {request.id}: the step needs {max(needs)} positions (length up to {request.lease.hi_len}, "
+        f"request {request.id}: the step needs {max(needs)} positions (length up to {request.lease.device_len_max}, "
         f"reserve {max(state.resolved.reserves)}), the row has {state.resolved.row_width}"
     )
 

@@ -186,11 +186,11 @@ class TreeMachine(RuleBasedStateMachine):
             chunk = rng.choice([rest, rng.randint(1, rest)])
             end = lease.claimed_len + chunk
             tokens = talk.tokens[:end] + (talk.tokens[end : end + 1] if chunk < rest else self._tokens(rng, 1))
-        elif lease.hi_len + ACCEPT_MAX <= self.length_max:
+        elif lease.device_len_max + ACCEPT_MAX <= self.length_max:
             chunk, tokens = 0, self._tokens(rng, rng.randint(1, ACCEPT_MAX))
         else:
             return None
-        if not self._reserve(talk, lease.hi_len + (chunk or ACCEPT_MAX)):
+        if not self._reserve(talk, lease.device_len_max + (chunk or ACCEPT_MAX)):
             return None
         pages = [list(pages) for pages in lease.pages]
         self._update_row(talk)

@@ -53,7 +53,7 @@ def test_a_claim_is_as_large_as_its_round_can_accept(limit: int | None, most: in
     for handle in handles:
         lease = script.request(handle).lease
         assert [(claim.size, claim.most) for claim in lease.claims] == [(1, most)] * 2
-        assert lease.hi_len == lease.settled_len + 2 * most
+        assert lease.device_len_max == lease.settled_len + 2 * most
     script.run()
 
 
