@@ -7,7 +7,7 @@ from tests.planted.bug import Bug
 
 _LATE, _TENANTS = "tests/unit/server/test_late_answers.py::", "tests/unit/server/test_tenants.py::"
 _SHARING, _SHARED = "roost.sched.prefill_shares", "tests/unit/sched/test_prefill_shares.py::"
-_LIMITS, _MODULE = "tests/unit/sched/test_limits.py::", "roost.sched.limits"
+_LIMITS, _MODULE = "tests/unit/sched/test_client_limits.py::", "roost.sched.client_limits"
 
 CLIENT_BUGS = (
     Bug(

@@ -48,8 +48,8 @@ SIZE_BUGS = (
     Bug(
         "one_request_limits_nobody",
         "roost.sched.settle",
-        "            state.limits.acquit(request.turn.id)",
-        "            state.limits.acquit(-1)",
+        "            state.step_limits.acquit(request.turn.id)",
+        "            state.step_limits.acquit(-1)",
         "35: a request that breaks every step leaves the others smaller batches",
         test=_TESTS + "test_what_one_request_breaks_alone_limits_nobody",
     ),

@@ -208,7 +208,9 @@ class Rules:
         running = [each for each in self._state.running if each.mark is Mark.NONE and not each.num_failures]
         widths = dict(zip((each.id for each in requests), (plan.widths * plan.is_prefill).tolist(), strict=True))
         asks = self._checker.asks
-        is_even = all(asks[each.id].sat_out_at != tick for each in running) and self._state.limits.tokens.most is None
+        is_even = (
+            all(asks[each.id].sat_out_at != tick for each in running) and self._state.step_limits.tokens.most is None
+        )
         waiting = [each for each in running if widths.get(each.id) or each.in_prefill]
         shares = [
             (each, widths.get(each.id, 0), each.turn.prefill_len - each.lease.claimed_len)
@@ -246,7 +248,7 @@ class Rules:
 
     def _check_size(self, plan: StepPlan) -> None:
         """A step is no larger than the engine says that steps may be; one row is always allowed."""
-        limits, num_tokens = self._state.limits, int(plan.widths.sum())
+        limits, num_tokens = self._state.step_limits, int(plan.widths.sum())
         most = [(limits.rows.most, len(plan.rows)), (limits.tokens.most, num_tokens)]
         if len(plan.rows) > 1 and any(limit is not None and size > limit for limit, size in most):
             raise Broken(f"size: step {plan.step} has {len(plan.rows)} rows and {num_tokens} tokens, allowed: {limits}")

@@ -177,7 +177,7 @@ class Waste:
             for i, request in enumerate(requests)
             if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
         ]
-        most = self._state.limits.tokens.most  # what a device that was found too small for more has
+        most = self._state.step_limits.tokens.most  # what a device that was found too small for more has
         is_full = most is not None and plan.widths.sum() >= most
         was_short, self._was_short = self._was_short, False
         if cut_short and total < least and not is_full and not was_short:

@@ -7,7 +7,7 @@ taken yet. While the next one waits for pages, a few that need less may start be
 
 from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
-from roost.sched.limits import in_line
+from roost.sched.client_limits import admission_order
 from roost.sched.request import Mark, Request
 from roost.sched.state import Refusal, State
 
@@ -18,7 +18,7 @@ LOOKED_AT_MAX = 32  # behind it, so that a long queue costs a tick no more than 
 def admit(state: State) -> str:
     """Let in as many as fit; returns why the next one has to wait, or '' if none waits."""
     while state.queued:
-        line = in_line(state)
+        line = admission_order(state)
         if not line:
             return "each client in line has as many running as it may"
         reason = _no_place(state, line[0])
@@ -109,7 +109,7 @@ def _no_place(state: State, request: Request) -> str:
 def _fits_a_step(state: State, num_running: int) -> bool:
     """Whether so many requests could decode in one step, of the size that steps may have."""
     width = state.resolved.widths.of(num_running)[0]
-    return state.limits.has_place(num_running - 1, (num_running - 1) * width, width)
+    return state.step_limits.has_place(num_running - 1, (num_running - 1) * width, width)
 
 
 def _no_pages(state: State, request: Request, lease: Lease) -> str:

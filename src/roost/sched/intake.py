@@ -28,11 +28,11 @@ from roost.messages import (
     SessionStates,
     Submit,
 )
+from roost.sched.client_limits import check_priority, check_queued
 from roost.sched.consistency import check_whole
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
-from roost.sched.limits import check_priority, check_queued
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request, StopStringFinder

@@ -75,7 +75,7 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     decode = [
         request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
     ]
-    chunk = max(1, state.limits.tokens_left(0, state.resolved.sched.chunk))
+    chunk = max(1, state.step_limits.tokens_left(0, state.resolved.sched.chunk))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
     if not state.resolved.sched.mixed:
         if state.prefilled_last:  # decode has its turn, however many prompts keep coming
@@ -92,7 +92,7 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
 
 def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     """How many nodes each of so many rounds verifies: what pays most, as far as a step may have them for all."""
-    width, most = state.drafting.choose(num_rounds, has_prefill=has_prefill), state.limits.tokens.most
+    width, most = state.drafting.choose(num_rounds, has_prefill=has_prefill), state.step_limits.tokens.most
     if most is None or not num_rounds:
         return width
     room = most - max(1, most // _PREFILL_SHARE) if has_prefill else most
@@ -112,7 +112,7 @@ def _decodes_on(state: State, request: Request) -> bool:
 def _with_room(state: State, requests: Sequence[Request], budget: int, round_width: int) -> list[Line]:
     """Those for whom there are pages, as many as one step may hold; `budget` tokens of prefill in all."""
     lines: list[Line] = []
-    num_tokens, limits, reserves, row_width = 0, state.limits, state.resolved.reserves, state.resolved.row_width
+    num_tokens, limits, reserves, row_width = 0, state.step_limits, state.resolved.reserves, state.resolved.row_width
     shares = _shares(requests, budget)
     unused = 0  # of those who sat out
     for request in requests:

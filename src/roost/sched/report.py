@@ -33,8 +33,8 @@ def stats(state: State) -> Stats:
         sessions_closed=totals.sessions_closed,
         sessions_expired=totals.sessions_expired,
         sessions_reclaimed=state.sessions.num_reclaimed,
-        step_rows_max=state.limits.rows.most,
-        step_tokens_max=state.limits.tokens.most,
+        step_rows_max=state.step_limits.rows.most,
+        step_tokens_max=state.step_limits.tokens.most,
     )
 
 

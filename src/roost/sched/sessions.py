@@ -9,7 +9,7 @@ from bisect import bisect_right
 from roost.clients import scoped
 from roost.errors import CapacityError, RequestError
 from roost.messages import ForkSession, OpenSession, RewindSession, SessionState
-from roost.sched.limits import check_sessions, limits_of
+from roost.sched.client_limits import check_sessions, limits_of
 from roost.sched.state import State
 from roost.session.table import Session
 

@@ -28,7 +28,7 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.store.collected(plan.step)
     state.rows.collected(plan.step)
     state.totals.steps += 1
-    state.limits.worked(plan)
+    state.step_limits.worked(plan)
     epochs, widths = result.epochs.tolist(), plan.widths.tolist()
     accept_lens, tokens, finals = result.accept_lens.tolist(), result.tokens.tolist(), plan.is_final.tolist()
     live_lens = []  # of rounds
@@ -159,8 +159,8 @@ def fail(state: State, failed: list[LaunchedStep], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first, first_step = failed[0], failed[0].plan.step
     state.drafting.failed()
-    is_own = len(first.requests) == 1 and not state.limits.may_be_large(first.plan)
-    state.limits.broke(first.plan, (request.turn.id for request in first.requests))
+    is_own = len(first.requests) == 1 and not state.step_limits.may_be_large(first.plan)
+    state.step_limits.broke(first.plan, (request.turn.id for request in first.requests))
     broken = zip(first.requests, first.leases, strict=True)
     broken_lens = {request.turn.id: _length_after(lease, first_step) for request, lease in broken}
     for lease in list(state.store.leases.values()):
@@ -181,7 +181,7 @@ def fail(state: State, failed: list[LaunchedStep], last_step: StepId) -> None:
             request.num_failures = request.num_failures + 1 if is_own else 1
             request.failed_len = max(request.failed_len, broken_lens[request.turn.id])
         if request.num_failures > _FAILURES_MAX:
-            state.limits.acquit(request.turn.id)
+            state.step_limits.acquit(request.turn.id)
             abort(state, request, "error", "a step failed on the device, twice under this request")
         elif request.mark is Mark.NONE:
             suspend(state, request)

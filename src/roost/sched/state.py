@@ -16,7 +16,7 @@ from roost.obs.trace import Trace
 from roost.sched.counters import Counters, Totals
 from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request
 from roost.sched.rows import Rows
-from roost.sched.step_limits import Limits
+from roost.sched.step_limits import StepLimits
 from roost.session.table import Sessions
 
 
@@ -49,7 +49,7 @@ class State:
     rows: Rows
     counters: Counters
     drafting: Drafting
-    limits: Limits = field(default_factory=Limits)
+    step_limits: StepLimits = field(default_factory=StepLimits)
     totals: Totals = field(default_factory=Totals)
     new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id

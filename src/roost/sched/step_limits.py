@@ -17,7 +17,7 @@ PATIENCE = 64  # good steps before a larger one is tried; twice as many after ea
 
 
 @dataclass(slots=True, kw_only=True)
-class Limit:
+class SizeLimit:
     """One measure of a step, its rows or its tokens."""
 
     most: int | None = None  # in force; None: no limit
@@ -57,11 +57,11 @@ class Limit:
 
 
 @dataclass(slots=True, kw_only=True)
-class Limits:
+class StepLimits:
     """What a step may have; a single row is always allowed, and one token of it."""
 
-    rows: Limit = field(default_factory=Limit)
-    tokens: Limit = field(default_factory=Limit)
+    rows: SizeLimit = field(default_factory=SizeLimit)
+    tokens: SizeLimit = field(default_factory=SizeLimit)
     unexplained: tuple[int, int] | None = None  # a step that broke, although more rows and more tokens went through
 
     def has_place(self, num_rows: int, num_tokens: int, width: int) -> bool:

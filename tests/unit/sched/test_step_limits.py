@@ -7,7 +7,7 @@ import pytest
 
 from roost.draft_length.choice import Drafting
 from roost.messages import Finished, GetStats, Stats, Submit
-from roost.sched.step_limits import PATIENCE, Limit, Limits
+from roost.sched.step_limits import PATIENCE, SizeLimit, StepLimits
 from roost.step import StepPlan
 from tests.unit.sched.desk import Desk, desk, resolved, witness
 from tests.unit.sched.test_engine import Breaking
@@ -15,7 +15,7 @@ from tests.unit.sched.test_engine import Breaking
 NOBODY: frozenset[int] = frozenset()
 
 
-def _drive(limit: Limit, wanted: int, works: Callable[[int], bool], num_steps: int) -> int:
+def _drive(limit: SizeLimit, wanted: int, works: Callable[[int], bool], num_steps: int) -> int:
     """Steps as large as somebody wants and the limit allows; how many broke. After each, everybody goes alone."""
     num_broken = 0
     for _ in range(num_steps):
@@ -32,7 +32,7 @@ def _drive(limit: Limit, wanted: int, works: Callable[[int], bool], num_steps: i
 @pytest.mark.parametrize("most", [1, 2, 3, 20, 63, 64, 100, 255])
 @pytest.mark.parametrize("wanted", [2, 64, 256])
 def test_a_device_that_is_too_small_breaks_few_steps_in_a_long_time(wanted: int, most: int) -> None:
-    limit, num_steps = Limit(), 20_000
+    limit, num_steps = SizeLimit(), 20_000
     num_broken = _drive(limit, wanted, lambda size: size <= most, num_steps)
     assert num_broken <= ceil(log2(wanted)) + log2(num_steps / PATIENCE) + 1
     if most < wanted:
@@ -41,7 +41,7 @@ def test_a_device_that_is_too_small_breaks_few_steps_in_a_long_time(wanted: int,
 
 
 def test_a_size_that_is_reached_step_by_step_is_known_exactly_after_one_that_broke() -> None:
-    limit = Limit()
+    limit = SizeLimit()
     for size in range(1, 41):
         limit.worked(size)
     limit.broke(41, NOBODY)
@@ -49,7 +49,7 @@ def test_a_size_that_is_reached_step_by_step_is_known_exactly_after_one_that_bro
 
 
 def test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before() -> None:
-    limit = Limit()
+    limit = SizeLimit()
     limit.broke(64, NOBODY)
     for _ in range(PATIENCE - 1):
         limit.worked(32)
@@ -59,7 +59,7 @@ def test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before() -> None
 
 
 def test_a_fault_that_passes_limits_nobody_for_ever() -> None:
-    limit = Limit()
+    limit = SizeLimit()
     limit.broke(64, NOBODY)
     assert limit.most == 32
     assert _drive(limit, 64, lambda size: True, 7 * PATIENCE) == 0
@@ -68,7 +68,7 @@ def test_a_fault_that_passes_limits_nobody_for_ever() -> None:
 
 @pytest.mark.parametrize("width", [2, 5, 7])
 def test_a_fault_that_passes_limits_nobody_also_where_sizes_come_in_widths(width: int) -> None:
-    limit = Limit()
+    limit = SizeLimit()
     for number in range(1, 20):
         limit.worked(number * width)
     limit.broke(20 * width, NOBODY)
@@ -129,7 +129,7 @@ def test_what_one_request_breaks_alone_limits_nobody() -> None:
     at.run()
     assert [at.finished(f"r{number}").reason for number in range(5)] == ["length"] * 3 + ["error", "length"]
     assert executor.num_broken == 2
-    limits = at.engine.state.limits
+    limits = at.engine.state.step_limits
     assert (limits.rows.most, limits.tokens.most) == (None, None)
     assert max(map(len, executor.launched)) == 4
 
@@ -143,7 +143,7 @@ def test_a_size_that_has_worked_is_suspected_only_when_it_breaks_again() -> None
         return is_bad
 
     at, _ = _serve(breaks, num_requests=4, overlap=False, max_running=4)
-    limits = at.engine.state.limits
+    limits = at.engine.state.step_limits
     assert len(broken) == 2 and _reasons(at) == {"length"}
     assert limits.rows.most is not None and limits.rows.most < 4
 
@@ -159,14 +159,14 @@ def test_what_is_in_force_is_told() -> None:
 
 
 def test_a_row_always_has_a_place_in_an_empty_step() -> None:
-    limits = Limits(rows=Limit(most=1), tokens=Limit(most=2))
+    limits = StepLimits(rows=SizeLimit(most=1), tokens=SizeLimit(most=2))
     assert limits.has_place(0, 0, 5) and not limits.has_place(1, 1, 1)
 
 
 def test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: self._widths.of(num_rounds)[-1])
     at = desk(witness(resolved(spec="ngram", max_running=8, num_pages=200)), spec="ngram", max_running=8, num_pages=200)
-    limit = at.engine.state.limits.tokens
+    limit = at.engine.state.step_limits.tokens
     limit.most, limit.good, limit.bad, limit.patience = 8, 8, 1000, 10**9
     for number in range(3):
         tokens = tuple([1, 2, 3, 4] * 3)

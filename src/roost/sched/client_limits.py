@@ -52,7 +52,7 @@ def check_sessions(state: State, client: str) -> None:
         raise CapacityError(429, f"{num_open} sessions of this key are open: it may have {most}")
 
 
-def in_line(state: State) -> list[Request]:
+def admission_order(state: State) -> list[Request]:
     """Who may start, in order: as they are queued; where clients have names, those first whose client runs least."""
     if not state.resolved.clients:
         return state.queued
