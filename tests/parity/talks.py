@@ -13,7 +13,7 @@ import pytest
 
 from roost.config.options import SessionConfig
 from roost.front.speculation import total
-from roost.kv.holdings import own_pages
+from roost.kv.page_counts import own_pages
 from roost.kv.pages import ceil_div
 from roost.messages import (
     Abort,
@@ -260,7 +260,7 @@ class Talks(Served):
     def assert_at_rest(self) -> None:
         """Nothing runs: rows are free, idle sessions hold what was committed, and nobody else holds a page."""
         state = self.engine.state
-        assert not (state.requests or state.running or state.queued or state.in_flight or state.closers)
+        assert not (state.requests or state.running or state.queued or state.in_flight or state.close_replies)
         assert state.rows.num_free == state.resolved.num_rows
         assert set(state.sessions.table) == set(self.talks)
         for name, session in state.sessions.table.items():

@@ -117,7 +117,7 @@ SESSION_BUGS = (
         "a session is closed under its turn",
     ),
     Bug(
-        "ttl_of_those_left_alone",
+        "ttl_of_idle_sessions",
         _SESSIONS,
         "        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)",
         "        state.expiry_min = session.expires_at",

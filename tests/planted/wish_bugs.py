@@ -225,7 +225,7 @@ WISH_BUGS = (
     Bug(
         "refusal_sees_idle_sessions",
         "roost.sched.admission",
-        "    better = state.sessions.num_kept > refusal.num_kept or any(",
+        "    better = state.sessions.num_leases_kept > refusal.num_leases_kept or any(",
         "    better = any(",
         "19: the head of the queue waits for a running request although an idle session has the room",
         "tests/unit/sched/test_order.py::test_the_head_of_the_queue_starts_when_a_session_that_became_idle_makes_room",
@@ -249,7 +249,7 @@ WISH_BUGS = (
     Bug(
         "half_done_is_seen",
         "roost.sched.intake",
-        "        check_whole(state)",
+        "        check_consistent(state)",
         "        assert state.trace",
         "a command that broke half-way leaves a session with KV of tokens that it has forgotten, and the loop goes on",
         _BROKEN + "test_a_command_that_leaves_something_half_done_ends_the_engine",

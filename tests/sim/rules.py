@@ -10,10 +10,10 @@ from collections import Counter
 
 from roost.clients import scoped
 from roost.config.resolved import Resolved
-from roost.kv.holdings import num_freed
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased
 from roost.kv.node import Key
+from roost.kv.page_counts import num_freed
 from roost.kv.pages import NULL_PAGE, PageId, floor_to
 from roost.messages import Refused
 from roost.sched.admission import OVERTAKEN_MAX
@@ -80,7 +80,7 @@ class Rules:
         """Only who waits for pages and never ran is overtaken, by its equals, and a few times at most."""
         if not before:
             return
-        refusal = self._state.refusal
+        refusal = self._state.last_refusal
         for each in before:
             self._overtaken[each.id] += 1
         if (

@@ -66,7 +66,7 @@ class Setting:
     """Everything a script is told before the first tick."""
 
     page_size: int = 4
-    num_pages: int = 64  # of each book, without the sink
+    num_pages: int = 64  # of each book, without the null page
     spec: SpecShape = CHAIN
     spec_max_batch: int | None = None
     auto: bool = False  # the length of drafts is chosen by cost
@@ -148,7 +148,7 @@ def prompt_of(length: int, salt: int = 0) -> tuple[int, ...]:
 
 
 def accounts(state: State, book: int = 0) -> dict[str, int]:
-    """Pages of a book by kind of account, the sink left out."""
+    """Pages of a book by kind of account, the null page left out."""
     kinds = Counter(ledger.describe(account).split()[0] for _, account in state.store.ledger.accounts(book))
     return {kind: kinds[kind] for kind in ("free", "leased", "cached", "retiring")}
 

@@ -8,10 +8,10 @@ Looks into the engine; never changes it.
 from collections.abc import Sequence
 
 from roost.config.resolved import Resolved
-from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Node
+from roost.kv.page_counts import num_freed, num_held
 from roost.kv.pages import ceil_div, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State

@@ -104,7 +104,7 @@ def test_the_smallest_pool_that_is_taken_serves_the_smallest_request(
         windowed += 1
     resolved = _with_pools(full, windowed, page_size, spec, window)
     need = [resolved.pages_to_hold(book, resolved.length_to_fit(book, 2)) for book in range(len(resolved.books))]
-    assert [book.num_pages for book in resolved.books] == [pages + 1 for pages in need]  # and the sink
+    assert [book.num_pages for book in resolved.books] == [pages + 1 for pages in need]  # and the null page
     assert resolve_max_new(resolved, Submit(request_id="a", tokens=(1,), max_new_tokens=1), 1) == 1
 
 

@@ -4,23 +4,23 @@ Reads everything, changes nothing. Called by the engine loop as often as --stric
 """
 
 from roost.errors import InvariantError
-from roost.kv.holdings import num_own, own_pages
 from roost.kv.lease import Lease
-from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, cached, describe, leased
+from roost.kv.ledger import FREE, NULL_ACCOUNT, Account, cached, describe, leased
 from roost.kv.node import Node
+from roost.kv.page_counts import num_own, own_pages
 from roost.kv.pages import NULL_PAGE, BookId, PageId, ceil_div
 from roost.kv.store import Store
 
 
 def audit_sums(store: Store) -> None:
-    """Conservation by counts: free + leased + cached + retiring + sink is the pool, in every book."""
+    """Conservation by counts: free + leased + cached + retiring + the null page is the pool, in every book."""
     for book, spec in enumerate(store.books):
         num_leased = sum(num_own(store, lease, book) for lease in store.leases.values())
         num_cached = sum(node.num_held(book) for node in store.tree.nodes.values())
         parts = (store.ledger.num_free(book), num_leased, num_cached, store.ledger.num_retiring(book), 1)
         if sum(parts) != spec.num_pages:
             raise _broken(
-                store, f"book {book}: free, leased, cached, retiring, sink = {parts} do not make {spec.num_pages}"
+                store, f"book {book}: free, leased, cached, retiring, null = {parts} do not make {spec.num_pages}"
             )
     for lease in store.leases.values():
         _check_lengths(store, lease)
@@ -30,7 +30,7 @@ def audit_pages(store: Store) -> None:
     """Conservation page by page: each page's account is the owner that lists it."""
     audit_sums(store)
     for book in range(len(store.books)):
-        owners: dict[PageId, Account] = {NULL_PAGE: SINK_ACCOUNT}
+        owners: dict[PageId, Account] = {NULL_PAGE: NULL_ACCOUNT}
         for lease in store.leases.values():
             for page in own_pages(store, lease, book):
                 _claim_once(store, owners, book, page, leased(lease.id))

@@ -16,7 +16,7 @@ Account = NewType("Account", int)  # an owner's number and, in the low two bits,
 
 _LEASED, _CACHED, _RETIRING = 1, 2, 3
 FREE = Account(0)
-SINK_ACCOUNT = Account(4)
+NULL_ACCOUNT = Account(4)
 
 _MOVES_KEPT = 64
 
@@ -38,8 +38,8 @@ def retiring(step: StepId) -> Account:
 
 def describe(account: Account) -> str:
     """An account in words, for messages."""
-    if account in (FREE, SINK_ACCOUNT):
-        return "free" if account == FREE else "sink"
+    if account in (FREE, NULL_ACCOUNT):
+        return "free" if account == FREE else "null page"
     kind = {_LEASED: "leased by lease", _CACHED: "cached by node", _RETIRING: "retiring until step"}[account & 3]
     return f"{kind} {account >> 2}"
 
@@ -57,7 +57,7 @@ class Ledger:
     """Accounts of every page of every book."""
 
     def __init__(self, books: Sequence[Book]) -> None:
-        self._accounts = [[SINK_ACCOUNT] + [FREE] * (book.num_pages - 1) for book in books]
+        self._accounts = [[NULL_ACCOUNT] + [FREE] * (book.num_pages - 1) for book in books]
         self._free = [[PageId(page) for page in range(book.num_pages - 1, NULL_PAGE, -1)] for book in books]
         self._retired: deque[tuple[StepId, BookId, list[PageId]]] = deque()
         self._num_retiring = [0] * len(books)

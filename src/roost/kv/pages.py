@@ -32,7 +32,7 @@ def floor_to(length: int, page_size: int) -> int:
 class Book:
     """One pool: its size, and the window its layers see (None: everything)."""
 
-    num_pages: int  # the sink included
+    num_pages: int  # the null page included
     window: int | None = None
 
     def first_needed(self, length: int, page_size: int) -> int:

@@ -5,11 +5,11 @@ when its whole prompt and the worst case of its rounds fit beside what those alr
 taken yet. While the next one waits for pages, a few that need less may start before it. Called by the loop.
 """
 
-from roost.kv.holdings import num_freed, num_held
 from roost.kv.lease import Lease
+from roost.kv.page_counts import num_freed, num_held
 from roost.sched.client_limits import admission_order
 from roost.sched.request import Mark, Request
-from roost.sched.state import Refusal, State
+from roost.sched.state import AdmissionRefusal, State
 
 OVERTAKEN_MAX = 8  # requests that may start before one that waits for pages
 LOOKED_AT_MAX = 32  # behind it, so that a long queue costs a tick no more than a short one
@@ -36,8 +36,10 @@ def _start(state: State, request: Request) -> str:
     reason = _no_pages(state, request, lease)
     if reason:
         state.sessions.refuse_lease(request.turn, lease, state.now)
-        margins, num_kept = _margins(state), state.sessions.num_kept
-        state.refusal = Refusal(turn=request.turn.id, margins=margins, num_kept=num_kept, reason=reason)
+        margins, num_leases_kept = _margins(state), state.sessions.num_leases_kept
+        state.last_refusal = AdmissionRefusal(
+            turn=request.turn.id, margins=margins, num_leases_kept=num_leases_kept, reason=reason
+        )
         return reason
     state.sessions.begin(request.turn, lease)
     if request.prompt_logprobs_next is not None:  # what a session inherits is not computed again, so not scored
@@ -79,10 +81,10 @@ def _fits(state: State, request: Request, margins: list[int]) -> bool:
 
 def _refused_before(state: State, request: Request) -> str:
     """Why the head was refused last time, if nothing has got better: a long prompt is not looked up every tick."""
-    refusal = state.refusal
+    refusal = state.last_refusal
     if refusal is None or refusal.turn != request.turn.id or not state.running:
         return ""
-    better = state.sessions.num_kept > refusal.num_kept or any(
+    better = state.sessions.num_leases_kept > refusal.num_leases_kept or any(
         now > then for now, then in zip(_margins(state), refusal.margins, strict=True)
     )
     return "" if better else refusal.reason

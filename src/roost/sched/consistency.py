@@ -11,7 +11,7 @@ from roost.kv.audit import audit_pages
 from roost.sched.state import State
 
 
-def check_whole(state: State) -> None:
+def check_consistent(state: State) -> None:
     """Raise InvariantError unless every request can go on, every session is free or a request's, and no page is lost.
 
     A request that has not ended is in exactly one place: queued, running, behind its leader or before its session.
@@ -25,7 +25,7 @@ def check_whole(state: State) -> None:
     for session in sessions:
         if session.turn is not None and session.turn not in state.turns:
             raise InvariantError(f"session {session.id!r} is kept by turn {session.turn}, which nobody knows")
-        if session.closing and session.id not in state.closers:
+        if session.closing and session.id not in state.close_replies:
             raise InvariantError(f"session {session.id!r} is closing, and nobody waits for it")
         if session.lease is not None and session.lease.settled_len > len(session.record):
             raise InvariantError(f"session {session.id!r} holds more KV than it has tokens: {session.lease}")

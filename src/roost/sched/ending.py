@@ -8,7 +8,7 @@ from roost.errors import CapacityError, RequestError
 from roost.messages import Finished, Refused, SessionClosed, Usage
 from roost.sched.queue import AlreadyCommitted, enter_queue
 from roost.sched.request import Mark, Request
-from roost.sched.sessions import left_alone
+from roost.sched.sessions import became_idle
 from roost.sched.state import State
 from roost.session.table import Outcome, Session
 
@@ -62,7 +62,7 @@ def close_if_free(state: State, session: Session) -> None:
     if session.closing and session.turn is None:
         state.totals.sessions_closed += 1
         state.sessions.close(session)
-        state.tell(state.closers.pop(session.id), SessionClosed(session_id=session.name))
+        state.tell(state.close_replies.pop(session.id), SessionClosed(session_id=session.name))
 
 
 def _end(
@@ -110,7 +110,7 @@ def _end(
     if turn.session is not None:
         close_if_free(state, turn.session)
         _start_waiting(state, turn.session)
-        left_alone(state, turn.session)
+        became_idle(state, turn.session)
 
 
 def _leave_row(state: State, request: Request) -> None:

@@ -29,7 +29,7 @@ from roost.messages import (
     Submit,
 )
 from roost.sched.client_limits import check_priority, check_queued
-from roost.sched.consistency import check_whole
+from roost.sched.consistency import check_consistent
 from roost.sched.counters import Counters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
@@ -75,7 +75,7 @@ def take(state: State, command: Command, reply: Reply, read_by: int | None = Non
         *_, place = traceback.extract_tb(error.__traceback__)
         what = f"{type(command).__name__}: {error!r} at {Path(place.filename).name}:{place.lineno}"
         state.trace.note("broken_command", what)
-        check_whole(state)
+        check_consistent(state)
         state.tell(reply, Refused(request_id=_name(command), status=500, message=f"the engine failed on {what}"))
 
 
@@ -247,7 +247,7 @@ def _end_aborted(state: State, command: RewindSession | ForkSession) -> None:
 def _close(state: State, close: CloseSession, reply: Reply) -> None:
     session = state.sessions.find(close.session_id, close.client)
     session.closing = True
-    state.closers[session.id] = reply
+    state.close_replies[session.id] = reply
     for turn in session.waiting:
         drop(state, state.turns[turn], RequestError(410, "session_id", f"session {session.name!r} is closing"))
     session.waiting.clear()

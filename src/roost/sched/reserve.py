@@ -4,8 +4,8 @@ Evict cached pages, reclaim idle sessions, count what is already on its way, and
 (least priority, then newest), no more than the shortfall. The first is never preempted. Called by the planner.
 """
 
-from roost.kv.holdings import num_freed
 from roost.kv.ledger import OutOfPages
+from roost.kv.page_counts import num_freed
 from roost.kv.pages import BookId
 from roost.sched.request import Mark, Request
 from roost.sched.state import State

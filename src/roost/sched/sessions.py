@@ -65,7 +65,7 @@ def rewind_session(state: State, command: RewindSession) -> SessionState:
         turn = bisect_right(session.turns, length, key=lambda each: each.end_len)
     state.sessions.rewind(session, length, num_turns=turn)
     state.trace.note("rewind", session.id, length, 0 if session.lease is None else session.lease.settled_len)
-    left_alone(state, session)
+    became_idle(state, session)
     return session_state(state, session)
 
 
@@ -107,7 +107,7 @@ def expire(state: State) -> None:
     state.expiry_min = min(times, default=None)
 
 
-def left_alone(state: State, session: Session) -> None:
+def became_idle(state: State, session: Session) -> None:
     """No turn has this session any more: its time begins, and idle sessions keep no more KV than they may."""
     if session.expires_at is not None:
         first = state.expiry_min
@@ -152,5 +152,5 @@ def _check_new(state: State, param: str, name: str, client: str) -> None:
 
 def _opened(state: State, session: Session) -> SessionState:
     state.totals.sessions_opened += 1
-    left_alone(state, session)
+    became_idle(state, session)
     return session_state(state, session)

@@ -20,7 +20,7 @@ from roost.sched.step_limits import StepLimits
 from roost.session.table import Sessions
 
 
-def _nobody(event: Event) -> None:
+def _ignore(event: Event) -> None:
     """The reply function of a client that has gone away."""
 
 
@@ -29,12 +29,12 @@ def _order(request: Request) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class AdmissionRefusal:
     """A turn that did not get in, and how things stood then."""
 
     turn: TurnId
     margins: list[int]  # per book: pages that were not promised to anyone
-    num_kept: int  # leases that sessions had been left: one more may be reclaimed
+    num_leases_kept: int  # leases that sessions had been left: one more may be reclaimed
     reason: str
 
 
@@ -58,12 +58,12 @@ class State:
     running: list[Request] = field(default_factory=list)  # in order
     marked: list[Request] = field(default_factory=list)
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
-    closers: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
+    close_replies: dict[str, Reply] = field(default_factory=dict)  # who waits for a session to close
     expiry_min: int | None = None  # no session's time is up before; None: no session that is idle has a ttl
     num_arrived: int = 0
     prefilled_last: bool = False  # whether the last step had a prefill chunk
     stopping: bool = False  # nothing new is accepted
-    refusal: Refusal | None = None  # why the head of the queue was last refused
+    last_refusal: AdmissionRefusal | None = None  # why the head of the queue was last refused
     waiting_for: str = ""  # why the head of the queue is not running
     now: int = 0  # of the clock, when the tick began, the last command was read or the last step was collected
 
@@ -79,7 +79,7 @@ class State:
     def send(self, request: Request, event: Event) -> None:
         """Tell a request's client something; a client that cannot be told is taken to have gone away."""
         if not self.tell(request.reply, event):
-            request.reply = _nobody
+            request.reply = _ignore
             if request.id in self.requests:
                 self.mark(request, Mark.ABORT)
 

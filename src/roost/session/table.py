@@ -104,7 +104,7 @@ class Sessions:
         self._pair = pair
         self._table: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # resident and without a running turn, by last use
-        self.num_kept = 0  # how often a turn has left its session a lease
+        self.num_leases_kept = 0  # how often a turn has left its session a lease
         self.num_reclaimed = 0  # how often a session has lost one to the tree
 
     @property
@@ -288,7 +288,7 @@ class Sessions:
         self._store.hand(lease, session.id)
         session.lease = lease
         self._idle[session.id] = session
-        self.num_kept += 1
+        self.num_leases_kept += 1
 
     def _clear(self, session: Session, turn: Turn, now: int) -> None:
         """The session is free for its next turn; only the turn that has it can say so."""

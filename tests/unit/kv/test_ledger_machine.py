@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from roost.errors import InvariantError
-from roost.kv.ledger import FREE, SINK_ACCOUNT, Account, Ledger, OutOfPages, cached, describe, leased, retiring
+from roost.kv.ledger import FREE, NULL_ACCOUNT, Account, Ledger, OutOfPages, cached, describe, leased, retiring
 from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
 from roost.step import StepId
 
@@ -26,7 +26,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(BOOKS)
         self.accounts: dict[tuple[BookId, PageId], Account] = {
-            (book, PageId(page)): SINK_ACCOUNT if page == NULL_PAGE else FREE
+            (book, PageId(page)): NULL_ACCOUNT if page == NULL_PAGE else FREE
             for book, spec in enumerate(BOOKS)
             for page in range(spec.num_pages)
         }
@@ -183,10 +183,10 @@ def test_a_page_released_twice_in_one_call_is_refused_and_nothing_moves(last_ste
     assert (ledger.num_free(0), ledger.num_retiring(0)) == (BOOKS[0].num_pages - 3, 0)
 
 
-def test_the_sink_page_never_moves() -> None:
+def test_the_null_page_never_moves() -> None:
     ledger = Ledger(BOOKS)
     taken = ledger.take(0, BOOKS[0].num_pages - 1, leased(1))
     assert NULL_PAGE not in taken
     for source in (FREE, leased(1)):
-        with pytest.raises(InvariantError, match=r"page 0 of book 0 .* found 'sink'"):
+        with pytest.raises(InvariantError, match=r"page 0 of book 0 .* found 'null page'"):
             ledger.move(0, [NULL_PAGE], source, leased(2))

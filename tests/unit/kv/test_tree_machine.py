@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from roost.kv.holdings import num_freed
 from roost.kv.lease import Claim, TurnId
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Key
+from roost.kv.page_counts import num_freed
 from roost.kv.pages import NULL_PAGE, Book, PageId, ceil_div, floor_to
 from roost.kv.store import Store
 from roost.session.record import key_of

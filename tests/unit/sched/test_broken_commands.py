@@ -24,7 +24,7 @@ from roost.messages import (
     Submit,
 )
 from roost.sampling.params import SamplingParams
-from roost.sched.consistency import check_whole
+from roost.sched.consistency import check_consistent
 from roost.session.record import Record
 from tests.unit.sched.desk import Desk, desk
 
@@ -111,7 +111,7 @@ def test_a_value_of_any_type_is_served_or_refused_by_name_and_a_neighbours_outpu
     assert len(ends) <= 1
     assert all(not isinstance(end, Refused) or (400 <= end.status < 500 and end.param) for end in ends), ends
     assert isinstance(at.finished("neighbour"), Finished) and at.output("neighbour") == ALONE
-    check_whole(at.engine.state)
+    check_consistent(at.engine.state)
     at.send(Submit(request_id="next", tokens=(1, 2, 3), max_new_tokens=12))
     at.run()
     assert at.output("next") == ALONE, "whoever comes next is served"
@@ -238,7 +238,7 @@ def test_a_command_that_leaves_something_half_done_ends_the_engine(monkeypatch: 
 )
 def test_what_is_not_whole_is_seen(spoil: Callable[[Any], object]) -> None:
     state = busy().engine.state
-    check_whole(state)
+    check_consistent(state)
     spoil(state)
     with pytest.raises(InvariantError):
-        check_whole(state)
+        check_consistent(state)
