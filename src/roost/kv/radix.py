@@ -34,8 +34,8 @@ def common_prefix(a: Key, b: Key) -> int:
     return first if length and differ[first] else length
 
 
-class Tree:
-    """The prefix trees of all cache salts."""
+class PrefixTree:
+    """The prefix tree of all name spaces."""
 
     def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
         self._ledger = ledger

@@ -15,7 +15,7 @@ from roost.kv.lease import Claim, Lease, LeaseId, TurnId
 from roost.kv.ledger import Ledger, OutOfPages, leased
 from roost.kv.node import Key
 from roost.kv.pages import NULL_PAGE, Book, BookId, PageId, ceil_div, floor_to
-from roost.kv.radix import Tree
+from roost.kv.radix import PrefixTree
 from roost.step import StepId
 
 
@@ -26,7 +26,7 @@ class Store:
         self.page_size = page_size
         self.books = books
         self.ledger = Ledger(books)
-        self.tree = Tree(self.ledger, page_size, books)
+        self.tree = PrefixTree(self.ledger, page_size, books)
         self.leases: dict[LeaseId, Lease] = {}
         self.window_book = next((number for number, book in enumerate(books) if book.window is not None), None)
         self._next_lease = 0

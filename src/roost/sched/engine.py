@@ -16,7 +16,7 @@ from roost.kv.audit import audit_pages, audit_sums
 from roost.messages import Command, Reply
 from roost.obs.trace import Trace
 from roost.sched.admission import admit
-from roost.sched.intake import take
+from roost.sched.intake import handle_command
 from roost.sched.planner import plan
 from roost.sched.request import LaunchedStep, Mark, NewStopFinder
 from roost.sched.sessions import expire
@@ -97,7 +97,7 @@ class Engine:
             self.state.stopping = True
         else:
             expire(self.state)
-            take(self.state, *mail)
+            handle_command(self.state, *mail)
 
     def _launch(self, launched: LaunchedStep) -> None:
         self._next_step = StepId(self._next_step + 1)

@@ -58,7 +58,7 @@ STOP_LEN_MAX = 1024
 STOP_IDS_MAX = 1024
 
 
-def take(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
+def handle_command(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
     """Carry out or refuse one command; whoever sent it has given it up once the clock is past `read_by`.
 
     One that breaks for a reason nobody thought of ends alone.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roost.kv.lease import Lease
 from roost.kv.node import Node, NodeId
 from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
-from roost.kv.radix import Tree
+from roost.kv.radix import PrefixTree
 
 Prefix = tuple[str, tuple[int, ...]]  # name space, key entries
 
@@ -95,7 +95,7 @@ class Shelf:
 
     # --- eviction ----------------------------------------------------------------------------------------------
 
-    def places(self, tree: Tree, leases: list[Lease], book: BookId) -> dict[NodeId, Place]:
+    def places(self, tree: PrefixTree, leases: list[Lease], book: BookId) -> dict[NodeId, Place]:
         """Every node, with the model's idea of its age and of who pins it."""
         pinned: set[NodeId] = set()
         for lease in leases:
