@@ -35,7 +35,7 @@ def common_prefix(a: Key, b: Key) -> int:
 
 
 class PrefixTree:
-    """The prefix tree of all name spaces."""
+    """The prefix trees of all cache salts."""
 
     def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
         self._ledger = ledger
