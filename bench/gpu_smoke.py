@@ -170,7 +170,7 @@ def answers(
         assert end.reason == "length", end
         tokens = tuple(token for event in mine for token in event.tokens)
         found.append(Answer(tokens=tokens, logprobs=tuple(entry for event in mine for entry in event.logprobs)))
-    return found, runs.state.counters.snapshot()
+    return found, runs.state.spec_counters.snapshot()
 
 
 def compare(name: str, mine: list[Answer], reference: list[Answer], gap_max: float) -> dict[str, Any]:

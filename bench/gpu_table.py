@@ -220,7 +220,7 @@ def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
         run.start_again()
         ticks = run.ticks(10**6)
         waited, launched = run.spent_s["collect"], run.spent_s["launch"]
-        spec = run.engine.state.counters.snapshot()
+        spec = run.engine.state.spec_counters.snapshot()
         run.close()
     steps, spent = len(ticks), sum(seconds for seconds, _ in ticks)
     size = max(1, steps // NUM_PARTS)

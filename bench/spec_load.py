@@ -80,10 +80,10 @@ class Case:
         )
         resolved = resolve(config, parts.model.traits, backend_of(config, parts.device))
         self._executor = TorchExecutor(parts.model, resolved, parts.device, parts.head if resolved.spec.pair else None)
-        learned = None if self._engine is None else self._engine.state.drafting
+        learned = None if self._engine is None else self._engine.state.draft_policy
         self._engine = Engine(resolved, self._executor, SystemClock())
         if learned is not None:
-            self._engine.state.drafting = learned
+            self._engine.state.draft_policy = learned
         self.start_s = time.perf_counter() - began
         launch = self._executor.launch
 
@@ -135,7 +135,7 @@ class Case:
         assert self._engine is not None
         lengths = self._engine.state.totals.draft_lengths
         return {
-            "accept_length": self._engine.state.counters.snapshot().accept_length or 1.0,
+            "accept_length": self._engine.state.spec_counters.snapshot().accept_length or 1.0,
             "draft_length": sum(number * count for number, count in lengths.items()) / max(1, sum(lengths.values())),
             "draft_lengths": lengths,
         }

@@ -130,7 +130,7 @@ def run(parts: Parts, spec: SpecConfig, at_once: int, depth: int, page_size: int
         held += sum(len(each.lease.pages[0]) * page_size for each in engine.state.running)
         used += sum(each.lease.settled_len for each in engine.state.running)
     executor.close()
-    stats = engine.state.counters.snapshot()
+    stats = engine.state.spec_counters.snapshot()
     assert len(ends) == len(parts.prompts)
     return {
         "decode_s": decode_s,

@@ -286,7 +286,7 @@ class Talks(Served):
             assert tuple(best.tolist()) == text[start:], (start, text)
         self._checks.clear()
         ends: Iterable[Finished] = (asked.end for asked in self.asked if isinstance(asked.end, Finished))
-        assert total(end.spec for end in ends) == self.engine.state.counters.snapshot()
+        assert total(end.spec for end in ends) == self.engine.state.spec_counters.snapshot()
 
     def wind_up(self) -> None:
         """All sessions closed and the cache flushed, every page is free."""

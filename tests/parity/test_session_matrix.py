@@ -35,7 +35,7 @@ def test_thirty_turns_on_pages_of_512_with_eight_branches_leak_nothing() -> None
     for number, prompt in enumerate(null_prompts(*[13, 24, 31] * 10, seed=4)):
         talks.turn("s", prompt[number > 0 :], 1 + number % 7)
         talks.assert_at_rest()
-    assert talks.engine.state.counters.snapshot().overshoot > 0
+    assert talks.engine.state.spec_counters.snapshot().overshoot > 0
     assert len(talks.talks["s"].tokens) > 512
     talks.wind_up()
     talks.executor.close()
@@ -69,7 +69,7 @@ def test_rounds_that_overshoot_beside_a_window_leave_what_was_returned(
             talks.assert_at_rest()
         talks.turn("s", prompt, num_new)
         talks.assert_at_rest()
-    assert talks.engine.state.counters.snapshot().overshoot > 0
+    assert talks.engine.state.spec_counters.snapshot().overshoot > 0
     assert talks.talks["s"].tokens == text
     talks.wind_up()
     talks.executor.close()

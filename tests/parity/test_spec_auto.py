@@ -8,7 +8,7 @@ import random
 import pytest
 
 from roost.config.options import EngineConfig
-from roost.draft_length.choice import Drafting
+from roost.draft_length.choice import DraftLengthPolicy
 from roost.drafters.eagle import EagleDrafter
 from roost.models.model import Head
 from roost.sched.request import Request
@@ -35,10 +35,10 @@ def _varied(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Every step another width; asking again gives the same answer."""
     chances = random.Random(seed)
 
-    def choose(self: Drafting, num_rounds: int, *, has_prefill: bool) -> int:
+    def choose(self: DraftLengthPolicy, num_rounds: int, *, has_prefill: bool) -> int:
         return chances.choice(self._widths.of(num_rounds))
 
-    monkeypatch.setattr(Drafting, "choose", choose)
+    monkeypatch.setattr(DraftLengthPolicy, "choose", choose)
 
 
 def _noted(served: Served) -> list[StepPlan]:
@@ -209,7 +209,7 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
 
 @pytest.mark.parametrize("width", sorted(MENU))
 def test_a_round_runs_no_more_draft_passes_than_it_has_drafts(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: width)
+    monkeypatch.setattr(DraftLengthPolicy, "choose", lambda self, num_rounds, has_prefill: width)
     passes: list[int] = []
     draft_pass = EagleDrafter._pass
 

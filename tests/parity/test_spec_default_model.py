@@ -108,7 +108,7 @@ def say(model: Decoder) -> Say:
         served.executor.close()
         return Said(
             outputs=[served.output(f"r{number}") for number in range(len(prompts))],
-            spec=served.engine.state.counters.snapshot(),
+            spec=served.engine.state.spec_counters.snapshot(),
         )
 
     return run

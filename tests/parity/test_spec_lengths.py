@@ -56,12 +56,12 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing() -> None:
     while not any(note[0] == "end_length" for note in served.notes):
         served.engine.tick()
     state = served.engine.state
-    lease, counted = state.sessions.table["s"].lease, state.counters.snapshot()
+    lease, counted = state.sessions.table["s"].lease, state.spec_counters.snapshot()
     assert lease is not None and state.in_flight and counted == served.finish("first").spec
     before = (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0]))
     served.run()
     assert (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0])) == before
-    assert state.counters.snapshot() == counted
+    assert state.spec_counters.snapshot() == counted
     assert turn(served, "second", LATER, 6) == 14
 
 
@@ -71,7 +71,7 @@ def test_02_stale_result_of_a_preempted_request_changes_nothing() -> None:
     served.run(preempt_ticks=3)
     spec = served.finish("r").spec
     assert served.output("r") == plainly("llama", PROMPT, 30)
-    assert served.engine.state.counters.snapshot() == spec
+    assert served.engine.state.spec_counters.snapshot() == spec
     # what live rounds added: all but one token of each prefill, of which there was one more with every preemption
     assert spec.rounds + spec.drafts_accepted - spec.overshoot + 1 + served.count("suspend") == 30
     assert_every_page_is_back(served)

@@ -315,8 +315,8 @@ _SIMULATED = (
     Bug(
         "global_statistics",
         "roost.sched.settle",
-        "        count_round((request.counters, state.counters), num_drafts, len(tokens), kept)",
-        "        count_round((request.counters,), num_drafts, len(tokens), kept)",
+        "        count_round((request.spec_counters, state.spec_counters), num_drafts, len(tokens), kept)",
+        "        count_round((request.spec_counters,), num_drafts, len(tokens), kept)",
         "2: the global counter and the sum over requests part",
     ),
     Bug(

@@ -13,8 +13,8 @@ def check_all_ended(state: State, checker: Checker, resolved: Resolved) -> None:
     missing = [name for name, ask in checker.asks.items() if not ask.ended]
     if missing:
         raise Broken(f"terminal: {missing} never ended")
-    if state.counters.snapshot() != checker.spec_sum:
-        raise Broken(f"statistics: requests make {checker.spec_sum}, the engine {state.counters.snapshot()}")
+    if state.spec_counters.snapshot() != checker.spec_sum:
+        raise Broken(f"statistics: requests make {checker.spec_sum}, the engine {state.spec_counters.snapshot()}")
     if state.rows.num_free != resolved.num_rows:
         raise Broken(f"rows: {state.rows.num_free} of {resolved.num_rows} came back")
     idle = {id(session.lease) for session in state.sessions.table.values() if session.lease}

@@ -453,7 +453,7 @@ class Script:
 
     def _check_statistics(self) -> None:
         """What everybody was told adds up to what the engine counted."""
-        told, total = [event.spec for event in self.ended], self.state.counters.snapshot()
+        told, total = [event.spec for event in self.ended], self.state.spec_counters.snapshot()
         assert total == SpecStats(
             rounds=sum(each.rounds for each in told),
             drafts_offered=sum(each.drafts_offered for each in told),

@@ -86,13 +86,13 @@ def test_02_stale_result_of_a_finished_turn_changes_nothing(spec: SpecShape) -> 
     turn = script.submit(prompt_of(10), 4, "s")
     script.until(lambda: turn.end is not None)
     assert [launched.requests[0].id for launched in script.state.in_flight] == [turn.submit.request_id]  # still to come
-    lease, counted = script.lease("s"), script.state.counters.snapshot()
+    lease, counted = script.lease("s"), script.state.spec_counters.snapshot()
     assert counted == turn.finished.spec
     before = (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0]))
     assert before[:2] == (14, 14)
     script.run()
     assert (lease.settled_len, lease.device_len_max, lease.epoch, len(lease.pages[0])) == before
-    assert script.state.counters.snapshot() == counted
+    assert script.state.spec_counters.snapshot() == counted
     assert len(script.state.sessions.table["s"].record) == 14
     script.wind_up()
 
@@ -104,10 +104,10 @@ def test_02_stale_result_of_a_finished_plain_request_changes_nothing(spec: SpecS
     request = script.submit(prompt_of(10), 4)
     script.until(lambda: request.end is not None)
     assert script.state.in_flight  # a round that was launched before the accept count was known
-    counted, held = script.state.counters.snapshot(), accounts(script.state)
+    counted, held = script.state.spec_counters.snapshot(), accounts(script.state)
     assert counted == request.finished.spec and (held["leased"], held["cached"]) == (0, 3)
     script.run()
-    assert script.state.counters.snapshot() == counted
+    assert script.state.spec_counters.snapshot() == counted
     assert accounts(script.state) == {"free": 61, "leased": 0, "cached": 3, "retiring": 0}
     again = script.submit([*prompt_of(10), *request.tokens], 2)
     script.run()
@@ -125,10 +125,10 @@ def test_02_stale_result_of_an_aborted_turn_changes_nothing(spec: SpecShape) -> 
     script.abort(turn)
     script.tick()
     assert turn.finished.reason == "abort" and script.state.in_flight
-    lease, counted, got = script.lease("s"), script.state.counters.snapshot(), list(turn.tokens)
+    lease, counted, got = script.lease("s"), script.state.spec_counters.snapshot(), list(turn.tokens)
     script.run()
     assert (lease.settled_len, lease.device_len_max, len(script.state.sessions.table["s"].record)) == (14, 14, 14)
-    assert (script.state.counters.snapshot(), turn.tokens) == (counted, got)
+    assert (script.state.spec_counters.snapshot(), turn.tokens) == (counted, got)
     assert script.turn("s", 5, 6, salt=2).cached == 14
     script.wind_up()
 
@@ -146,11 +146,11 @@ def test_02_stale_result_of_a_preempted_turn_changes_nothing(spec: SpecShape) ->
     assert request.row is not None and request.lease is not old  # already on again, with a result of the old epoch out
     assert old.epoch != script.state.in_flight[0].plan.epochs[0]
     new, got = request.lease, list(turn.tokens)
-    counted = (request.counters.snapshot(), script.state.counters.snapshot())
+    counted = (request.spec_counters.snapshot(), script.state.spec_counters.snapshot())
     lengths = (new.settled_len, len(request.turn.record))
     script.until(lambda: script.state.in_flight[0].leases[0] is new)
     assert turn.tokens == got
-    assert (request.counters.snapshot(), script.state.counters.snapshot()) == counted
+    assert (request.spec_counters.snapshot(), script.state.spec_counters.snapshot()) == counted
     assert (new.settled_len, len(request.turn.record)) == lengths
     script.run()
     assert len(turn.tokens) == 30

@@ -20,7 +20,10 @@ def test_26_first_token_that_is_a_stop_is_the_whole_output(spec: SpecShape, over
     handle = script.submit(prompt_of(10), 20, session, stops=script.model.greedy(prompt_of(10), 1))
     script.run()
     assert (handle.finished.reason, handle.finished.usage.completion_tokens) == ("stop", 1)
-    assert (handle.finished.spec.rounds, script.state.counters.rounds) == (0, 0)  # a round in flight counts for nobody
+    assert (handle.finished.spec.rounds, script.state.spec_counters.rounds) == (
+        0,
+        0,
+    )  # a round in flight counts for nobody
     script.wind_up()
 
 

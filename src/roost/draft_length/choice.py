@@ -64,7 +64,7 @@ class Acceptance:
         return found
 
 
-class Drafting:
+class DraftLengthPolicy:
     """What is known about drafts, and what is chosen."""
 
     def __init__(self, widths: Widths, rounds_max: int, depth: int) -> None:

@@ -27,7 +27,7 @@ class Totals:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counters:
+class SpecCounters:
     """Mutable sums behind a SpecStats."""
 
     accept_max: int
@@ -51,7 +51,7 @@ class Counters:
         )
 
 
-def count_round(counters: tuple[Counters, ...], num_drafts: int, accept_len: int, kept: int) -> None:
+def count_round(counters: tuple[SpecCounters, ...], num_drafts: int, accept_len: int, kept: int) -> None:
     """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` of them returned."""
     for each in counters:
         each.rounds += 1

@@ -96,7 +96,7 @@ def _end(
         reason=reason,
         usage=usage,
         max_new_tokens=request.max_new_tokens,
-        spec=request.counters.snapshot(),
+        spec=request.spec_counters.snapshot(),
         message=message,
         matched=matched,
         prompt_logprobs_from=request.prompt_logprobs_from,

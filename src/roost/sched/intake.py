@@ -30,7 +30,7 @@ from roost.messages import (
 )
 from roost.sched.client_limits import check_priority, check_queued
 from roost.sched.consistency import check_consistent
-from roost.sched.counters import Counters
+from roost.sched.counters import SpecCounters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
 from roost.sched.queue import check_number, enter_queue, set_limits
@@ -151,7 +151,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         ),
         reply=reply,
         arrival=state.num_arrived,
-        counters=Counters(accept_max=state.resolved.spec.accept_max),
+        spec_counters=SpecCounters(accept_max=state.resolved.spec.accept_max),
         max_new_tokens=submit.max_new_tokens or 0,
         stop_finder=_stop_finder(state, submit),
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,

@@ -44,7 +44,7 @@ def plan(state: State, step: StepId) -> LaunchedStep | None:
     if state.resolved.widths.is_auto:
         rounds = [line.width for line in lines if not line.chunk]
         width, num_out = rounds[0] if rounds else 0, len(state.in_flight)
-        state.drafting.planned(
+        state.draft_policy.planned(
             step, len(rounds), width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
         )
     shape = state.resolved.spec
@@ -85,14 +85,14 @@ def _lines(state: State, ready: list[Request]) -> list[Line]:
     budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)
     if not prefill:
         return _with_room(state, decode, 0, width)
-    if state.drafting.shortens_chunks(len(decode)):
+    if state.draft_policy.shortens_chunks(len(decode)):
         budget = max(1, budget // 2)
     return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget, width)
 
 
 def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     """How many nodes each of so many rounds verifies: what pays most, as far as a step may have them for all."""
-    width, most = state.drafting.choose(num_rounds, has_prefill=has_prefill), state.step_limits.tokens.most
+    width, most = state.draft_policy.choose(num_rounds, has_prefill=has_prefill), state.step_limits.tokens.most
     if most is None or not num_rounds:
         return width
     room = most - max(1, most // _PREFILL_SHARE) if has_prefill else most

@@ -25,7 +25,7 @@ def stats(state: State) -> Stats:
         failed_steps=totals.failed_steps,
         endings=tuple(sorted(totals.endings.items())),
         pools=tuple(_pool(state, book) for book in range(len(state.resolved.books))),
-        spec=state.counters.snapshot(),
+        spec=state.spec_counters.snapshot(),
         draft_lengths=tuple(totals.draft_lengths.get(number, 0) for number in range(state.resolved.spec.tokens)),
         sessions_resident=len(idle) + sum(request.turn.session is not None for request in state.running),
         session_tokens=sum(session.lease.settled_len for session in idle if session.lease is not None),

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from roost.kv.lease import Lease
 from roost.messages import Reply, Submit
-from roost.sched.counters import Counters
+from roost.sched.counters import SpecCounters
 from roost.session.table import Turn
 from roost.step import RowId, StepPlan, Ticket
 
@@ -46,7 +46,7 @@ class Request:
     turn: Turn
     reply: Reply
     arrival: int  # order of acceptance; kept through preemptions
-    counters: Counters
+    spec_counters: SpecCounters
     max_new_tokens: int = 0
     stop_finder: StopStringFinder | None = None  # if it has stop strings
     deadline: int | None = None  # of the clock, in nanoseconds

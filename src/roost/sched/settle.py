@@ -52,7 +52,7 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
         if request.row is not None:
             _after_settling(state, request, finals[i])
     if state.resolved.widths.is_auto:
-        state.drafting.collected(plan.step, live_lens, state.now)
+        state.draft_policy.collected(plan.step, live_lens, state.now)
 
 
 def _take_tokens(state: State, request: Request, tokens: list[int], logprobs: TokenLogprobs, num_drafts: int) -> None:
@@ -61,7 +61,7 @@ def _take_tokens(state: State, request: Request, tokens: list[int], logprobs: To
     room = request.max_new_tokens - request.output_len
     kept, reason, matched = cut_output(tokens, room, _stop_at(request))
     if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
-        count_round((request.counters, state.counters), num_drafts, len(tokens), kept)
+        count_round((request.spec_counters, state.spec_counters), num_drafts, len(tokens), kept)
     returned_len = len(record) + kept
     record.append(tokens)
     if kept:
@@ -158,7 +158,7 @@ def end_overdue(state: State) -> None:
 def fail(state: State, failed: list[LaunchedStep], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first, first_step = failed[0], failed[0].plan.step
-    state.drafting.failed()
+    state.draft_policy.failed()
     is_own = len(first.requests) == 1 and not state.step_limits.may_be_large(first.plan)
     state.step_limits.broke(first.plan, (request.turn.id for request in first.requests))
     broken = zip(first.requests, first.leases, strict=True)

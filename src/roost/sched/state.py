@@ -8,12 +8,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from roost.config.resolved import Resolved
-from roost.draft_length.choice import Drafting
+from roost.draft_length.choice import DraftLengthPolicy
 from roost.kv.lease import TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
-from roost.sched.counters import Counters, Totals
+from roost.sched.counters import SpecCounters, Totals
 from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request
 from roost.sched.rows import Rows
 from roost.sched.step_limits import StepLimits
@@ -47,8 +47,8 @@ class State:
     store: Store
     sessions: Sessions
     rows: Rows
-    counters: Counters
-    drafting: Drafting
+    spec_counters: SpecCounters
+    draft_policy: DraftLengthPolicy
     step_limits: StepLimits = field(default_factory=StepLimits)
     totals: Totals = field(default_factory=Totals)
     new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
@@ -109,7 +109,7 @@ def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder |
         store=store,
         sessions=Sessions(store, pair),
         rows=Rows(resolved.num_rows),
-        counters=Counters(accept_max=resolved.spec.accept_max),
-        drafting=Drafting(resolved.widths, resolved.sched.max_running, resolved.depth),
+        spec_counters=SpecCounters(accept_max=resolved.spec.accept_max),
+        draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, resolved.depth),
         new_stop_finder=new_stop_finder,
     )

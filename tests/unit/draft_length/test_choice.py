@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from roost.draft_length.choice import Drafting
+from roost.draft_length.choice import DraftLengthPolicy
 from roost.spec_widths import Widths
 from roost.step import StepId
 from tests.shapes import AUTO_CHAIN
@@ -40,7 +40,7 @@ class Bench:
     widths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drafting = Drafting(Widths(shape=AUTO_CHAIN, is_auto=True, limit=self.limit), 128, self.depth)
+        self.policy = DraftLengthPolicy(Widths(shape=AUTO_CHAIN, is_auto=True, limit=self.limit), 128, self.depth)
         self.rng = random.Random(self.seed)
         self.out: list[tuple[StepId, int, int, int]] = []
         self.num_steps = 0
@@ -71,10 +71,10 @@ class Bench:
         num_tokens = (self.chunk or self.rng.randint(1, 512)) if self.rng.random() < self.busy else 0
         if len(self.out) > self.depth:
             self.collect()
-        if self.drafting.shortens_chunks(num_rounds):
+        if self.policy.shortens_chunks(num_rounds):
             num_tokens = num_tokens // 2
-        width = self.drafting.choose(num_rounds, has_prefill=num_tokens > 0)
-        assert width == self.drafting.choose(num_rounds, has_prefill=num_tokens > 0)
+        width = self.policy.choose(num_rounds, has_prefill=num_tokens > 0)
+        assert width == self.policy.choose(num_rounds, has_prefill=num_tokens > 0)
         self.plan(num_rounds, width, num_tokens)
         self.widths.append(width)
 
@@ -87,7 +87,7 @@ class Bench:
     def plan(self, num_rounds: int, width: int, num_tokens: int) -> None:
         """A step goes out."""
         step, num_out = StepId(self.num_steps), len(self.out)
-        self.drafting.planned(step, num_rounds, width, num_chunk_tokens=num_tokens, num_out=num_out, now=self.now)
+        self.policy.planned(step, num_rounds, width, num_chunk_tokens=num_tokens, num_out=num_out, now=self.now)
         self.num_steps += 1
         self.out.append((step, num_rounds, width, num_tokens))
 
@@ -97,7 +97,7 @@ class Bench:
         self.wait(num_rounds, width, num_tokens)
         lens = [self.accept_len(width) for _ in range(num_rounds)]
         self.tokens += sum(lens)
-        self.drafting.collected(step, lens, self.now)
+        self.policy.collected(step, lens, self.now)
 
     def wait(self, num_rounds: int, width: int, num_tokens: int) -> None:
         """Let the time of the oldest step that is out pass."""
@@ -119,7 +119,7 @@ class Bench:
 
     def best_width(self, num_rounds: int) -> tuple[float, float]:
         """(tokens of a round, time of a step) with the best width."""
-        menu = self.drafting._widths.of(num_rounds)
+        menu = self.policy._widths.of(num_rounds)
         widths = [(sum(self.accepted**i for i in range(width)), self.cost(num_rounds, width)) for width in menu]
         return max(widths, key=lambda each: each[0] / each[1])
 
@@ -256,7 +256,7 @@ def test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept() -
     bench.run(1500, 8)
     assert bench.usual() == 4
     menu = (1, 2, 3, 4, 5, 7)
-    num_samples = dict(zip(menu, bench.drafting._costs.num_samples(8, menu, has_chunks=False), strict=True))
+    num_samples = dict(zip(menu, bench.policy._costs.num_samples(8, menu, has_chunks=False), strict=True))
     assert num_samples[3] == 7
     assert max(num_samples[width] for width in (1, 2, 7)) == 3
 
@@ -351,7 +351,7 @@ def test_what_rounds_cost_beside_chunks_is_told_apart(depth: int) -> None:
     bench = Bench(GPU, 0.5, depth=depth, token_cost=40, busy=1.0)
     bench.run(50, 8)
     noted: list[tuple[int, int, int]] = []
-    bench.drafting._costs.note_busy = lambda *sample, **_: noted.append(sample)  # type: ignore[method-assign]
+    bench.policy._costs.note_busy = lambda *sample, **_: noted.append(sample)  # type: ignore[method-assign]
     bench.run(40, 8)
     assert len(noted) > 30
     assert all(time == pytest.approx(GPU(num_rounds, width), abs=50) for num_rounds, width, time in noted)
@@ -361,7 +361,7 @@ def test_what_rounds_cost_beside_chunks_is_told_apart(depth: int) -> None:
 def test_rounds_that_alternate_with_chunks_are_measured(depth: int) -> None:
     bench = Bench(GPU, 0.5, depth=depth, token_cost=40)
     noted: list[tuple[int, int, int]] = []
-    bench.drafting._costs.note_busy = lambda *sample, **_: noted.append(sample)  # type: ignore[method-assign]
+    bench.policy._costs.note_busy = lambda *sample, **_: noted.append(sample)  # type: ignore[method-assign]
     for _ in range(20):
         bench.prefill(bench.rng.randint(1, 512))
         bench.step(8)
@@ -373,7 +373,7 @@ def test_busy_steps_count_only_where_rounds_alone_are_rare() -> None:
     bench = Bench(GPU, 0.5)
     bench.run(100, 8)
     noted: list[int] = []
-    bench.drafting._costs._note = lambda at, width, time: noted.append(width)  # type: ignore[method-assign]
+    bench.policy._costs._note = lambda at, width, time: noted.append(width)  # type: ignore[method-assign]
     bench.busy = 1.0
     bench.run(8, 8)
     del noted[:]  # steps of before
@@ -405,7 +405,7 @@ def test_many_rows_begin_with_short_drafts() -> None:
 def test_what_a_step_costs_is_the_time_since_the_one_before_ended(depth: int) -> None:
     bench = Bench(GPU, 0.5, depth=depth)
     noted: list[tuple[int, int, int]] = []
-    bench.drafting._costs.note = lambda *sample: noted.append(sample)  # type: ignore[method-assign]
+    bench.policy._costs.note = lambda *sample: noted.append(sample)  # type: ignore[method-assign]
     bench.run(40, 8)
     assert len(noted) > 30
     assert all(time == int(GPU(num_rounds, width)) for num_rounds, width, time in noted)
@@ -415,7 +415,7 @@ def test_what_a_step_costs_is_the_time_since_the_one_before_ended(depth: int) ->
 def test_time_that_the_loop_rested_is_no_cost(depth: int) -> None:
     bench = Bench(GPU, 0.5, depth=depth)
     noted: list[int] = []
-    bench.drafting._costs.note = lambda rounds, width, time: noted.append(time)  # type: ignore[method-assign]
+    bench.policy._costs.note = lambda rounds, width, time: noted.append(time)  # type: ignore[method-assign]
     for _ in range(10):
         bench.run(5, 8)
         while bench.out:
@@ -428,17 +428,17 @@ def test_a_step_that_breaks_is_forgotten() -> None:
     bench = Bench(GPU, 0.5)
     bench.run(40, 8)
     bench.out.clear()
-    bench.drafting.failed()
+    bench.policy.failed()
     bench.now += 10**9
     noted: list[int] = []
-    bench.drafting._costs.note = lambda rounds, width, time: noted.append(time)  # type: ignore[method-assign]
+    bench.policy._costs.note = lambda rounds, width, time: noted.append(time)  # type: ignore[method-assign]
     bench.run(10, 8)
     assert noted and max(noted) < 10**6
 
 
 def test_a_place_not_seen_lately_is_like_the_one_before_it() -> None:
     bench = Bench(FLAT, 0.9)
-    acceptance = bench.drafting._acceptance
+    acceptance = bench.policy._acceptance
     for _ in range(100):
         acceptance.note(2, [2, 2, 2])  # the first always, the second never
     assert acceptance.tokens(3) == pytest.approx([1, 2, 2], abs=0.1)
@@ -448,7 +448,7 @@ def test_a_place_not_seen_lately_is_like_the_one_before_it() -> None:
 
 
 def test_shares_are_of_those_whose_drafts_before_were_right() -> None:
-    acceptance = Bench(FLAT, 0.9).drafting._acceptance
+    acceptance = Bench(FLAT, 0.9).policy._acceptance
     for _ in range(300):
         acceptance.note(
             3, [1, 1, 2, 4]

@@ -179,7 +179,7 @@ STOPPED = Submit(request_id="a", tokens=(4, 5), max_new_tokens=3, stop=("7",))
     [
         ("roost.sched.state.State.enqueue", TURN),
         ("roost.sched.intake.Request", TURN),
-        ("roost.sched.intake.Counters", FOLLOWER),
+        ("roost.sched.intake.SpecCounters", FOLLOWER),
         ("roost.sched.intake.set_limits", FOLLOWER),
         ("roost.sched.queue.set_limits", TURN),
         ("tests.sim.wishes.SimStopFinder.__init__", STOPPED),

@@ -127,7 +127,15 @@ def _digest(state: State) -> list[object]:
     books = range(len(state.resolved.books))
     accounts = [list(state.store.ledger.accounts(book)) for book in books]
     steps = [launched.plan.step for launched in state.in_flight]
-    return [sessions, repr(leases), requests, accounts, steps, list(state.close_replies), state.counters.snapshot()]
+    return [
+        sessions,
+        repr(leases),
+        requests,
+        accounts,
+        steps,
+        list(state.close_replies),
+        state.spec_counters.snapshot(),
+    ]
 
 
 def _refusal(at: Desk, command: Command) -> Refused:

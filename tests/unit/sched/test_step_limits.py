@@ -5,7 +5,7 @@ from math import ceil, log2
 
 import pytest
 
-from roost.draft_length.choice import Drafting
+from roost.draft_length.choice import DraftLengthPolicy
 from roost.messages import Finished, GetStats, Stats, Submit
 from roost.sched.step_limits import PATIENCE, SizeLimit, StepLimits
 from roost.step import StepPlan
@@ -164,7 +164,9 @@ def test_a_row_always_has_a_place_in_an_empty_step() -> None:
 
 
 def test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drafting, "choose", lambda self, num_rounds, has_prefill: self._widths.of(num_rounds)[-1])
+    monkeypatch.setattr(
+        DraftLengthPolicy, "choose", lambda self, num_rounds, has_prefill: self._widths.of(num_rounds)[-1]
+    )
     at = desk(witness(resolved(spec="ngram", max_running=8, num_pages=200)), spec="ngram", max_running=8, num_pages=200)
     limit = at.engine.state.step_limits.tokens
     limit.most, limit.good, limit.bad, limit.patience = 8, 8, 1000, 10**9

@@ -108,5 +108,5 @@ def test_only_rounds_that_carry_drafts_count_as_rounds(spec: SpecShape) -> None:
     rounds = 0 if spec.tokens == 1 else 2
     assert (stats.rounds, stats.drafts_offered, stats.drafts_accepted) == (rounds, rounds * 3, rounds * 3)
     assert stats.accept_length == (0.0 if spec.tokens == 1 else 4.0)
-    assert script.state.counters.rounds == rounds
+    assert script.state.spec_counters.rounds == rounds
     script.wind_up()
