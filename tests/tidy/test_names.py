@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,21 @@ def test_the_architecture_page_has_a_line_for_every_module() -> None:
     page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     missing = [m.place for m in product() if m.path.name != "__init__.py" and f"`{_short(m)}`" not in page]
     assert missing == []
+
+
+def test_every_file_that_the_glossary_names_exists() -> None:
+    page = (ROOT / "docs" / "GLOSSARY.md").read_text()
+    named = set(re.findall(r"`([\w./]+\.\w+)`", page))
+    folders = (ROOT, ROOT / "src" / "roost")
+    assert sorted(each for each in named if not any((folder / each).is_file() for folder in folders)) == []
+    assert len(named) > 80
+
+
+def test_the_tables_of_the_glossary_are_sorted() -> None:
+    for table in (ROOT / "docs" / "GLOSSARY.md").read_text().split("|---|---|")[1:]:
+        rows = table.split("\n\n")[0].splitlines()[1:]
+        words = [row.split(" | ")[0].lower() for row in rows]
+        assert words == sorted(words) and len(words) == len(set(words))
 
 
 def _short(module: Module) -> str:
