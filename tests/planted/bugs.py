@@ -111,7 +111,7 @@ _SIMULATED = (
     Bug(
         "node_remembers_step",
         "roost.kv.radix",
-        "        node.last_step = max(node.last_step, lease.last_step)  # its steps may still read these pages",
+        "        node.last_step = max(node.last_step, lease.last_step)  # a step in flight may still read these pages",
         "        node.last_step = max(node.last_step, node.last_step)",
         "13: an evicted page is reused while a launched step still reads it",
     ),

@@ -69,7 +69,7 @@ SESSION_BUGS = (
     Bug(
         "rewind_into_a_shared_page_is_told",
         _TABLE,
-        "            if lease.settled_len < wanted:  # a shared page is not written, and a window may be gone",
+        "            if lease.settled_len < wanted:  # shared pages cannot be written, and the window may be gone",
         "            if lease.settled_len < 0:",
         "a turn after a rewind is told that tokens were cached which it computes again",
         test=_MODES + "test_rewind_anywhere_goes_on_exactly_from_there[4-chain-depth1]",

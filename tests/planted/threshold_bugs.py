@@ -167,7 +167,7 @@ THRESHOLD_BUGS = (
     Bug(
         "order_of_eviction_is_swept",
         _RADIX,
-        "            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # mostly out-of-date entries by now",
+        "            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date",
         "            if len(heap) > 10**9:",
         "the order of eviction takes more memory with every use of a cached prefix",
         test="tests/unit/kv/test_eviction.py::test_the_order_of_eviction_takes_no_more_memory_the_longer_a_server_runs",

@@ -1,1 +1,1 @@
-"""KV pages: who owns each one, how long each sequence is, and what the prefix tree keeps."""
+"""The KV cache on the host: who owns each page, how long each sequence is, and what the prefix cache keeps."""

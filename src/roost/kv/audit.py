@@ -1,6 +1,6 @@
-"""Audit: recounts every page from its owners and compares with the ledger.
+"""Audit: the leak check of the KV cache. Recounts every page from its owners and compares with the ledger.
 
-Reads everything, changes nothing. Called by the engine loop as often as --strict-memory says, and by tests.
+Reads everything and changes nothing. Called by the engine loop as often as --strict-memory says, and by tests.
 """
 
 from roost.errors import InvariantError
@@ -13,7 +13,7 @@ from roost.kv.store import Store
 
 
 def audit_sums(store: Store) -> None:
-    """Conservation by counts: free + leased + cached + retiring + the null page is the pool, in every book."""
+    """Check by counts that free, leased, cached and retiring pages and the null page make up the pool of every book."""
     for book, spec in enumerate(store.books):
         num_leased = sum(num_own(store, lease, book) for lease in store.leases.values())
         num_cached = sum(node.num_held(book) for node in store.tree.nodes.values())
@@ -27,7 +27,7 @@ def audit_sums(store: Store) -> None:
 
 
 def audit_pages(store: Store) -> None:
-    """Conservation page by page: each page's account is the owner that lists it."""
+    """Check page by page that exactly the owner named in the ledger lists the page."""
     audit_sums(store)
     for book in range(len(store.books)):
         owners: dict[PageId, Account] = {NULL_PAGE: NULL_ACCOUNT}
@@ -42,7 +42,7 @@ def audit_pages(store: Store) -> None:
         for page, account in store.ledger.accounts(book):
             is_retiring = account & 3 == 3
             if page not in owners and not is_retiring:
-                raise _broken(store, f"book {book}: page {page} is '{describe(account)}' but nobody lists it")
+                raise _broken(store, f"book {book}: page {page} is '{describe(account)}' but no owner lists it")
             if page in owners and owners[page] != account:
                 raise _broken(
                     store,
@@ -62,7 +62,7 @@ def _claim_once(store: Store, owners: dict[PageId, Account], book: BookId, page:
 
 
 def _check_lengths(store: Store, lease: Lease) -> None:
-    """0 ≤ evicted ≤ settled ≤ hi ≤ allocated, shared ≤ settled, and the window behind the settled length is held."""
+    """0 ≤ evicted ≤ settled ≤ device maximum ≤ allocated, shared ≤ settled, and the last window is held."""
     size = store.page_size
     ok = 0 <= lease.proven_len <= lease.settled_len and 0 <= lease.shared_len <= lease.settled_len
     ok = ok and lease.shared_len % size == 0 and lease.node.end == lease.shared_len
@@ -78,7 +78,7 @@ def _check_lengths(store: Store, lease: Lease) -> None:
 
 
 def _check_shared(store: Store, lease: Lease) -> None:
-    """The shared part of a lease is the tree's path, page for page, as far as the lease holds it."""
+    """The shared pages of a lease are those of its path in the prefix tree, except where its window has moved on."""
     for book in range(len(store.books)):
         path = lease.node.path_pages(book)
         for mine, theirs in zip(lease.pages[book], path, strict=False):
@@ -87,7 +87,7 @@ def _check_shared(store: Store, lease: Lease) -> None:
 
 
 def _check_tree(store: Store) -> None:
-    """Pins are the leases through a node, and what eviction may take is counted right."""
+    """Each node has a pin for every lease that goes through it, and the count of evictable pages is right."""
     pins: dict[int, int] = {}
     window_pins: dict[int, int] = {}
     for lease in store.leases.values():

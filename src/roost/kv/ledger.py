@@ -1,7 +1,8 @@
-"""Page ledger: the one place that knows who owns each KV page.
+"""Page ledger: the allocator of KV cache pages, and the one place that knows who owns each page.
 
-Owns page accounts. Never sees tensors, tokens or time. Every move names the account it takes from; a wrong source
-raises at the guilty call, with nothing moved. Called by the store and the prefix tree, on the engine thread.
+Every page has one account. A move names the account it takes pages from; if that is wrong the call raises and nothing
+has moved. Pages that a step in flight may still touch retire before they are free. Never sees tensors, tokens or time.
+Called by the store and the prefix tree, on the engine thread.
 """
 
 from collections import deque
@@ -32,12 +33,12 @@ def cached(node_id: int) -> Account:
 
 
 def retiring(step: StepId) -> Account:
-    """The account of pages that a launched step may still touch."""
+    """The account of released pages that a step in flight may still touch."""
     return Account(step << 2 | _RETIRING)
 
 
 def describe(account: Account) -> str:
-    """An account in words, for messages."""
+    """An account in words, for error messages."""
     if account in (FREE, NULL_ACCOUNT):
         return "free" if account == FREE else "null page"
     kind = {_LEASED: "leased by lease", _CACHED: "cached by node", _RETIRING: "retiring until step"}[account & 3]
@@ -45,7 +46,7 @@ def describe(account: Account) -> str:
 
 
 class OutOfPages(RoostError):
-    """A book has fewer free pages than asked for; nothing moved."""
+    """A book has fewer free pages than requested; nothing has moved."""
 
     def __init__(self, book: BookId, need: int, free: int) -> None:
         super().__init__(f"book {book}: {need} pages needed, {free} free")
@@ -66,15 +67,15 @@ class Ledger:
 
     @property
     def collected(self) -> StepId:
-        """The last collected step; later ones may still touch pages."""
+        """The last collected step; later steps may still touch pages."""
         return self._collected
 
     def num_free(self, book: BookId) -> int:
-        """Pages that can be taken now."""
+        """Number of pages that can be taken now."""
         return len(self._free[book])
 
     def num_retiring(self, book: BookId) -> int:
-        """Pages that become free when the steps in flight are collected."""
+        """Number of pages that become free once the steps in flight are collected."""
         return self._num_retiring[book]
 
     def accounts(self, book: BookId) -> Iterator[tuple[PageId, Account]]:
@@ -82,7 +83,7 @@ class Ledger:
         return ((PageId(page), account) for page, account in enumerate(self._accounts[book]))
 
     def free_pages(self, book: BookId) -> list[PageId]:
-        """The pages that can be taken, in no order that matters."""
+        """The free pages, in no particular order."""
         return list(self._free[book])
 
     def accounts_of(self, book: BookId, pages: Sequence[PageId]) -> list[Account]:
@@ -110,7 +111,7 @@ class Ledger:
             accounts[page] = dest
 
     def release(self, book: BookId, pages: Sequence[PageId], source: Account, last_step: StepId) -> None:
-        """Give pages back: free at once, or retired while the last step that names them is out."""
+        """Give pages back: free at once, or retiring while the last step that names them is in flight."""
         if not pages:
             return
         if len(set(pages)) != len(pages):
@@ -126,7 +127,7 @@ class Ledger:
         self._num_retiring[book] += len(pages)
 
     def reclaim(self, step: StepId) -> None:
-        """A step was collected: what retired for it, or for an earlier one, becomes free."""
+        """A step was collected: pages that were retiring until it, or until an earlier one, become free."""
         self._collected = step
         for _ in range(len(self._retired)):
             last_step, book, pages = self._retired.popleft()
@@ -138,7 +139,7 @@ class Ledger:
             self._num_retiring[book] -= len(pages)
 
     def last_moves(self) -> str:
-        """The last moves, oldest first, for a dump."""
+        """The last moves, oldest first, for error messages."""
         return "\n".join(
             f"  book {book}: {describe(source)} -> {describe(dest)}: {list(pages)}"
             for book, source, dest, pages in self._moves

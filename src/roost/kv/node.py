@@ -1,6 +1,6 @@
-"""Node of the prefix tree: a run of whole pages that the tree keeps.
+"""Node of the prefix tree (radix tree): a run of whole cached pages.
 
-Plain data; only the tree changes it. The run covers row positions [start, end) of every sequence through it.
+Plain data; only the tree changes it. The run covers positions [start, end) of every sequence that goes through it.
 """
 
 from dataclasses import dataclass, field
@@ -13,24 +13,24 @@ from roost.kv.pages import NULL_PAGE, BookId, PageId
 from roost.step import StepId
 
 NodeId = NewType("NodeId", int)
-Key = NDArray[np.int64]  # one entry per slot: the token, or the pair (token, next token)
+Key = NDArray[np.int64]  # one entry per KV slot: the token, or the pair (token, next token)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """One run of pages in the tree. A root has no pages and no parent."""
+    """One run of cached pages. A root has no pages and no parent."""
 
     id: NodeId
     cache_salt: str
     parent: "Node | None" = field(repr=False)
     start: int
     key: Key = field(repr=False)
-    pages: list[list[PageId]]  # per book; NULL_PAGE where a window page is gone
+    pages: list[list[PageId]]  # per book; NULL_PAGE where a window page has been evicted
     children: dict[bytes, "Node"] = field(default_factory=dict, repr=False)  # by the key of their first page
     pins: int = 0  # leases that share this node
     window_pins: int = 0  # leases that still read its window pages
     last_used: int = 0
-    last_step: StepId = StepId(-1)  # last launched step that a former pinner named
+    last_step: StepId = StepId(-1)  # last step of any lease that pinned it: it may still read the pages
 
     @property
     def end(self) -> int:
@@ -38,11 +38,11 @@ class Node:
         return self.start + len(self.key)
 
     def held(self, book: BookId) -> list[PageId]:
-        """The pages it still has in a book."""
+        """The pages it still holds in a book."""
         return [page for page in self.pages[book] if page != NULL_PAGE]
 
     def num_held(self, book: BookId) -> int:
-        """How many these are."""
+        """Number of pages it still holds in a book."""
         return len(self.pages[book]) - self.pages[book].count(NULL_PAGE)
 
     def path_pages(self, book: BookId) -> list[PageId]:

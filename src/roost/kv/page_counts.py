@@ -1,6 +1,7 @@
-"""Holdings: how many pages a lease keeps from others, and would give back.
+"""Page counts: how many KV pages a lease holds, and how many would become available if it were released.
 
-Pure counts over leases and nodes; changes nothing. Called by admission, room and the audits.
+Pure counts over leases and prefix-tree nodes; changes nothing. Called by admission, by the reservation of pages and by
+the audit.
 """
 
 from collections.abc import Sequence
@@ -12,25 +13,25 @@ from roost.kv.store import Store
 
 
 def own_pages(store: Store, lease: Lease, book: BookId) -> list[PageId]:
-    """Pages accounted to the lease itself, not to the tree."""
+    """Pages that the ledger accounts to the lease itself, not to the prefix tree."""
     return [page for page in _own_entries(store, lease, book) if page != NULL_PAGE]
 
 
 def num_own(store: Store, lease: Lease, book: BookId) -> int:
-    """How many these are, without a walk over them: a session's turn must not cost more the longer it is."""
+    """Number of own pages, counted without a Python loop: a turn must not cost more the longer its session is."""
     entries = _own_entries(store, lease, book)
     return len(entries) - entries.count(NULL_PAGE)
 
 
 def _own_entries(store: Store, lease: Lease, book: BookId) -> list[PageId]:
     first = lease.shared_len
-    if book == store.window_book:  # before the frontier only the anchor is held
+    if book == store.window_book:  # before the window frontier only the anchor is held
         first = max(first, min(lease.evicted_len, lease.anchor[0]) if lease.anchor != (0, 0) else lease.evicted_len)
     return lease.pages[book][first // store.page_size :]
 
 
 def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:
-    """Nodes whose pages of a book this lease protects."""
+    """Nodes of the prefix tree whose pages in a book this lease protects from eviction."""
     first = lease.pinned_from if book == store.window_book else 0
     nodes = []
     walk: Node | None = lease.node
@@ -41,7 +42,7 @@ def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:
 
 
 def num_held(store: Store, lease: Lease, book: BookId) -> int:
-    """Pages that nobody else can have because of this lease: its own and those it pins."""
+    """Pages that are unavailable to others because of this lease: its own and those it pins."""
     if book != store.window_book:
         return len(lease.pages[book])
     pinned = sum(node.num_held(book) for node in pinned_nodes(store, lease, book))
@@ -49,7 +50,7 @@ def num_held(store: Store, lease: Lease, book: BookId) -> int:
 
 
 def num_freed(store: Store, leases: Sequence[Lease], book: BookId) -> int:
-    """Pages that would be free or evictable if these leases went away: their own, and what only they pin."""
+    """Pages that would be free or evictable if these leases were released: their own, and those that only they pin."""
     pins: dict[NodeId, tuple[Node, int]] = {}
     for lease in leases:
         for node in pinned_nodes(store, lease, book):

@@ -1,8 +1,9 @@
-"""Prefix tree: which cached pages stand for which tokens.
+"""Prefix cache: a radix tree from token prefixes to the KV pages that hold them.
 
-A radix tree over whole pages, one root per cache salt. It compares tokens (or token pairs), never hashes alone.
-Matching changes nothing; pinning protects a path, and separately the window pages a lease still reads; eviction takes
-the least recently used. Owns cached pages, moves them only through the ledger. Called by the store.
+Nodes are runs of whole pages, under one root per cache salt. Tokens (or token pairs) are compared, never hashes alone.
+Matching changes nothing. Pinning protects a path from eviction, and separately the window pages that a lease still
+reads; eviction is least recently used first. Owns the cached pages and moves them only through the ledger. Called by
+the store.
 """
 
 import heapq
@@ -20,10 +21,10 @@ _HEAP_SLACK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The usable cached prefix of a key."""
+    """A prefix cache hit: the usable cached prefix of a key."""
 
     node: Node  # the node in which it ends
-    length: int  # slots, whole pages
+    length: int  # tokens, whole pages
 
 
 def common_prefix(a: Key, b: Key) -> int:
@@ -35,7 +36,7 @@ def common_prefix(a: Key, b: Key) -> int:
 
 
 class PrefixTree:
-    """The prefix trees of all cache salts."""
+    """The radix tree of all cache salts."""
 
     def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
         self._ledger = ledger
@@ -46,23 +47,25 @@ class PrefixTree:
         self._nodes: dict[NodeId, Node] = {}  # roots excluded
         self._next_id = 0
         self._num_evictable = [0] * len(books)
-        self._leaf_heap: list[tuple[int, NodeId]] = []  # (last used, node): may be out of date, checked when popped
+        self._leaf_heap: list[
+            tuple[int, NodeId]
+        ] = []  # (last used, node); entries may be out of date and are checked when popped
         self._window_heap: list[tuple[int, NodeId]] = []
 
     @property
     def nodes(self) -> dict[NodeId, Node]:
-        """Every node that stands for pages, by id."""
+        """Every node by id, except the roots."""
         return self._nodes
 
     def num_evictable(self, book: BookId) -> int:
-        """Cached pages that eviction could take now."""
+        """Number of cached pages that can be evicted now."""
         return self._num_evictable[book]
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def match(self, cache_salt: str, key: Key) -> Match | None:
-        """The longest usable cached prefix of `key`, or None; the tree is the same before and after."""
-        path: list[tuple[Node, int]] = []  # (node, slots of it that match)
+        """The longest usable cached prefix of `key`, or None. Changes nothing."""
+        path: list[tuple[Node, int]] = []  # (node, how many of its entries match)
         node, pos = self._roots.get(cache_salt), 0
         while node is not None and len(key) - pos >= self._page_size:
             child = node.children.get(self._first_page(key, pos))
@@ -78,7 +81,7 @@ class PrefixTree:
         return Match(node=[node for node, _ in path if node.start < length][-1], length=length)
 
     def _usable(self, path: list[tuple[Node, int]]) -> int:
-        """The longest point of a path whose last window is still held."""
+        """Length of the longest prefix of a path whose last sliding window is still cached."""
         if self._window is None:
             return sum(taken for _, taken in path)
         book, best, run, pos = self._books[self._window], 0, 0, 0
@@ -96,7 +99,7 @@ class PrefixTree:
     # --- pins --------------------------------------------------------------------------------------------------
 
     def pin(self, cache_salt: str, match: Match | None) -> Node:
-        """Protect the path of a match for one lease; returns the node where it ends."""
+        """Protect the path of a match from eviction for one lease; returns the node where it ends."""
         if match is None:
             node = self._root(cache_salt)
         elif match.length < match.node.end:
@@ -121,11 +124,11 @@ class PrefixTree:
         lease.pinned_from = lease.shared_len
 
     def unpin(self, lease: Lease, length: int, now: int) -> None:
-        """Let go of the shared prefix past `length` (whole pages)."""
+        """Unpin the shared prefix of a lease past `length` (whole pages)."""
         while lease.shared_len > length:
             node = lease.node
             if node.start < length:
-                self._split(node, length)  # the lower part keeps its identity: it is the one to let go
+                self._split(node, length)  # the lower part keeps the id, and is the one to unpin
             if self._window is not None and node.start >= lease.pinned_from:
                 self._window_unpin_one(node, lease)
             self._unpin_one(node, lease, now)
@@ -136,7 +139,7 @@ class PrefixTree:
         lease.pinned_from = min(lease.pinned_from, length)
 
     def leave(self, lease: Lease, now: int) -> None:
-        """A lease that shares nothing any more goes away."""
+        """Unpin the root for a lease that is released and shares nothing any more."""
         assert lease.shared_len == 0, lease
         self._unpin_one(lease.node, lease, now)
         self._drop_root(lease.node)
@@ -151,7 +154,7 @@ class PrefixTree:
     def _unpin_one(self, node: Node, lease: Lease, now: int) -> None:
         assert node.pins > 0, node
         node.pins -= 1
-        node.last_step = max(node.last_step, lease.last_step)  # its steps may still read these pages
+        node.last_step = max(node.last_step, lease.last_step)  # a step in flight may still read these pages
         if node.pins == 0:
             for number, book in enumerate(self._books):
                 if book.window is None:
@@ -159,7 +162,7 @@ class PrefixTree:
         self._touch(node, now)
 
     def _window_nodes(self, lease: Lease, first: int) -> list[Node]:
-        """The nodes of a lease's shared prefix in [first, shared_len), cut so that one begins there exactly."""
+        """The nodes of a lease's shared prefix in [first, shared_len), split so that one begins at `first`."""
         nodes, node = [], lease.node
         while node.end > first:
             if node.start < first:
@@ -186,7 +189,7 @@ class PrefixTree:
     # --- growing -----------------------------------------------------------------------------------------------
 
     def publish(self, lease: Lease, key: Key, now: int) -> None:
-        """Turn a lease's own pages below len(key) into shared ones; where the tree has the same, its pages are used."""
+        """Insert a lease's own pages below len(key) into the tree; where it has the same tokens, its pages are used."""
         node, pos = lease.node, lease.shared_len
         while pos < len(key):
             child = node.children.get(self._first_page(key, pos))
@@ -204,7 +207,7 @@ class PrefixTree:
         lease.node, lease.shared_len = node, pos
 
     def _grow(self, parent: Node, key: Key, lease: Lease) -> Node:
-        """A new leaf that takes the lease's pages."""
+        """A new leaf with pages taken over from the lease."""
         first, last = parent.end // self._page_size, (parent.end + len(key)) // self._page_size
         node = Node(
             id=self._new_id(),
@@ -223,14 +226,14 @@ class PrefixTree:
         return node
 
     def _use_instead(self, node: Node, lease: Lease) -> None:
-        """The node stands for tokens the lease has pages for: its pages enter the row, the lease's own retire."""
+        """Replace a lease's pages by a node's pages for the same tokens; the lease's own are released."""
         first = node.start // self._page_size
         for number in range(len(self._books)):
             own, theirs, released = lease.pages[number], node.pages[number], []
             for index, page in enumerate(theirs, start=first):
                 if own[index] == NULL_PAGE:  # the lease's window has slid past it
                     continue
-                if page == NULL_PAGE:  # its window page is gone: the lease's takes the place
+                if page == NULL_PAGE:  # the node has lost its window page: the lease's page fills the gap
                     self._refill(node, index - first, own[index], lease)
                     continue
                 released.append(own[index])
@@ -247,7 +250,7 @@ class PrefixTree:
             self._offer(node)
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node at position `at`; the new upper part is returned, the lower keeps its identity."""
+        """Split a node at position `at`; returns the new upper part, the lower part keeps the id."""
         cut, parent = at - node.start, node.parent
         assert parent is not None and 0 < cut < len(node.key) and cut % self._page_size == 0, (at, node)
         num_pages = cut // self._page_size
@@ -292,7 +295,7 @@ class PrefixTree:
     # --- eviction ----------------------------------------------------------------------------------------------
 
     def evict(self, book: BookId, count: int) -> None:
-        """Let go of at least `count` pages of a book, least recently used first, or of all that nobody pins."""
+        """Evict at least `count` pages of a book, least recently used first, or all that are not pinned."""
         goal = max(0, self._num_evictable[book] - count)
         heap = self._window_heap if book == self._window else self._leaf_heap
         while self._num_evictable[book] > goal and heap:
@@ -310,19 +313,19 @@ class PrefixTree:
                 self._drop_if_empty(node)
 
     def _evict_from(self, node: Node, book: BookId) -> None:
-        """Take a node's pages of one book away."""
+        """Release a node's pages of one book."""
         pages = node.held(book)
         self._ledger.release(book, pages, cached(node.id), node.last_step)
         self._num_evictable[book] -= len(pages)
         node.pages[book] = [NULL_PAGE] * len(node.pages[book])
 
     def _touch(self, node: Node, now: int) -> None:
-        """A node was used; its place in the order of eviction changes."""
+        """A node was used: update its place in the eviction order."""
         node.last_used = max(node.last_used, now)
         self._offer(node)
 
     def _offer(self, node: Node) -> None:
-        """Let eviction know a node that it may take."""
+        """Put a node that can be evicted into the eviction heaps."""
         if node.parent is None:
             return
         if node.pins == 0 and not node.children:
@@ -330,7 +333,7 @@ class PrefixTree:
         if self._window is not None and node.window_pins == 0:
             heapq.heappush(self._window_heap, (node.last_used, node.id))
         for heap in (self._leaf_heap, self._window_heap):
-            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # mostly out-of-date entries by now
+            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date
                 heap[:] = [entry for entry in set(heap) if self._is_current(entry)]
                 heapq.heapify(heap)
 
@@ -339,7 +342,7 @@ class PrefixTree:
         return node is not None and node.last_used == entry[0]
 
     def _drop_if_empty(self, node: Node) -> None:
-        """Forget a leaf that holds nothing, and its ancestors that are left so."""
+        """Remove a leaf that holds no pages, and every ancestor that becomes such a leaf."""
         while node.parent is not None and not node.children and node.pins == 0 and node.is_empty():
             parent = node.parent
             del parent.children[self._first_page(node.key, 0)]

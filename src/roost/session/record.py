@@ -1,6 +1,7 @@
-"""Token record of one sequence: append-only while a turn runs, cut only when a turn ends or its session is rewound.
+"""Token record: the token ids of one sequence, and their keys in the prefix cache.
 
-A growing array, so that a turn neither copies nor walks its history. Owned by a plain turn or by a session.
+Append-only while a turn runs; cut only when a turn ends or its session is rewound. It is a growing array, so a turn
+neither copies nor walks its history. Owned by a session, or by a turn without one.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ from roost.kv.node import Key
 
 
 def key_of(tokens: NDArray[np.int32], pair: bool) -> Key:
-    """The prefix tree's key of some tokens: one entry per slot whose content they fix."""
+    """The prefix-cache key of some tokens: one entry per KV slot whose content they determine.
+
+    A pair drafter's slot depends on the next token too, so the last token has no entry then.
+    """
     wide = tokens.astype(np.int64)
     return wide[:-1] << 32 | wide[1:] if pair else wide
 
@@ -38,12 +42,12 @@ class Record:
         self._len = grown
 
     def cut(self, length: int) -> None:
-        """Forget the tokens past `length`."""
+        """Drop the tokens past `length`."""
         assert length <= self._len, (length, self._len)
         self._len = length
 
     def copy(self) -> "Record":
-        """The same tokens, to go on differently."""
+        """A record with the same tokens, for a fork."""
         return Record(self._tokens[: self._len])
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -52,5 +56,5 @@ class Record:
         return self._tokens[start:stop].copy()
 
     def key(self, length: int, pair: bool) -> Key:
-        """The prefix tree's key of the first `length` tokens."""
+        """The prefix-cache key of the first `length` tokens."""
         return key_of(self._tokens[:length], pair)
