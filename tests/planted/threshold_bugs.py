@@ -76,8 +76,8 @@ THRESHOLD_BUGS = (
     Bug(
         "fork_has_its_own_tokens",
         "roost.session.record",
-        "        return Record(self._tokens[: self._len])",
-        "        twin = Record()\n        twin._tokens, twin._len = self._tokens, self._len\n        return twin",
+        "        return Record(self._tokens)",
+        "        twin = Record()\n        twin._tokens = self._tokens\n        return twin",
         "a fork and its source write their next tokens over each other's",
         test="tests/unit/session/test_record.py::test_a_copy_and_what_it_was_made_of_go_on_each_by_itself",
     ),

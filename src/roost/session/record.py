@@ -1,10 +1,10 @@
 """Token record: the token ids of one sequence, and their keys in the prefix cache.
 
-Append-only while a turn runs; cut only when a turn ends or its session is rewound. It is a growing array, so a turn
-neither copies nor walks its history. Owned by a session, or by a turn without one.
+An array that grows in place, so that a turn neither copies nor walks its history. Owned by a plain turn or a session.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,37 +24,32 @@ def key_of(tokens: NDArray[np.int32], pair: bool) -> Key:
 class Record:
     """Tokens of one sequence."""
 
-    __slots__ = ("_len", "_tokens")
+    __slots__ = ("_tokens",)
 
-    def __init__(self, tokens: Sequence[int] | NDArray[np.int32] = ()) -> None:
-        self._tokens: NDArray[np.int32] = np.array(tokens, dtype=np.int32)
-        self._len = len(tokens)
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._tokens = array("i", tokens)  # grows in place; numpy reads its memory
 
     def __len__(self) -> int:
-        return self._len
+        return len(self._tokens)
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Iterable[int]) -> None:
         """Add tokens at the end."""
-        grown = self._len + len(tokens)
-        if grown > len(self._tokens):
-            self._tokens = np.resize(self._tokens, max(grown, 2 * self._len, 16))
-        self._tokens[self._len : grown] = tokens
-        self._len = grown
+        self._tokens.extend(tokens)
 
     def cut(self, length: int) -> None:
-        """Drop the tokens past `length`."""
-        assert length <= self._len, (length, self._len)
-        self._len = length
+        """Forget the tokens past `length`."""
+        assert length <= len(self), (length, len(self))
+        del self._tokens[length:]
 
     def copy(self) -> "Record":
-        """A record with the same tokens, for a fork."""
-        return Record(self._tokens[: self._len])
+        """The same tokens, to go on differently."""
+        return Record(self._tokens)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens in [start, stop)."""
-        assert 0 <= start <= stop <= self._len, (start, stop, self._len)
-        return self._tokens[start:stop].copy()
+        assert 0 <= start <= stop <= len(self), (start, stop, len(self))
+        return np.array(memoryview(self._tokens)[start:stop], dtype=np.int32)
 
     def key(self, length: int, pair: bool) -> Key:
-        """The prefix-cache key of the first `length` tokens."""
-        return key_of(self._tokens[:length], pair)
+        """The prefix tree's key of the first `length` tokens."""
+        return key_of(self.slice(0, length), pair)
