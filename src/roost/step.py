@@ -5,7 +5,7 @@ tables only from the deltas in the plans, applied in launch order. Built by sche
 ids.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NewType, Protocol
 
 import numpy as np
@@ -27,13 +27,13 @@ SAMPLED = -1  # in `next_tokens`: the token after the chunk is the one this step
 class _Columns:
     """Makes the arrays of a frozen dataclass read-only."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+        for name in self.__slots__:  # the dataclass's fields
+            value = getattr(self, name)
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+                value.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

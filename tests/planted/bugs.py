@@ -20,8 +20,8 @@ _SIMULATED = (
     Bug(
         "bonus_claim",
         "roost.sched.planner",
-        "        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))",
-        "        size, most = (line.chunk, line.chunk) if line.chunk else (0, shape.accept_max_of(line.width))",
+        "    of_a_round = Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(chosen.round_width))",
+        "    of_a_round = Claim(step=step, size=0, most=state.resolved.spec.accept_max_of(chosen.round_width))",
         "1: a round in flight promises nothing, so a turn that ends hands over one token too few",
     ),
     Bug(
@@ -76,15 +76,15 @@ _SIMULATED = (
     Bug(
         "page_rounded_reserve",
         "roost.kv.store",
-        "        wants = [ceil_div(length, self.page_size) - len(pages) for length, pages in pairs]",
-        "        wants = [length // self.page_size - len(pages) for length, pages in pairs]",
+        "        wants = [ceil_div(end, self.page_size) - len(pages) for end, pages in pairs]",
+        "        wants = [end // self.page_size - len(pages) for end, pages in pairs]",
         "8: room is counted in whole pages rounded down",
     ),
     Bug(
         "reserve_at_depth_1",
         "roost.sched.planner",
-        "        hi = request.lease.device_len_max",
-        "        hi = request.lease.claimed_len",
+        "        hi = lease.device_len_max",
+        "        hi = lease.claimed_len",
         "9: room is taken for the length last seen, not for the length the device may have",
     ),
     Bug(
@@ -167,8 +167,8 @@ _SIMULATED = (
     Bug(
         "next_prompt_token",
         "roost.sched.planner",
-        "        SAMPLED if not line.chunk or final else int(line.request.turn.record.slice(end, end + 1)[0])",
-        "        SAMPLED if not line.chunk or final or end else 0",
+        "        if end < turn.prefill_len:",
+        "        if end < 0:",
         "31: the last token of a chunk that is not final goes to the drafter as if one had been sampled",
     ),
     Bug(
@@ -294,8 +294,8 @@ _SIMULATED = (
     Bug(
         "last_round_of_a_turn",
         "roost.sched.planner",
-        "        return True  # even if its end is certain: that round writes the last token's KV for the next turn",
-        "        return request.certain_output_len < request.max_new_tokens",
+        "    return request.turn.session is not None and state.resolved.depth > 0 and request.max_new_tokens > 0",
+        "    return False",
         "1: at depth 1 a turn whose end is certain stops one round early",
     ),
     Bug(
@@ -329,8 +329,8 @@ _SIMULATED = (
     Bug(
         "suspects_alone",
         "roost.sched.planner",
-        "        lines = _lines(state, suspects[:1])",
-        "        lines = _lines(state, ready)",
+        "        chosen = _choose_from(state, suspects[:1])",
+        "        chosen = _choose_from(state, ready)",
         "35: a request that breaks every step breaks those of the others, until steps are small enough",
         test="tests/unit/sched/test_engine.py::"
         "test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_together",

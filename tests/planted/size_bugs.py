@@ -9,7 +9,7 @@ SIZE_BUGS = (
     Bug(
         "steps_keep_to_their_size",
         "roost.sched.planner",
-        "        if not limits.has_place(len(lines), num_tokens, width):",
+        "        if is_limited and not limits.has_place(len(rows), num_tokens, width):",
         "        if width < 0:",
         "a step that is known to be too large is launched again and again",
     ),

@@ -175,8 +175,8 @@ THRESHOLD_BUGS = (
     Bug(
         "room_for_the_step_alone",
         "roost.sched.planner",
-        "        needs = [hi + (chunk or each) for each in reserves]",
-        "        needs = [hi + chunk + each for each in reserves]",
+        "        needs = (chunk,) * len(reserves) if chunk else reserves",
+        "        needs = tuple(chunk + each for each in reserves)",
         "a chunk takes the pages of a round too, before there is one",
     ),
     Bug(
@@ -189,7 +189,7 @@ THRESHOLD_BUGS = (
     Bug(
         "preempt_what_helps",
         _ROOM,
-        "        return  # not even all of them would do: wait for the older ones",
+        "        return  # not even all of them would do: wait until older requests end",
         "        pass",
         "requests are preempted although all they have does not do",
         test=_SPARED,

@@ -138,9 +138,8 @@ WISH_BUGS = (
     Bug(
         "scores_end_with_prompt",
         "roost.sched.planner",
-        "    end = min(line.hi + line.chunk, request.turn.prompt_len - 1)  # nothing of "
-        "the prompt follows its last token",
-        "    end = line.hi + line.chunk",
+        "    last = min(end, request.turn.prompt_len - 1)  # nothing of the prompt follows its last token",
+        "    last = end",
         "29: the first output token is scored as if it were the prompt's",
     ),
     Bug(
@@ -176,8 +175,8 @@ WISH_BUGS = (
     Bug(
         "row_set_up_once",
         "roost.sched.planner",
-        "        line.request.row_begins = False",
-        "        line.request.row_begins = bool(line.chunk)",
+        "        request.row_begins = False",
+        "        request.row_begins = request.in_prefill",
         "29: a row that is set up in every chunk forgets what it counted",
     ),
     Bug(

@@ -40,17 +40,18 @@ class Waste:
         store = self._state.store
         reserve = store.reserve
 
-        def watched(lease: Lease, lengths: Sequence[int]) -> None:
-            self._short, self._asked[lease.id] = None, list(lengths)
+        def watched(lease: Lease, length: int, reserves: Sequence[int]) -> None:
+            lengths = [length + reserve for reserve in reserves]
+            self._short, self._asked[lease.id] = None, lengths
             before = [len(pages) for pages in lease.pages]
             try:
-                reserve(lease, lengths)
+                reserve(lease, length, reserves)
             except OutOfPages as short:
                 self._short, self._was_short = short, True
                 raise
-            for length, had, pages in zip(lengths, before, lease.pages, strict=True):
-                if len(pages) > max(had, ceil_div(length, store.page_size)):
-                    raise Broken(f"reserve: {lease.holder} has {len(pages)} pages for {length} positions, had {had}")
+            for end, had, pages in zip(lengths, before, lease.pages, strict=True):
+                if len(pages) > max(had, ceil_div(end, store.page_size)):
+                    raise Broken(f"reserve: {lease.holder} has {len(pages)} pages for {end} positions, had {had}")
 
         store.reserve = watched  # type: ignore[method-assign]
 

@@ -172,11 +172,11 @@ class World:
         store = self.engine.state.store
         reserve = store.reserve
 
-        def sometimes(lease: Lease, lengths: list[int]) -> None:
+        def sometimes(lease: Lease, length: int, reserves: tuple[int, ...]) -> None:
             if self._no_pages_for == lease.id:
                 self._count("fault: allocation")
-                raise OutOfPages(self.rng.randrange(len(lengths)), 1, 0)
-            reserve(lease, lengths)
+                raise OutOfPages(self.rng.randrange(len(reserves)), 1, 0)
+            reserve(lease, length, reserves)
 
         evict = store.tree.evict
 

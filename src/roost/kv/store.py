@@ -59,10 +59,15 @@ class Store:
         self.leases[lease.id] = lease
         return lease
 
-    def reserve(self, lease: Lease, lengths: Sequence[int]) -> None:
-        """Room for `lengths[book]` positions in each book; all of it or OutOfPages with nothing moved."""
-        pairs = zip(lengths, lease.pages, strict=True)
-        wants = [ceil_div(length, self.page_size) - len(pages) for length, pages in pairs]
+    def reserve(self, lease: Lease, length: int, reserves: Sequence[int]) -> None:
+        """Pages for `reserves[book]` positions past `length` in each book; all, or OutOfPages with nothing moved."""
+        for book, pages in enumerate(lease.pages):
+            if length + reserves[book] > len(pages) * self.page_size:
+                break
+        else:  # most decode steps begin no page
+            return
+        pairs = [(length + reserve, pages) for reserve, pages in zip(reserves, lease.pages, strict=True)]
+        wants = [ceil_div(end, self.page_size) - len(pages) for end, pages in pairs]
         for book, want in enumerate(wants):
             if want > self.ledger.num_free(book):
                 raise OutOfPages(book, want, self.ledger.num_free(book))
@@ -78,7 +83,8 @@ class Store:
             lease.proven_len = lease.settled_len  # nothing was out: all of it has been written
         lease.claims.append(claim)
         lease.last_step = claim.step
-        lease.row_synced = [len(pages) for pages in lease.pages]
+        for book, pages in enumerate(lease.pages):
+            lease.row_synced[book] = len(pages)
 
     def settle(self, lease: Lease, step: StepId, written: int) -> None:
         """The result of a claimed step: it wrote `written` tokens."""

@@ -1,97 +1,107 @@
-"""Planner: turns what is running into the next step.
+"""Planner: chooses the rows of the scheduler's next step and builds its plan.
 
-Oldest first: prefill chunks and decode rounds, together or (without `mixed`) prefill before decode; prompts share the
-prefill of a step. Reserves each row's worst case, guards the row's width, and opens the claims. Keeps to the size that
-steps may have. Never reads a result. Called by the loop.
+Oldest request first: prefill chunks and decode (verify) rounds, together or (without `mixed`) prefill before decode;
+prompts share the prefill of a step. Reserves KV pages for each row's worst case, checks it against the row's width, and
+opens the claims. Keeps to the step size in force. Never reads a result. Called by the loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 
 from roost.errors import InvariantError
-from roost.kv.lease import Claim, TurnId
-from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
-from roost.sched.request import LaunchedStep, Mark, Request
+from roost.kv.lease import Claim, Lease, TurnId
+from roost.kv.pages import BookId
+from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
+from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.state import State
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 
 _PREFILL_SHARE = 4  # a mixed step leaves at least chunk / 4 tokens to prefill
 
+Candidate = tuple[Request, Lease, int]  # who may run, with the upper bound of its device length when the step starts
+
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row of the step to be: a chunk of `chunk` new tokens, or a round (chunk 0)."""
+class Chosen:
+    """The rows of the next step, as columns: each runs a chunk of its prompt, or a round (chunk 0)."""
 
-    request: Request
-    chunk: int
-    width: int  # tokens the target runs: the chunk, or the round's nodes
-    hi: int  # device length at most, when the step starts
+    round_width: int  # nodes that each round verifies
+    requests: tuple[Request, ...]
+    leases: tuple[Lease, ...]
+    chunks: tuple[int, ...]  # prompt tokens to run
+    his: tuple[int, ...]  # upper bound of the device length when the step starts
 
 
 def plan(state: State, step: StepId) -> LaunchedStep | None:
-    """The next step, with its claims opened; None if no row can go."""
-    lines = _choose(state)
-    if not lines:
+    """The next step, with its claims opened; None if no row can run."""
+    chosen = _choose(state)
+    if chosen is None:
         return None
-    launched = _build_step(state, step, lines)
-    for line in lines:
-        line.request.row_begins = False
-    num_chunk_tokens = sum(line.chunk for line in lines)
+    launched = _build_step(state, step, chosen)
+    for request in chosen.requests:
+        request.row_begins = False
+    num_chunk_tokens = sum(chosen.chunks)
     state.prefilled_last = num_chunk_tokens > 0
     if state.resolved.widths.is_auto:
-        rounds = [line.width for line in lines if not line.chunk]
-        width, num_out = rounds[0] if rounds else 0, len(state.in_flight)
+        num_rounds, num_out = chosen.chunks.count(0), len(state.in_flight)
+        width = chosen.round_width if num_rounds else 0
         state.draft_policy.planned(
-            step, len(rounds), width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
+            step, num_rounds, width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
         )
-    shape = state.resolved.spec
-    for line in lines:
-        size, most = (line.chunk, line.chunk) if line.chunk else (1, shape.accept_max_of(line.width))
-        state.store.claim(line.request.lease, Claim(step=step, size=size, most=most))
+    of_a_round = Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(chosen.round_width))
+    for lease, chunk in zip(chosen.leases, chosen.chunks, strict=True):
+        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_a_round)
     return launched
 
 
 # --- which rows ------------------------------------------------------------------------------------------------
 
 
-def _choose(state: State) -> list[Line]:
+def _choose(state: State) -> Chosen | None:
     """Rows that have work and pages, oldest first."""
-    ready = [request for request in state.running if request.mark is Mark.NONE]
+    ready = [request for request in state.running if not request.mark]
     suspects = [request for request in ready if request.num_failures]
-    if suspects:  # one goes alone, so that a second failure can only be its own
-        lines = _lines(state, suspects[:1])
-        if lines:
-            return lines
-    return _lines(state, [request for request in ready if not request.num_failures])
+    if suspects:  # one runs alone, so that a second failure can only be its own
+        chosen = _choose_from(state, suspects[:1])
+        if chosen is not None:
+            return chosen
+        ready = [request for request in ready if not request.num_failures]
+    return _choose_from(state, ready)
 
 
-def _lines(state: State, ready: list[Request]) -> list[Line]:
+def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
     """Rows of one step from these requests: prefill and decode together, or prefill first."""
-    in_prefill = [request.in_prefill for request in ready]
-    prefill = [request for request, is_in in zip(ready, in_prefill, strict=True) if is_in]
-    decode = [
-        request for request, is_in in zip(ready, in_prefill, strict=True) if not is_in and _decodes_on(state, request)
-    ]
+    prefill: list[Candidate] = []
+    decode: list[Candidate] = []
+    for request in ready:
+        lease = request.lease
+        hi = lease.device_len_max
+        if hi < request.turn.prefill_len:
+            prefill.append((request, lease, hi))
+        elif _decodes_on(state, request, lease, hi):
+            decode.append((request, lease, hi))
     chunk = max(1, state.step_limits.tokens_left(0, state.resolved.sched.chunk))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
+    if not prefill:
+        return _with_room(state, decode, {}, width)
     if not state.resolved.sched.mixed:
-        if state.prefilled_last:  # decode has its turn, however many prompts keep coming
-            return _with_room(state, decode, 0, width) or _with_room(state, prefill, chunk, width)
-        return _with_room(state, prefill, chunk, width) or _with_room(state, decode, 0, width)
+        if state.prefilled_last:  # decode alternates with prefill, however many prompts keep coming
+            return _with_room(state, decode, {}, width) or _with_room(state, prefill, _shares(prefill, chunk), width)
+        return _with_room(state, prefill, _shares(prefill, chunk), width) or _with_room(state, decode, {}, width)
     counted = 1 if state.resolved.widths.is_auto else width  # chosen drafts take no tokens from prefill
     budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)
-    if not prefill:
-        return _with_room(state, decode, 0, width)
     if state.draft_policy.shortens_chunks(len(decode)):
         budget = max(1, budget // 2)
-    return _with_room(state, sorted(prefill + decode, key=lambda request: request.order), budget, width)
+    in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
+    return _with_room(state, in_order, _shares(prefill, budget), width)
 
 
 def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
-    """How many nodes each of so many rounds verifies: what pays most, as far as a step may have them for all."""
+    """Nodes that each of so many rounds verifies: the best width, as far as the step's token limit allows it to all."""
     width, most = state.draft_policy.choose(num_rounds, has_prefill=has_prefill), state.step_limits.tokens.most
     if most is None or not num_rounds:
         return width
@@ -100,61 +110,60 @@ def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     return min(width, max((each for each in allowed if each * num_rounds <= room), default=min(allowed)))
 
 
-def _decodes_on(state: State, request: Request) -> bool:
+def _decodes_on(state: State, request: Request, lease: Lease, hi: int) -> bool:
     """Whether another round is wanted of a request whose prompt has been launched."""
-    if request.max_new_tokens == 0:
-        return False
-    if request.turn.session is not None and state.resolved.depth > 0:
-        return True  # even if its end is certain: that round writes the last token's KV for the next turn
-    return request.certain_output_len < request.max_new_tokens
+    end_len = request.turn.prompt_len + request.max_new_tokens - 1  # of the KV: the last token of the output has none
+    if hi < end_len or lease.claimed_len < end_len:
+        return True
+    # where steps overlap, a turn's last round writes the KV of its last token, for the next turn
+    return request.turn.session is not None and state.resolved.depth > 0 and request.max_new_tokens > 0
 
 
-def _with_room(state: State, requests: Sequence[Request], budget: int, round_width: int) -> list[Line]:
-    """Those for whom there are pages, as many as one step may hold; `budget` tokens of prefill in all."""
-    lines: list[Line] = []
-    num_tokens, limits, reserves, row_width = 0, state.step_limits, state.resolved.reserves, state.resolved.row_width
-    shares = _shares(requests, budget)
-    unused = 0  # of those who sat out
-    for request in requests:
-        if request.mark is not Mark.NONE:  # preempted for the sake of an older one, just now
+def _with_room(
+    state: State, candidates: Sequence[Candidate], shares: Mapping[TurnId, int], round_width: int
+) -> Chosen | None:
+    """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill."""
+    rows: list[tuple[Request, Lease, int, int]] = []  # in the order of Chosen
+    limits, row_width, reserves = state.step_limits, state.resolved.row_width, state.resolved.reserves
+    reserve_max, is_limited = max(reserves), limits.is_in_force
+    num_tokens = 0
+    unused = 0  # prefill left over by prompts that could not run all of their share
+    for request, lease, hi in candidates:
+        if request.mark:  # preempted for the sake of an older one, just now
             continue
-        hi = request.lease.device_len_max
-        rest = _rest(request)
-        share = min(rest, shares.get(request.turn.id, 0) + unused)
-        chunk = limits.tokens_left(num_tokens, share) if rest > 0 else 0
-        if rest > 0 and chunk == 0:
-            continue
+        chunk = 0
+        if hi < request.turn.prefill_len:
+            share = min(request.turn.prefill_len - hi, shares[request.turn.id] + unused)
+            chunk = limits.tokens_left(num_tokens, share)
+            if not chunk:
+                continue
         width = chunk or round_width
-        if not limits.has_place(len(lines), num_tokens, width):
+        if is_limited and not limits.has_place(len(rows), num_tokens, width):
             continue
-        needs = [hi + (chunk or each) for each in reserves]
-        if max(needs) > row_width:
-            raise _too_wide(state, request, needs)
-        has_room = reserve(state, request, needs)
+        needs = (chunk,) * len(reserves) if chunk else reserves
+        if hi + (chunk or reserve_max) > row_width:
+            raise _too_wide(state, request, hi + max(needs))
+        has_room = reserve(state, request, hi, needs)
         if has_room:
-            lines.append(Line(request, chunk, width, hi))
+            rows.append((request, lease, chunk, hi))
             num_tokens += width
-        if rest > 0:
+        if chunk:
             unused += shares[request.turn.id] - (chunk if has_room else 0)
-    return [line for line in lines if line.request.mark is Mark.NONE]
+    return Chosen(round_width, *zip(*rows, strict=True)) if rows else None
 
 
-def _rest(request: Request) -> int:
-    """Tokens of a prompt that no step has; a round starts where the prompt ends, or later, and has none."""
-    return max(0, request.turn.prefill_len - request.lease.device_len_max)
+def _shares(prefill: Sequence[Candidate], budget: int) -> dict[TurnId, int]:
+    """How many tokens of its prompt each request in prefill may run in a step; `budget` in all."""
+    waiting = [(request, request.turn.prefill_len - hi) for request, _, hi in prefill if not request.mark]
+    wants = [WaitingPrompt(request.submit.priority, request.submit.client, rest) for request, rest in waiting]
+    shares = prefill_shares(wants, budget)
+    return {request.turn.id: share for (request, _), share in zip(waiting, shares, strict=True)}
 
 
-def _shares(requests: Sequence[Request], budget: int) -> dict[TurnId, int]:
-    """How many tokens of its prompt each request that has a rest of it may run in a step."""
-    waiting = [request for request in requests if request.mark is Mark.NONE and request.in_prefill]
-    prompts = [WaitingPrompt(each.submit.priority, each.submit.client, _rest(each)) for each in waiting]
-    return {each.turn.id: share for each, share in zip(waiting, prefill_shares(prompts, budget), strict=True)}
-
-
-def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantError:
-    """The guard of the row: a step whose last slot lies past it is refused, instead of corrupting another's."""
+def _too_wide(state: State, request: Request, end: int) -> InvariantError:
+    """A step whose last slot lies past the row's end is refused, instead of corrupting another row."""
     return InvariantError(
-        f"request {request.id}: the step needs {max(needs)} positions (length up to {request.lease.device_len_max}, "
+        f"request {request.id}: the step needs {end} positions (length up to {request.lease.device_len_max}, "
         f"reserve {max(state.resolved.reserves)}), the row has {state.resolved.row_width}"
     )
 
@@ -162,61 +171,67 @@ def _too_wide(state: State, request: Request, needs: list[int]) -> InvariantErro
 # --- columns ---------------------------------------------------------------------------------------------------
 
 
-def _build_step(state: State, step: StepId, lines: list[Line]) -> LaunchedStep:
-    """The plan's columns for chosen rows."""
-    requests = tuple(line.request for line in lines)
-    leases = tuple(request.lease for request in requests)
-    shape, page_size = state.resolved.spec, state.resolved.page_size
-    starts = [line.hi if line.chunk else -1 for line in lines]
-    ends = [line.hi + line.chunk for line in lines]
-    finals = [bool(line.chunk) and end == line.request.turn.prefill_len for line, end in zip(lines, ends, strict=True)]
-    tokens = [
-        line.request.turn.record.slice(start, end) if line.chunk else _NO_TOKENS
-        for line, start, end in zip(lines, starts, ends, strict=True)
-    ]
-    next_tokens = [
-        SAMPLED if not line.chunk or final else int(line.request.turn.record.slice(end, end + 1)[0])
-        for line, end, final in zip(lines, ends, finals, strict=True)
-    ]
-    scored = [_scored(line) for line in lines]
-    num_tops = [request.submit.num_top_logprobs for request in requests]
-    books = range(len(state.resolved.books))
+def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
+    """The plan of the chosen rows: columns as for rounds, then written over where a row runs a chunk."""
+    requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
+    shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
+    is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
+    widths, starts, next_tokens = _full(num_rows, chosen.round_width), _full(num_rows, -1), _full(num_rows, SAMPLED)
+    prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
+    tokens = [_NO_TOKENS]
+    for i, chunk in enumerate(chosen.chunks):
+        if not chunk:
+            continue
+        start, turn = chosen.his[i], requests[i].turn
+        end = start + chunk
+        is_prefill[i], widths[i], starts[i] = True, chunk, start
+        tokens.append(turn.record.slice(start, end))
+        is_final[i] = end == turn.prefill_len
+        if end < turn.prefill_len:
+            next_tokens[i] = turn.record.slice(end, end + 1)[0]
+        prompt_logprob_starts[i], prompt_logprob_ends[i] = _scored(requests[i], start, end)
+    firsts = np.zeros((len(books), num_rows), dtype=np.int32)
+    if window_book is not None:
+        firsts[window_book] = [lease.evicted_len for lease in leases]
+    num_pages = _ints([[len(lease.pages[book]) for lease in leases] for book in books])
     plan = StepPlan(
         step=step,
         shape=shape,
         rows=_ints([request.row for request in requests]),
         epochs=_ints([lease.epoch for lease in leases]),
-        is_prefill=np.array([line.chunk > 0 for line in lines], dtype=np.bool_),
-        widths=_ints([line.width for line in lines]),
-        starts=_ints(starts),
-        his=_ints([line.hi for line in lines]),
-        firsts=_ints(
-            [[lease.evicted_len if book == state.store.window_book else 0 for lease in leases] for book in books]
-        ),
-        ends=_ints([[len(lease.pages[book]) * page_size for lease in leases] for book in books]),
-        is_final=np.array(finals, dtype=np.bool_),
-        next_tokens=_ints(next_tokens),
+        is_prefill=is_prefill,
+        widths=widths,
+        starts=starts,
+        his=_ints(chosen.his),
+        firsts=firsts,
+        ends=num_pages * state.resolved.page_size,
+        is_final=is_final,
+        next_tokens=next_tokens,
         tokens=np.concatenate(tokens),
-        token_offsets=_offsets([len(each) for each in tokens]),
-        num_top_logprobs=_ints([-1 if num_top is None else num_top for num_top in num_tops]),
-        prompt_logprob_starts=_ints([first for first, _ in scored]),
-        prompt_logprob_ends=_ints([end for _, end in scored]),
+        token_offsets=_offsets(chosen.chunks),
+        num_top_logprobs=_ints([-1 if request.submit.num_top_logprobs is None else request.submit.num_top_logprobs for request in requests]),
+        prompt_logprob_starts=prompt_logprob_starts,
+        prompt_logprob_ends=prompt_logprob_ends,
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
-        deltas=tuple(_delta(requests, book) for book in books),
+        deltas=tuple(_delta(chosen, book) for book in books),
     )
-    return LaunchedStep(
-        plan=plan, ticket=None, requests=requests, leases=leases, chunks=tuple(line.chunk for line in lines)
+    return Flight(
+        plan=plan,
+        ticket=None,
+        requests=requests,
+        leases=leases,
+        chunks=chosen.chunks,
+        round_width=chosen.round_width,
     )
 
 
-def _scored(line: Line) -> tuple[int, int]:
-    """Positions of a chunk whose next token is a prompt token to be scored; (-1, -1) if there is none."""
-    request = line.request
-    if not line.chunk or request.prompt_logprobs_next is None:
+def _scored(request: Request, start: int, end: int) -> tuple[int, int]:
+    """Positions of the chunk [start, end) whose next token is a prompt token to be scored; (-1, -1) if none is."""
+    if request.prompt_logprobs_next is None:
         return -1, -1
-    first = max(line.hi, request.prompt_logprobs_next)
-    end = min(line.hi + line.chunk, request.turn.prompt_len - 1)  # nothing of the prompt follows its last token
-    return (first, end) if first < end else (-1, -1)
+    first = max(start, request.prompt_logprobs_next)
+    last = min(end, request.turn.prompt_len - 1)  # nothing of the prompt follows its last token
+    return (first, last) if first < last else (-1, -1)
 
 
 def _setup(request: Request, reads_history: bool) -> RowSetup:
@@ -234,28 +249,36 @@ def _setup(request: Request, reads_history: bool) -> RowSetup:
     )
 
 
-def _delta(requests: tuple[Request, ...], book: int) -> TableDelta:
-    """Table entries of one book that the device does not have yet."""
-    rows, firsts, lengths, pages = [], [], [], []
-    for request in requests:
-        lease = request.lease
-        known, entries = lease.row_synced[book], lease.pages[book]
-        if known < len(entries):
-            rows.append(request.row)
-            firsts.append(known)
-            lengths.append(len(entries) - known)
-            pages.extend(entries[known:])
-    return TableDelta(rows=_ints(rows), firsts=_ints(firsts), offsets=_offsets(lengths), pages=_ints(pages))
+def _delta(chosen: Chosen, book: BookId) -> TableDelta:
+    """Page-table entries of one book that the device does not have yet."""
+    changed = [
+        (request.row, lease.row_synced[book], lease.pages[book])
+        for request, lease in zip(chosen.requests, chosen.leases, strict=True)
+        if lease.row_synced[book] < len(lease.pages[book])
+    ]
+    if not changed:
+        return _NO_DELTA
+    return TableDelta(
+        rows=_ints([row for row, _, _ in changed]),
+        firsts=_ints([known for _, known, _ in changed]),
+        offsets=_offsets([len(entries) - known for _, known, entries in changed]),
+        pages=_ints(list(chain.from_iterable(entries[known:] for _, known, entries in changed))),
+    )
 
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
+_NO_DELTA = TableDelta(rows=_NO_TOKENS, firsts=_NO_TOKENS, offsets=np.zeros(1, dtype=np.int32), pages=_NO_TOKENS)
 
 
 def _ints(values: Sequence[object]) -> Ints:
     return np.array(values, dtype=np.int32)
 
 
-def _offsets(lengths: list[int]) -> Ints:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def _full(count: int, value: int) -> Ints:
+    column = np.empty(count, dtype=np.int32)
+    column.fill(value)
+    return column
+
+
+def _offsets(lengths: Sequence[int]) -> Ints:
+    return _ints([0, *accumulate(lengths)])

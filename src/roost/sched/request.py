@@ -1,4 +1,4 @@
-"""Request: one submission from acceptance to its terminal event, and the steps it is in.
+"""Request: one submission from acceptance to its terminal event, and the launched steps it is in.
 
 Plain data. Lengths are not here: they live in the lease. Changed by intake, admission, planner and settle.
 """
@@ -31,10 +31,10 @@ NewStopFinder = Callable[[tuple[str, ...], bool], StopStringFinder]  # (stop str
 
 
 class Mark(IntEnum):
-    """What is to be done with a request when settle next runs; a larger one overrides."""
+    """What settle shall do with a request when it next runs; a larger one overrides."""
 
-    NONE = 0
-    PREEMPT = 1
+    NONE = 0  # the one that is false
+    PREEMPT = 1  # preempt: back to the queue without its pages
     ABORT = 2
 
 
@@ -45,7 +45,7 @@ class Request:
     submit: Submit
     turn: Turn
     reply: Reply
-    arrival: int  # order of acceptance; kept through preemptions
+    arrival: int  # order of acceptance; kept when it is preempted
     spec_counters: SpecCounters
     max_new_tokens: int = 0
     stop_finder: StopStringFinder | None = None  # if it has stop strings
@@ -54,7 +54,7 @@ class Request:
     followers: list[Self] = field(default_factory=list)  # who waits for its prompt to be shared
     prompt_logprobs_next: int | None = None  # first prompt position whose next token is still to be scored
     prompt_logprobs_from: int | None = None  # the first of all: as asked, raised to what was inherited
-    row: RowId | None = None  # while it runs
+    row: RowId | None = None  # its request slot on the device, while it runs
     row_begins: bool = False  # the device has not been told how this row is sampled
     mark: Mark = Mark.NONE
     num_overtaken: int = 0  # how often one behind it started first, for want of its pages
@@ -99,11 +99,6 @@ class Request:
         """Whether part of its prompt has not been launched."""
         return self.lease.claimed_len < self.turn.prefill_len
 
-    @property
-    def certain_output_len(self) -> int:
-        """Output it will have at least, once every launched step is settled; for a launched prompt."""
-        return self.lease.claimed_len + 1 - self.turn.prompt_len
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
@@ -114,3 +109,4 @@ class LaunchedStep:
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round
+    round_width: int  # nodes that each of its rounds verifies

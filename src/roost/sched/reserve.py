@@ -1,9 +1,13 @@
-"""Room: finds pages for the next step, in the order that costs users least.
+"""Room: finds KV pages for the next step, in the order that costs users least.
 
-Evict cached pages, reclaim idle sessions, count what is already on its way, and only then preempt the last in line
-(least priority, then newest), no more than the shortfall. The first is never preempted. Called by the planner.
+Evict cached pages, reclaim idle sessions, count pages that are about to become free, and only then preempt
+running requests: lowest priority first, then newest, no more than the shortfall. The first in line is never preempted.
+Called by the planner.
 """
 
+from collections.abc import Sequence
+
+from roost.kv.page_counts import num_freed
 from roost.kv.ledger import OutOfPages
 from roost.kv.page_counts import num_freed
 from roost.kv.pages import BookId
@@ -11,21 +15,23 @@ from roost.sched.request import Mark, Request
 from roost.sched.state import State
 
 
-def reserve(state: State, request: Request, lengths: list[int]) -> bool:
-    """Room for `lengths` in each book; False if the request has to sit this step out."""
-    for _ in range(1 + len(lengths)):  # each book can be short once
+def reserve(state: State, request: Request, length: int, reserves: Sequence[int]) -> bool:
+    """Pages for `reserves[book]` positions past `length` in each book; False if the request sits this step out."""
+    num_short = 0
+    while num_short <= len(reserves):  # each book can be short once
         try:
-            state.store.reserve(request.lease, lengths)
+            state.store.reserve(request.lease, length, reserves)
             return True
         except OutOfPages as short:
             if not _free_up(state, request, short.book, short.need):
                 break
+            num_short += 1
     state.trace.note("sit_out", request.id)
     return False
 
 
 def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
-    """Try to have `need` free pages in a book now; if not, see that they come."""
+    """Try to have `need` free pages in a book now; otherwise preempt requests so that a later step has them."""
     ledger, tree = state.store.ledger, state.store.tree
     tree.evict(book, need - ledger.num_free(book))
     for session in state.sessions.idle():
@@ -41,7 +47,7 @@ def _free_up(state: State, request: Request, book: BookId, need: int) -> bool:
 
 
 def _preempt_for(state: State, request: Request, book: BookId, need: int) -> None:
-    """Mark the last in line, all behind this one, until what comes covers the need."""
+    """Mark the last in line, all of them behind this request, until what they free covers the need."""
     store = state.store
     missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)
     leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
@@ -55,7 +61,7 @@ def _preempt_for(state: State, request: Request, book: BookId, need: int) -> Non
         if num_freed(store, leaving + [each.lease for each in others], book) >= missing:
             victims = others
     if num_freed(store, leaving + [each.lease for each in victims], book) < missing:
-        return  # not even all of them would do: wait for the older ones
+        return  # not even all of them would do: wait until older requests end
     for victim in victims:
         state.trace.note("preempt", victim.id, book, need)
         state.mark(victim, Mark.PREEMPT)

@@ -64,6 +64,11 @@ class StepLimits:
     tokens: SizeLimit = field(default_factory=SizeLimit)
     unexplained: tuple[int, int] | None = None  # a step that broke, although more rows and more tokens went through
 
+    @property
+    def is_in_force(self) -> bool:
+        """Whether any step may be too large."""
+        return self.rows.most is not None or self.tokens.most is not None
+
     def has_place(self, num_rows: int, num_tokens: int, width: int) -> bool:
         """Whether a row of `width` tokens may join so many rows with so many tokens in all."""
         rows, tokens = self.rows.most, self.tokens.most

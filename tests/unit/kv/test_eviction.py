@@ -24,7 +24,7 @@ def _filled(window: int | None = None) -> Store:
     store = Store(1, books[: 1 if window is None else 2])
     for number in range(NUM_NODES):
         lease = store.open(TurnId(number), "", _key(number))
-        store.reserve(lease, [PAGES] * len(store.books))
+        store.reserve(lease, 0, [PAGES] * len(store.books))
         lease.settled_len = lease.proven_len = PAGES
         store.publish(lease, _key(number), now=number)
         store.release(lease, now=number)

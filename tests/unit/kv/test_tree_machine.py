@@ -208,7 +208,7 @@ class TreeMachine(RuleBasedStateMachine):
         for _ in range(1 + len(self.books)):
             before = accounts(self.store)
             try:
-                self.store.reserve(talk.lease, [length] * len(self.books))
+                self.store.reserve(talk.lease, length, [0] * len(self.books))
             except OutOfPages as short:
                 assert accounts(self.store) == before
                 self._evict(short.book, short.need - self.store.ledger.num_free(short.book))

@@ -31,7 +31,7 @@ def _ask(at: Desk, num_more: int) -> bool:
     state = at.engine.state
     first = state.running[0]
     free = state.store.ledger.num_free(0)
-    return reserve(state, first, [(len(first.lease.pages[0]) + free + num_more) * PAGE])
+    return reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_more * PAGE])
 
 
 # r1 has 3 pages and r2, which came last, has 1
@@ -71,5 +71,5 @@ def test_no_more_is_evicted_than_is_missing(num_missing: int) -> None:
     (first,) = state.running
     cached, free = state.store.tree.num_evictable(0), state.store.ledger.num_free(0)
     assert cached == 4 and free > 0
-    assert reserve(state, first, [(len(first.lease.pages[0]) + free + num_missing) * PAGE])
+    assert reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_missing * PAGE])
     assert state.store.tree.num_evictable(0) == cached - num_missing and state.store.ledger.num_free(0) == 0
