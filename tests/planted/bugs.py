@@ -34,7 +34,7 @@ _SIMULATED = (
     Bug(
         "epoch_check",
         "roost.sched.settle",
-        "        if lease.epoch != epochs[i]:  # the request ended, was preempted or failed meanwhile",
+        "        if lease.epoch != epoch:  # the request ended, was preempted or failed meanwhile",
         "        if request.row is None:",
         "2: a result of an ended epoch still counts",
     ),
@@ -287,8 +287,8 @@ _SIMULATED = (
     Bug(
         "running_turn_publishes_nothing",
         "roost.sched.settle",
-        "    if prefill_ended and turn.session is None:",
-        "    if prefill_ended:",
+        "    if turn.session is None:",
+        "    if turn.started:",
         "a session's running turn shares pages past its commit point, so an abort cannot keep its last page",
     ),
     Bug(
@@ -315,8 +315,8 @@ _SIMULATED = (
     Bug(
         "global_statistics",
         "roost.sched.settle",
-        "        count_round((request.spec_counters, state.spec_counters), num_drafts, len(tokens), kept)",
-        "        count_round((request.spec_counters,), num_drafts, len(tokens), kept)",
+        "        state.spec_counters.count_round(num_drafts, len(tokens), kept)",
+        "        assert kept >= 0",
         "2: the global counter and the sum over requests part",
     ),
     Bug(
@@ -345,8 +345,8 @@ _SIMULATED = (
     Bug(
         "suspicion_lifted_too_early",
         "roost.sched.settle",
-        "    if request.lease.settled_len > request.failed_len:  # past where it broke: no longer a suspect",
-        "    if request.num_failures:",
+        "        if request.num_failures and lease.settled_len > request.failed_len:  # past where it broke",
+        "        if request.num_failures:",
         "35: a request that breaks its second chunk is retried for ever",
     ),
     Bug(

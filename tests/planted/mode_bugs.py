@@ -122,8 +122,8 @@ _OWN = (
     Bug(
         "mode_26_first_token_stops",
         "roost.sched.settle",
-        "    for i, token in enumerate(tokens[:room]):",
-        "    for i, token in enumerate(tokens[1:room], 1):",
+        "        for i, token in enumerate(tokens[:room]):",
+        "        for i, token in enumerate(tokens[1:room], 1):",
         "26: the first token of a result is never looked at, so a stop there is no end",
         test=_OUTPUT + "test_26_turns_of_no_token_of_one_and_of_a_stop_at_once_go_on_exactly[chain-1]",
     ),

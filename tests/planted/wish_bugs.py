@@ -53,8 +53,8 @@ WISH_BUGS = (
     Bug(
         "followers_start_at_first_token",
         "roost.sched.settle",
-        "        start_followers(state, request)",
-        "        request.followers.sort(key=lambda each: each.order)",
+        "    start_followers(state, request)",
+        "    request.followers.sort(key=lambda each: each.order)",
         "followers wait for the leader's whole output",
     ),
     Bug(
@@ -81,7 +81,7 @@ WISH_BUGS = (
     Bug(
         "stop_string_looked_for",
         "roost.sched.settle",
-        "        found = request.stop_finder.feed([token]) if request.stop_finder is not None else None",
+        "        found = finder.feed([token]) if finder is not None else None",
         "        found = None",
         "28: a stop string is passed over",
     ),
@@ -152,17 +152,15 @@ WISH_BUGS = (
     Bug(
         "scores_for_those_who_ask",
         "roost.sched.settle",
-        "            wants_logprobs = request.submit.num_top_logprobs is not None  "
-        "# the device has them of all rows if one asks",
-        "            wants_logprobs = True",
+        "        wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks",
+        "        wants_logprobs = True",
         "29: requests are sent scores because another in their step asked for some",
     ),
     Bug(
         "scores_cut_with_tokens",
         "roost.sched.settle",
-        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), "
-        "logprobs=logprobs.first(kept)))",
-        "        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs))",
+        "        logprobs = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS",
+        "        logprobs = _row_logprobs(result.logprobs, row, request) if wants_logprobs else NO_LOGPROBS",
         "29: scores of tokens past the end of the output are sent",
     ),
     Bug(

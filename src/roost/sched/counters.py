@@ -1,6 +1,6 @@
-"""Counters: sums since the start, and those of speculation (live rows only, in one place for request and everybody).
+"""Counters: sums since the start, and speculation statistics, per request and in all (live rows only).
 
-Changed by settle and ending; read by whoever reports.
+Changed by settle and ending; read by reports.
 """
 
 from dataclasses import dataclass, field
@@ -28,34 +28,33 @@ class Totals:
 
 @dataclass(slots=True, kw_only=True)
 class SpecCounters:
-    """Mutable sums behind a SpecStats."""
+    """Speculation statistics that grow: what a SpecStats is made from."""
 
     accept_max: int
-    rounds: int = 0
     drafts_offered: int = 0
-    drafts_accepted: int = 0
     overshoot: int = 0
-    histogram: list[int] = field(default_factory=list)
+    histogram: list[int] = field(default_factory=list)  # rounds by the drafts they accepted
 
     def __post_init__(self) -> None:
         self.histogram = [0] * self.accept_max
+
+    @property
+    def rounds(self) -> int:
+        """Live rounds that carried drafts."""
+        return sum(self.histogram)
 
     def snapshot(self) -> SpecStats:
         """The sums so far, frozen."""
         return SpecStats(
             rounds=self.rounds,
             drafts_offered=self.drafts_offered,
-            drafts_accepted=self.drafts_accepted,
+            drafts_accepted=sum(num_drafts * rounds for num_drafts, rounds in enumerate(self.histogram)),
             overshoot=self.overshoot,
             histogram=tuple(self.histogram),
         )
 
-
-def count_round(counters: tuple[SpecCounters, ...], num_drafts: int, accept_len: int, kept: int) -> None:
-    """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` of them returned."""
-    for each in counters:
-        each.rounds += 1
-        each.drafts_offered += num_drafts
-        each.drafts_accepted += accept_len - 1
-        each.overshoot += accept_len - kept
-        each.histogram[accept_len - 1] += 1
+    def count_round(self, num_drafts: int, accept_len: int, kept: int) -> None:
+        """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` returned."""
+        self.drafts_offered += num_drafts
+        self.overshoot += accept_len - kept
+        self.histogram[accept_len - 1] += 1

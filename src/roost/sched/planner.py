@@ -14,9 +14,9 @@ import numpy as np
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, Lease, TurnId
 from roost.kv.pages import BookId
+from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
-from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.state import State
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 
@@ -209,7 +209,9 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         next_tokens=next_tokens,
         tokens=np.concatenate(tokens),
         token_offsets=_offsets(chosen.chunks),
-        num_top_logprobs=_ints([-1 if request.submit.num_top_logprobs is None else request.submit.num_top_logprobs for request in requests]),
+        num_top_logprobs=_ints(
+            [-1 if request.submit.num_top_logprobs is None else request.submit.num_top_logprobs for request in requests]
+        ),
         prompt_logprob_starts=prompt_logprob_starts,
         prompt_logprob_ends=prompt_logprob_ends,
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),

@@ -7,7 +7,6 @@ Called by the planner.
 
 from collections.abc import Sequence
 
-from roost.kv.page_counts import num_freed
 from roost.kv.ledger import OutOfPages
 from roost.kv.page_counts import num_freed
 from roost.kv.pages import BookId

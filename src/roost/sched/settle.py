@@ -1,7 +1,7 @@
-"""Settle: what a collected step, and every mark, does to the requests.
+"""Settle: applies a collected step's results, and marks (abort, preempt), to the requests.
 
-Runs every tick, with or without a result. A result counts only for the lease epoch it was launched in; what an
-accepted run holds past the end of the output is decided here, before anything is kept. Called by the loop.
+Runs every tick, with or without a result. A result counts only for the lease epoch it was launched in. Accepted tokens
+past the end of the output are cut off here, before anything is kept. Called by the loop.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from roost.errors import InvariantError
 from roost.kv.lease import Lease
 from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
-from roost.sched.counters import count_round
 from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.state import State
@@ -21,7 +20,7 @@ _FAILURES_MAX = 1  # a second step that breaks at the same place, where it ran a
 
 
 def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
-    """Take over what a step did."""
+    """Apply a step's results, row by row."""
     plan = launched.plan
     if result.step != plan.step or result.rows.tolist() != plan.rows.tolist():
         raise InvariantError(f"result of step {result.step} answers the plan of step {plan.step}")
@@ -29,67 +28,78 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.rows.collected(plan.step)
     state.totals.steps += 1
     state.step_limits.worked(plan)
-    epochs, widths = result.epochs.tolist(), plan.widths.tolist()
-    accept_lens, tokens, finals = result.accept_lens.tolist(), result.tokens.tolist(), plan.is_final.tolist()
-    live_lens = []  # of rounds
-    draft_lengths = state.totals.draft_lengths
-    for i, request in enumerate(launched.requests):
-        lease = launched.leases[i]
-        if lease.epoch != epochs[i]:  # the request ended, was preempted or failed meanwhile
+    num_drafts, has_window = launched.round_width - 1, state.store.window_book is not None
+    round_lens = []  # tokens that live rounds accepted
+    columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final)
+    rows = zip(launched.requests, launched.leases, launched.chunks, *(column.tolist() for column in columns), strict=True)
+    for i, (request, lease, chunk, epoch, accept_len, tokens, is_final) in enumerate(rows):
+        if lease.epoch != epoch:  # the request ended, was preempted or failed meanwhile
             continue
-        if launched.chunks[i]:
-            state.store.settle(lease, plan.step, launched.chunks[i])
-            _take_prompt_logprobs(state, request, plan, result, i)
+        state.store.settle(lease, plan.step, chunk or accept_len)
+        if not chunk:
+            round_lens.append(accept_len)
+            _take_tokens(state, request, result, i, tokens[:accept_len], num_drafts)
         else:
-            state.store.settle(lease, plan.step, accept_lens[i])
-            live_lens.append(accept_lens[i])
-            draft_lengths[widths[i] - 1] = draft_lengths.get(widths[i] - 1, 0) + 1
-        if finals[i] or not launched.chunks[i]:
-            wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks
-            logprobs = _row_logprobs(result.logprobs if wants_logprobs else None, i, request)
-            num_drafts = 0 if launched.chunks[i] else widths[i] - 1
-            _take_tokens(state, request, tokens[i][: accept_lens[i]], logprobs, num_drafts)
-        if request.row is not None:
-            _after_settling(state, request, finals[i])
+            _take_prompt_logprobs(state, request, plan, result, i)
+            if is_final:
+                _take_tokens(state, request, result, i, tokens[:accept_len], 0)
+        if request.row is None:  # it has ended
+            continue
+        if request.num_failures and lease.settled_len > request.failed_len:  # past where it broke
+            request.num_failures = 0
+        if is_final:
+            _share_prompt(state, request)
+        if has_window:
+            state.store.slide(lease)
+    if round_lens:
+        state.totals.draft_lengths[num_drafts] = state.totals.draft_lengths.get(num_drafts, 0) + len(round_lens)
     if state.resolved.widths.is_auto:
-        state.draft_policy.collected(plan.step, live_lens, state.now)
+        state.draft_policy.collected(plan.step, round_lens, state.now)
 
 
-def _take_tokens(state: State, request: Request, tokens: list[int], logprobs: TokenLogprobs, num_drafts: int) -> None:
+def _take_tokens(
+    state: State, request: Request, result: StepResult, row: int, tokens: list[int], num_drafts: int
+) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
     record = request.turn.record
-    room = request.max_new_tokens - request.output_len
-    kept, reason, matched = cut_output(tokens, room, _stop_at(request))
+    known_len = len(record)
+    output_len = known_len - request.turn.prompt_len
+    may_stop = request.finder is not None or not request.submit.stop_token_ids.isdisjoint(tokens)
+    stop_at = _stop_at(request, output_len) if may_stop else None
+    kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
     if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
-        count_round((request.spec_counters, state.spec_counters), num_drafts, len(tokens), kept)
-    returned_len = len(record) + kept
+        request.spec_counters.count_round(num_drafts, len(tokens), kept)
+        state.spec_counters.count_round(num_drafts, len(tokens), kept)
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
-        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs.first(kept)))
+        wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks
+        logprobs = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS
+        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs))
     if reason is not None:
-        finish(state, request, reason, returned_len, matched)
+        finish(state, request, reason, known_len + kept, matched)
 
 
-def cut_output(tokens: list[int], room: int, stop_at: StopAt) -> tuple[int, str | None, int | str | None]:
+def cut_output(tokens: list[int], room: int, stop_at: StopAt | None) -> tuple[int, str | None, int | str | None]:
     """How many of `tokens` belong to the output, why it ends there, if it does, and which stop was met."""
-    for i, token in enumerate(tokens[:room]):
-        matched = stop_at(i, token)
-        if matched is not None:
-            return i + 1, "stop", matched
+    if stop_at is not None:
+        for i, token in enumerate(tokens[:room]):
+            matched = stop_at(i, token)
+            if matched is not None:
+                return i + 1, "stop", matched
     return (room, "length", None) if len(tokens) >= room else (len(tokens), None, None)
 
 
-def _stop_at(request: Request) -> StopAt:
+def _stop_at(request: Request, output_len: int) -> StopAt:
     """Which stop, if any, each of the next tokens of a request meets; nothing stops its first min_new_tokens."""
-    submit, output_len = request.submit, request.output_len
+    submit, finder = request.submit, request.finder
 
     def stop_at(i: int, token: int) -> int | str | None:
         if output_len + i < submit.min_new_tokens:
-            if request.stop_finder is not None:
-                request.stop_finder.skip([token])
+            if finder is not None:
+                finder.skip([token])
             return None
-        found = request.stop_finder.feed([token]) if request.stop_finder is not None else None
+        found = finder.feed([token]) if finder is not None else None
         if token in submit.stop_token_ids:
             return token
         return found[1] if found is not None else None
@@ -98,7 +108,7 @@ def _stop_at(request: Request) -> StopAt:
 
 
 def _take_prompt_logprobs(state: State, request: Request, plan: StepPlan, result: StepResult, row: int) -> None:
-    """Report what a chunk says about the prompt's own tokens; a chunk that runs again says it only once."""
+    """Report the log-probabilities of prompt tokens that a chunk computed; each token's once, also if a chunk runs again."""
     first, end = int(plan.prompt_logprob_starts[row]), int(plan.prompt_logprob_ends[row])
     if first < 0:
         return
@@ -108,7 +118,7 @@ def _take_prompt_logprobs(state: State, request: Request, plan: StepPlan, result
 
 
 def _row_logprobs(columns: LogprobColumns | None, row: int, request: Request) -> TokenLogprobs:
-    """The log-probabilities of one row, with as many alternatives as it asked for: still columns, for speed."""
+    """The log-probabilities of one row, with as many alternatives as it asked for; still columns, which are cheap to make."""
     if columns is None:
         return NO_LOGPROBS
     num_top = request.submit.num_top_logprobs or 0
@@ -122,20 +132,16 @@ def _row_logprobs(columns: LogprobColumns | None, row: int, request: Request) ->
     )
 
 
-def _after_settling(state: State, request: Request, prefill_ended: bool) -> None:
-    """A running request after its result: share the prompt, let the window move on."""
+def _share_prompt(state: State, request: Request) -> None:
+    """A prompt has been run: others may use its KV."""
     turn = request.turn
-    if request.lease.settled_len > request.failed_len:  # past where it broke: no longer a suspect
-        request.num_failures = 0
-    if prefill_ended and turn.session is None:
+    if turn.session is None:
         state.store.publish(request.lease, turn.record.key(len(turn.record), state.resolved.spec.pair), state.now)
-    if prefill_ended:
-        start_followers(state, request)
-    state.store.slide(request.lease)
+    start_followers(state, request)
 
 
 def act_on_marks(state: State, least: Mark) -> None:
-    """End or suspend the requests that were marked with `least` or more, wherever they are."""
+    """End or preempt the requests that were marked with `least` or more, wherever they are."""
     due = [request for request in state.marked if request.mark >= least]
     state.marked = [request for request in state.marked if request.mark < least]
     for request in due:
