@@ -1,8 +1,8 @@
-"""Lease: the one object that owns a sequence's pages and lengths.
+"""Lease: the one object that owns a sequence's KV pages and lengths.
 
-    0 ........ shared ........ committed ........ hi ........ allocated ........ row width
-      prefix in     own, valid KV      may be on the    reserved
-      the tree                         device by now
+    0 ........ shared ........ settled ........ claimed ........ hi ........ allocated ........ row width
+      pages of the   own pages,      launched steps   launched steps   reserved
+      prefix tree    KV is known     will write it    may write it     pages
 
 Plain data and what derives from it; only the store changes it. A lease has a holder (a turn or a session), and its
 pages are accounted to the lease id, so that a change of holder moves nothing.
@@ -34,19 +34,19 @@ class Lease:
 
     id: LeaseId
     holder: TurnId | str  # the turn that runs on it, or the id of the session that keeps it
-    cache_salt: str  # whose prefix tree it shares pages with
+    cache_salt: str  # cache salt of the prefix cache: salt or adapter
     pages: list[list[PageId]]  # per book, by page index; the tree owns those below `shared_len`
     node: Node  # deepest pinned node of the tree: the end of the shared prefix
     shared_len: int
     settled_len: int
-    proven_len: int  # settled by a result; an ended epoch may have settled what is still being written
-    evicted_len: int = 0  # window frontier: what lies before it is not held (but for the anchor)
+    proven_len: int  # settled by a result; past it, an ended epoch may have settled what a step is still writing
+    evicted_len: int = 0  # window frontier: pages before it are not held (but for the anchor)
     anchor: tuple[int, int] = (0, 0)  # window positions kept for a rollback while a turn runs, page-aligned
     pinned_from: int = 0  # window pages of the tree are pinned in [pinned_from, shared_len)
     epoch: int = 0
     last_step: StepId = StepId(-1)  # last launched step that names this lease
     claims: list[Claim] = field(default_factory=list)
-    row_synced: list[int] = field(default_factory=list)  # per book: leading entries that the device row has
+    row_synced: list[int] = field(default_factory=list)  # per book: leading entries that the device's page table has
 
     @property
     def claimed_len(self) -> int:

@@ -1,4 +1,4 @@
-"""Ending: how a request leaves the engine, or goes back to the queue.
+"""Ending: how a request leaves the engine, or, preempted, goes back to the queue.
 
 Every ending goes through the session table's `end_turn`, gives the row back and sends exactly one terminal event.
 Called by settle for what ran, and by intake for turns that only waited.
@@ -25,7 +25,7 @@ def abort(state: State, request: Request, reason: str, message: str = "") -> Non
 
 
 def suspend(state: State, request: Request) -> None:
-    """The request loses its pages, keeps its tokens and waits to go on."""
+    """Preempt the request: it loses its pages, keeps its tokens and waits in the queue to go on."""
     state.trace.note("suspend", request.id, request.lease.settled_len)
     state.totals.preemptions += 1
     _leave_row(state, request)
@@ -43,7 +43,7 @@ def refused(name: str, error: RequestError | CapacityError) -> Refused:
 
 
 def drop(state: State, request: Request, error: RequestError) -> None:
-    """Refuse a request that was accepted to wait but never ran."""
+    """Refuse a request that was accepted and waited, but never ran."""
     _forget(state, request)
     state.send(request, refused(request.id, error))
     start_followers(state, request)  # what they waited for will not come

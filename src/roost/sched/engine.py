@@ -1,7 +1,8 @@
-"""Engine: the loop. Drain the mailbox, collect the due step, settle, admit, plan, launch.
+"""Engine: the scheduler's loop. Drain the mailbox, collect the due step, settle, admit, plan, launch.
 
-Depth 0 and 1 are the same code: a step is due when more than `depth` of them are in flight. Owns the state and the
-only thread that touches it; others talk to it through `post`. Sleeps on the mailbox when there is nothing to do.
+Depth 0 and 1 (overlap of host and device) are the same code: a step is due when more than `depth` of them are in
+flight. Owns the state and the only thread that touches it; others talk to it through `post`. Sleeps on the mailbox when
+there is nothing to do.
 """
 
 from collections import deque

@@ -64,7 +64,7 @@ def _take_tokens(
     record = request.turn.record
     known_len = len(record)
     output_len = known_len - request.turn.prompt_len
-    may_stop = request.finder is not None or not request.submit.stop_token_ids.isdisjoint(tokens)
+    may_stop = request.stop_finder is not None or not request.submit.stop_token_ids.isdisjoint(tokens)
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
     if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
@@ -92,7 +92,7 @@ def cut_output(tokens: list[int], room: int, stop_at: StopAt | None) -> tuple[in
 
 def _stop_at(request: Request, output_len: int) -> StopAt:
     """Which stop, if any, each of the next tokens of a request meets; nothing stops its first min_new_tokens."""
-    submit, finder = request.submit, request.finder
+    submit, finder = request.submit, request.stop_finder
 
     def stop_at(i: int, token: int) -> int | str | None:
         if output_len + i < submit.min_new_tokens:
