@@ -76,8 +76,9 @@ _SIMULATED = (
     Bug(
         "page_rounded_reserve",
         "roost.kv.store",
-        "        wants = [ceil_div(end, self.page_size) - len(pages) for end, pages in pairs]",
-        "        wants = [end // self.page_size - len(pages) for end, pages in pairs]",
+        "        wants = [ceil_div(length + reserves[book], size) - len(pages) "
+        "for book, pages in enumerate(lease.pages)]",
+        "        wants = [(length + reserves[book]) // size - len(pages) for book, pages in enumerate(lease.pages)]",
         "8: room is counted in whole pages rounded down",
     ),
     Bug(

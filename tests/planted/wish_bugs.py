@@ -152,7 +152,7 @@ WISH_BUGS = (
     Bug(
         "scores_for_those_who_ask",
         "roost.sched.settle",
-        "        wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks",
+        "        wants_logprobs = submit.num_top_logprobs is not None  # the device has them of all rows if one asks",
         "        wants_logprobs = True",
         "29: requests are sent scores because another in their step asked for some",
     ),

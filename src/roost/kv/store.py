@@ -61,13 +61,13 @@ class Store:
 
     def reserve(self, lease: Lease, length: int, reserves: Sequence[int]) -> None:
         """Pages for `reserves[book]` positions past `length` in each book; all, or OutOfPages with nothing moved."""
+        size = self.page_size
         for book, pages in enumerate(lease.pages):
-            if length + reserves[book] > len(pages) * self.page_size:
+            if length + reserves[book] > len(pages) * size:
                 break
         else:  # most decode steps begin no page
             return
-        pairs = [(length + reserve, pages) for reserve, pages in zip(reserves, lease.pages, strict=True)]
-        wants = [ceil_div(end, self.page_size) - len(pages) for end, pages in pairs]
+        wants = [ceil_div(length + reserves[book], size) - len(pages) for book, pages in enumerate(lease.pages)]
         for book, want in enumerate(wants):
             if want > self.ledger.num_free(book):
                 raise OutOfPages(book, want, self.ledger.num_free(book))

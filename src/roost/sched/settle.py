@@ -61,10 +61,10 @@ def _take_tokens(
     state: State, request: Request, result: StepResult, row: int, tokens: list[int], num_drafts: int
 ) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
-    record = request.turn.record
+    submit, record = request.submit, request.turn.record
     known_len = len(record)
     output_len = known_len - request.turn.prompt_len
-    may_stop = request.stop_finder is not None or not request.submit.stop_token_ids.isdisjoint(tokens)
+    may_stop = request.stop_finder is not None or not submit.stop_token_ids.isdisjoint(tokens)
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
     if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
@@ -73,9 +73,9 @@ def _take_tokens(
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
-        wants_logprobs = request.submit.num_top_logprobs is not None  # the device has them of all rows if one asks
+        wants_logprobs = submit.num_top_logprobs is not None  # the device has them of all rows if one asks
         logprobs = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS
-        state.send(request, Tokens(request_id=request.id, tokens=tuple(tokens[:kept]), logprobs=logprobs))
+        state.send(request, Tokens(request_id=submit.request_id, tokens=tuple(tokens[:kept]), logprobs=logprobs))
     if reason is not None:
         finish(state, request, reason, known_len + kept, matched)
 
