@@ -25,13 +25,13 @@ def main() -> None:
         output = llm.generate(args.prompt, options)
         choice = output.choices[0]
 
-        scored = len(output.prompt_scores)  # every prompt token but the first, which nothing comes before
-        mean = sum(score.logprob for score in output.prompt_scores) / max(1, scored)
+        scored = len(output.prompt_logprobs)  # every prompt token but the first, which nothing comes before
+        mean = sum(score.logprob for score in output.prompt_logprobs) / max(1, scored)
         print(f"prompt: {scored} tokens scored, perplexity {exp(-mean):.1f}")
 
         piece = llm.language.tokenizer.piece  # the bytes of a token: a character may have several tokens
-        for token, score in zip(choice.tokens, choice.scores, strict=True):
-            others = ", ".join(f"{piece(other)!r} {exp(logprob):.0%}" for other, logprob in score.top)
+        for token, score in zip(choice.tokens, choice.logprobs, strict=True):
+            others = ", ".join(f"{piece(other)!r} {exp(logprob):.0%}" for other, logprob in score.top_logprobs)
             print(f"{piece(token)!r:>16} {score.logprob:8.3f}   best: {others}")
 
 

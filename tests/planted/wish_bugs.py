@@ -159,8 +159,8 @@ WISH_BUGS = (
     Bug(
         "scores_cut_with_tokens",
         "roost.sched.settle",
-        "        logprobs = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS",
-        "        logprobs = _row_logprobs(result.logprobs, row, request) if wants_logprobs else NO_LOGPROBS",
+        "        wanted = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS",
+        "        wanted = _row_logprobs(result.logprobs, row, request) if wants_logprobs else NO_LOGPROBS",
         "29: scores of tokens past the end of the output are sent",
     ),
     Bug(

@@ -217,7 +217,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
         deltas=tuple(_delta(chosen, book) for book in books),
     )
-    return Flight(
+    return LaunchedStep(
         plan=plan,
         ticket=None,
         requests=requests,

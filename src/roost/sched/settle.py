@@ -31,7 +31,9 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     num_drafts, has_window = launched.round_width - 1, state.store.window_book is not None
     round_lens = []  # tokens that live rounds accepted
     columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final)
-    rows = zip(launched.requests, launched.leases, launched.chunks, *(column.tolist() for column in columns), strict=True)
+    rows = zip(
+        launched.requests, launched.leases, launched.chunks, *(column.tolist() for column in columns), strict=True
+    )
     for i, (request, lease, chunk, epoch, accept_len, tokens, is_final) in enumerate(rows):
         if lease.epoch != epoch:  # the request ended, was preempted or failed meanwhile
             continue
@@ -74,8 +76,8 @@ def _take_tokens(
     if kept:
         state.totals.completion_tokens += kept
         wants_logprobs = submit.num_top_logprobs is not None  # the device has them of all rows if one asks
-        logprobs = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS
-        state.send(request, Tokens(request_id=submit.request_id, tokens=tuple(tokens[:kept]), logprobs=logprobs))
+        wanted = _row_logprobs(result.logprobs, row, request).first(kept) if wants_logprobs else NO_LOGPROBS
+        state.send(request, Tokens(request_id=submit.request_id, tokens=tuple(tokens[:kept]), logprobs=wanted))
     if reason is not None:
         finish(state, request, reason, known_len + kept, matched)
 
@@ -108,7 +110,7 @@ def _stop_at(request: Request, output_len: int) -> StopAt:
 
 
 def _take_prompt_logprobs(state: State, request: Request, plan: StepPlan, result: StepResult, row: int) -> None:
-    """Report the log-probabilities of prompt tokens that a chunk computed; each token's once, also if a chunk runs again."""
+    """Report the log-probabilities of prompt tokens that a chunk computed, once each, also if it runs again."""
     first, end = int(plan.prompt_logprob_starts[row]), int(plan.prompt_logprob_ends[row])
     if first < 0:
         return
@@ -118,7 +120,7 @@ def _take_prompt_logprobs(state: State, request: Request, plan: StepPlan, result
 
 
 def _row_logprobs(columns: LogprobColumns | None, row: int, request: Request) -> TokenLogprobs:
-    """The log-probabilities of one row, with as many alternatives as it asked for; still columns, which are cheap to make."""
+    """The log-probabilities of one row, with as many alternatives as it asked for; still columns, for speed."""
     if columns is None:
         return NO_LOGPROBS
     num_top = request.submit.num_top_logprobs or 0

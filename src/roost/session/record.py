@@ -1,6 +1,7 @@
 """Token record: the token ids of one sequence, and their keys in the prefix cache.
 
-An array that grows in place, so that a turn neither copies nor walks its history. Owned by a plain turn or a session.
+Append-only while a turn runs; cut only when a turn ends or its session is rewound. The array grows in place, so a turn
+neither copies nor walks its history. Owned by a session, or by a turn without one.
 """
 
 from array import array
