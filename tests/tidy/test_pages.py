@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md stays true: its map has every folder, its paths and targets are there, links between pages work."""
+"""Pages stay true: the map of CONTRIBUTING.md has every folder, paths and links exist, the log has dates and areas."""
 
 import re
 
@@ -37,6 +37,14 @@ def test_links_between_pages_lead_to_files() -> None:
         if not (page.parent / link).exists()
     ]
     assert broken == []
+
+
+def test_every_entry_of_the_log_has_its_date_and_area_in_order() -> None:
+    entries = [line for line in (ROOT / "docs" / "LOG.md").read_text().splitlines() if line.startswith("- ")]
+    dated = [re.match(r"- (\d{4}-\d\d-\d\d), [a-z]+: \*\*", line) for line in entries]
+    assert [line for line, found in zip(entries, dated, strict=True) if found is None] == []
+    dates = [found[1] for found in dated if found]
+    assert dates == sorted(dates)
 
 
 def test_the_changelog_has_this_version() -> None:
