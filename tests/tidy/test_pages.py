@@ -47,5 +47,14 @@ def test_every_entry_of_the_log_has_its_date_and_area_in_order() -> None:
     assert dates == sorted(dates)
 
 
+def test_every_section_of_figures_has_its_date_and_command_and_every_result_is_named() -> None:
+    page = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+    _, *sections = page.split("\n## ")
+    measured = re.compile(r"^\*\d{4}-\d\d-\d\d, (CPU|H200).*?`(make|python -m|pytest) ", re.MULTILINE | re.DOTALL)
+    assert [section.splitlines()[0] for section in sections if not measured.search(section)] == []
+    named = set(re.findall(r"bench/results/(\w+\.json)", page))
+    assert named == {path.name for path in (ROOT / "bench" / "results").iterdir()}
+
+
 def test_the_changelog_has_this_version() -> None:
     assert f"\n## [{roost.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
