@@ -23,12 +23,17 @@ def test_the_endpoint_of_the_guide_answers_and_refuses() -> None:
     exec(compile(code, PAGE.name, "exec"), module)
 
     async def ask() -> list[httpx.Response]:
-        desk = Desk(ServerConfig(), Silent())
+        link = Silent()
+        desk = Desk(ServerConfig(), link)
         desk.open()
         app = make_app(desk)
         app.router.routes.append(Route("/fits", module["fits"], methods=["POST"]))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
-            return [await http.post("/fits", json=body) for body in ({"prompt": "ab"}, {"promt": "ab"}, {"prompt": 1})]
+        bodies: tuple[dict[str, Any], ...] = ({"prompt": "ab"}, {"promt": "ab"}, {"prompt": 1})
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+                return [await http.post("/fits", json=body) for body in bodies]
+        finally:
+            await link.stop()
 
     good, unknown, wrong = asyncio.run(ask())
     told = good.json()
