@@ -5,7 +5,8 @@
       prefix tree    KV is known     will write it    may write it     pages
 
 Plain data and what derives from it; only the store changes it. A lease has a holder (a turn or a session), and its
-pages are accounted to the lease id, so that a change of holder moves nothing.
+pages are accounted to the lease id, so that a change of holder moves nothing. Of what is settled, results have
+confirmed `proven`; a user is promised what is claimed, as far as its tokens are known (`committed_len`).
 """
 
 from dataclasses import dataclass, field
