@@ -1,7 +1,7 @@
 """App: routes, who may use them, and what errors look like.
 
-State changes only by POST or DELETE. Whose key a caller has is known before anything is read. An error says what the
-caller can do about it and nothing about the inside. Built by `serve`, which puts gate and request log around it.
+State changes only by POST or DELETE. A caller's key is checked before its body is read. An error tells the caller what
+to do about it and reveals nothing internal. Built by `serve`, which wraps it in the host check and the request log.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,9 +17,9 @@ from roost.errors import CapacityError, RequestError
 from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
 from roost.server.context import Desk, error_at, error_body, error_of, json_response
 from roost.server.generation import ClientGone
-from roost.server.host_check import Origins, is_own
+from roost.server.host_check import AllowedOrigins, is_same_origin
 
-_OPEN = ("/health", "/ready")  # for those who watch the server, and say nothing about its users
+_OPEN = ("/health", "/ready")  # probes: need no key, and reveal nothing about users
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -72,23 +72,27 @@ def make_app(desk: Desk) -> Starlette:
         RequestError: _refuse,
         CapacityError: _refuse,
         HTTPException: _http_error,
-        ClientGone: _nobody,
-        ClientDisconnect: _nobody,
-        Exception: _broken,
+        ClientGone: _client_gone,
+        ClientDisconnect: _client_gone,
+        Exception: _internal_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # a redirect would send callers wherever their Host header says
+    app.router.redirect_slashes = False  # a redirect would point to whatever the Host header says
     app.state.desk = desk
-    app.state.origins = Origins(desk.config.allow_origin)
+    app.state.origins = AllowedOrigins(desk.config.allow_origin)
     return app
 
 
 def check_origin(request: Request) -> None:
-    """Refuse what a page of another site sends through its visitor's browser, which asks us only about the answer."""
-    origins: Origins = request.app.state.origins
+    """Refuse a request of another site's page: browsers send simple ones unasked, and only guard the response."""
+    origins: AllowedOrigins = request.app.state.origins
     origin = request.headers.get("origin")
-    if origin is not None and not is_own(origin, request.headers.get("host")) and not origins.grant(origin):
-        raise RequestError(403, "origin", "pages of other origins are not let in; --allow-origin adds one")
+    if (
+        origin is not None
+        and not is_same_origin(origin, request.headers.get("host"))
+        and not origins.cors_headers(origin)
+    ):
+        raise RequestError(403, "origin", "pages of other origins are not allowed; --allow-origin adds one")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -110,12 +114,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _nobody(request: Request, error: Exception) -> Response:
-    """The client has gone: what is sent reaches nobody."""
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """The client has disconnected: nobody will read this response."""
     return Response(status_code=499)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
-    """A bug of ours; the request log reports it."""
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """A bug of the server; the request log reports it."""
     status, body = error_at(request, 500, error_body(500, "internal error; the server's log has more", None))
     return json_response(body, status)

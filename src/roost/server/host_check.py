@@ -1,8 +1,8 @@
-"""Gate: by which names the server may be called, and pages of which origins may use it.
+"""Host check: the names by which the server may be called, and the origins whose pages may use it (CORS).
 
-A page can give its own name the server's address (DNS rebinding) and then is of the same origin as the server; so a
-name that is not known is refused, whatever is asked for. Pages of other origins get nothing unless their origin is
-allowed: then browsers are told so. `serve` puts it around the application, which asks it about origins.
+A web page can point its own domain name at the server's address (DNS rebinding) and then counts as the same origin; so
+every request with an unknown Host is refused. Pages of other origins are allowed only if their origin is listed.
+`serve` wraps the application in it; the application asks it about origins.
 """
 
 import ipaddress
@@ -19,15 +19,15 @@ from roost.server.context import error_body, json_response
 
 ANY = "*"
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
-_PREFLIGHT_S = "600"  # for which a browser may remember what it was told
+_PREFLIGHT_S = "600"  # a browser may cache the answer to a preflight for this long
 
 
-class Hosts:
+class AllowedHosts:
     """The names and addresses of this server."""
 
     def __init__(self, config: ServerConfig, has_keys: bool) -> None:
         bound = _address(config.host)
-        # A page does not know the key, so by whatever name it calls, it gets nothing.
+        # Without the key a page gets nothing, whatever name it uses.
         self._any = ANY in config.allow_host or (has_keys and not config.allow_host)
         self._any_address = not config.host or (bound is not None and bound.is_unspecified)
         self._names = {"localhost", _plain(config.host), *map(_plain, config.allow_host)}
@@ -35,18 +35,18 @@ class Hosts:
             self._names.add(_plain(socket.gethostname()))
 
     def has(self, host: str | None) -> bool:
-        """Whether a Host header names this server; who sends none is no browser."""
+        """Whether a Host header names this server; browsers always send one, so none is fine."""
         if self._any or host is None:
             return True
         found = _HOST.fullmatch(host)
         name = _plain(found[1] or found[2] or "") if found else ""
         address = _address(name)
         if address is not None and (self._any_address or address.is_loopback):
-            return True  # an address cannot be given to others, as a name can
+            return True  # DNS rebinding needs a name; an address cannot be pointed elsewhere
         return name != "" and name in self._names
 
 
-class Origins:
+class AllowedOrigins:
     """The origins whose pages may use this server, besides its own."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
@@ -55,8 +55,8 @@ class Origins:
     def __bool__(self) -> bool:
         return bool(self._allowed)
 
-    def grant(self, origin: str | None) -> dict[str, str]:
-        """What browsers are told so that a page of this origin may read an answer; nothing if it may not."""
+    def cors_headers(self, origin: str | None) -> dict[str, str]:
+        """The headers that let a page of this origin read a response; empty if it may not."""
         if origin is None:
             return {}
         if origin.lower() in self._allowed:
@@ -64,7 +64,7 @@ class Origins:
         return {"access-control-allow-origin": ANY} if ANY in self._allowed else {}
 
 
-def is_own(origin: str, host: str | None) -> bool:
+def is_same_origin(origin: str, host: str | None) -> bool:
     """Whether a page of this origin was loaded from this server."""
     try:
         return urlsplit(origin).netloc == host
@@ -72,42 +72,42 @@ def is_own(origin: str, host: str | None) -> bool:
         return False
 
 
-class Gate:
-    """An application that answers to its own names, and to pages of allowed origins."""
+class HostCheck:
+    """Wraps an application: refuses requests for other hosts, and adds CORS headers for allowed origins."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: AllowedOrigins) -> None:
         self._app = app
         self._hosts = hosts
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if it is meant for this server."""
+        """Pass a request on if its Host names this server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        grant = self._origins.grant(headers.get("origin"))
+        cors = self._origins.cors_headers(headers.get("origin"))
 
-        async def told(message: Message) -> None:
+        async def with_cors(message: Message) -> None:
             if self._origins and message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer.update(grant)
+                answer.update(cors)
                 answer.add_vary_header("origin")
-                if grant:
+                if cors:
                     answer["access-control-expose-headers"] = "retry-after"
             await send(message)
 
         if not self._hosts.has(headers.get("host")):
             said = "host: is not a name of this server; --allow-host adds one"
             await json_response(error_body(421, said, "host"), 421)(scope, receive, send)
-        elif grant and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(headers)(scope, receive, told)
+        elif cors and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _preflight(headers)(scope, receive, with_cors)
         else:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, with_cors)
 
 
 def _preflight(asked: Headers) -> Response:
-    """What a browser asks before it sends what a form could not."""
+    """The answer to a CORS preflight."""
     answer = Response(status_code=204)
     answer.headers["access-control-allow-methods"] = "GET, POST, DELETE"
     answer.headers["access-control-allow-headers"] = asked.get("access-control-request-headers", "")
@@ -118,7 +118,7 @@ def _preflight(asked: Headers) -> Response:
 
 
 def _plain(name: str) -> str:
-    """A name or an address in the one form in which it is compared."""
+    """A name or an address in canonical form, for comparison."""
     address = _address(name)
     return str(address) if address is not None else name.lower().removesuffix(".")
 

@@ -26,7 +26,7 @@ from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.context import Desk
-from roost.server.host_check import Gate, Hosts
+from roost.server.host_check import AllowedHosts, HostCheck
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link
 from roost.server.listener import Entrance, cannot_listen
@@ -49,10 +49,10 @@ async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance,
     asyncio.get_running_loop().set_exception_handler(_report)
     desk = Desk(config, Link(engine), keys)
     app = make_app(desk)
-    gate = Gate(app, Hosts(config, has_keys=keys.are_asked_for), app.state.origins)
+    checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_asked_for), app.state.origins)
     server = _Server(
         uvicorn.Config(
-            RequestLog(gate, config.log_requests),
+            RequestLog(checked, config.log_requests),
             log_config=None,
             log_level=config.log_level,
             http=partial(Connection, limits=config, connections=entrance.connections),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from roost.server.config import ServerConfig
-from roost.server.host_check import Gate, Hosts, Origins, is_own
+from roost.server.host_check import AllowedHosts, AllowedOrigins, HostCheck, is_same_origin
 
 NAMES = ("localhost", "127.0.0.1", "::1", "10.1.2.3", "fd00::5", "box.example", "evil.example", socket.gethostname())
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -32,30 +32,32 @@ CASES: tuple[tuple[dict[str, Any], bool, set[str]], ...] = (
 
 @pytest.mark.parametrize(("options", "has_keys", "own"), CASES)
 def test_a_server_has_these_names_and_no_others(options: dict[str, Any], has_keys: bool, own: set[str]) -> None:
-    hosts = Hosts(ServerConfig(**options), has_keys)
+    hosts = AllowedHosts(ServerConfig(**options), has_keys)
     for port in ("", ":8000"):
         assert {name for name in NAMES if hosts.has((f"[{name}]" if ":" in name else name) + port)} == own
     assert hosts.has(None)
 
 
 def test_any_origin_may_be_allowed_without_its_cookies() -> None:
-    origins = Origins(("*",))
-    assert origins.grant("https://a.example") == {"access-control-allow-origin": "*"}
-    assert origins.grant(None) == {}
-    assert not Origins(()).grant("https://a.example")
+    origins = AllowedOrigins(("*",))
+    assert origins.cors_headers("https://a.example") == {"access-control-allow-origin": "*"}
+    assert origins.cors_headers(None) == {}
+    assert not AllowedOrigins(()).cors_headers("https://a.example")
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[a]b", "http://[::1", "", "null", "http://\u2100"])
 def test_what_is_no_origin_is_not_our_own(origin: str) -> None:
-    assert not is_own(origin, "localhost")
-    assert is_own("http://localhost", "localhost")
+    assert not is_same_origin(origin, "localhost")
+    assert is_same_origin("http://localhost", "localhost")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
 def test_whatever_is_asked_by_another_name_is_refused(method: str) -> None:
     async def ask(name: str) -> int:
-        gate = Gate(PlainTextResponse("inside"), Hosts(ServerConfig(), has_keys=False), Origins(()))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=gate), base_url=f"http://{name}") as http:
+        checked = HostCheck(
+            PlainTextResponse("inside"), AllowedHosts(ServerConfig(), has_keys=False), AllowedOrigins(())
+        )
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=checked), base_url=f"http://{name}") as http:
             return (await http.request(method, "/health")).status_code
 
     assert asyncio.run(ask("localhost")) == 200
