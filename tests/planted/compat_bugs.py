@@ -10,8 +10,8 @@ FOREIGN_BUGS = (
     Bug(
         "foreign_value_counts",
         "roost.server.compat",
-        "        if value is not None and value not in HARMLESS.get(name, ()):",
-        "        if value is not None and name not in HARMLESS:",
+        "        if value is not None and value not in NO_OP_VALUES.get(name, ()):",
+        "        if value is not None and name not in NO_OP_VALUES:",
         "an option that is not done here is ignored, whatever it asks for, if some value of it asks for nothing",
         "tests/unit/server/test_compat.py"
         "::test_a_foreign_field_that_asks_for_nothing_is_accepted_and_any_other_refused[ChatBody]",

@@ -1,8 +1,8 @@
-"""Foreign fields: what other servers know and this one does not do, field by field.
+"""Compatibility: fields of OpenAI's, vLLM's and SGLang's bodies that this server does not implement.
 
-Clients send them with the values that mean nothing special, because their libraries do. Such a value is accepted, since
-doing nothing is what it asks for; any other is refused by name. A field whose type is `Any` is one of these, here and
-in `schema`. Read by the schemas, by whoever checks a body, and by the page that describes the endpoints.
+Client libraries send many of them with values that ask for nothing. Such a no-op value is accepted, since the server
+already does what it asks; any other value is refused, with the field's name. A field of type `Any` is one of these,
+here and in `schema`. Used by the schemas, by the check of a body, and by the OpenAPI description.
 """
 
 import json
@@ -17,8 +17,8 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A body without unknown fields."""
 
 
-class ForeignFields(Strict, kw_only=True):
-    """What vLLM's and SGLang's bodies of chat and text completions have in common, beyond OpenAI's."""
+class UnsupportedCompletionFields(Strict, kw_only=True):
+    """Fields of vLLM's and SGLang's chat and text completions, beyond OpenAI's."""
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -75,8 +75,8 @@ class ForeignFields(Strict, kw_only=True):
     custom_labels: Any = None
 
 
-class ForeignNative(Strict, kw_only=True):
-    """What SGLang's body of /generate has beyond what is done here."""
+class UnsupportedGenerateFields(Strict, kw_only=True):
+    """Fields of SGLang's /generate that are not implemented here."""
 
     image_data: Any = None
     video_data: Any = None
@@ -120,8 +120,8 @@ class ForeignNative(Strict, kw_only=True):
     video_max_dynamic_patch: Any = None
 
 
-# What may be said because it is what happens anyway, beside null, which everything may be.
-HARMLESS: dict[str, tuple[Any, ...]] = {
+# By field, the values that ask for nothing; null is accepted for every field.
+NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
     # one kind of output: text, freely chosen
     "response_format": ({"type": "text"},),
     "modalities": (["text"], []),
@@ -131,24 +131,24 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "custom_params": ({},),
     "use_beam_search": (False,),
-    "length_penalty": (1.0,),  # of beams, of which there are none
+    "length_penalty": (1.0,),  # for beam search, which there is none of
     "watermarking": (False,),
     "thinking_token_budget": (-1,),  # no limit
     "spaces_between_special_tokens": (True, False),  # nothing is ever put between tokens; True never changed a text
-    # no tools: whether they may be called, and how many at once, is then the same
+    # no tools are given, so how they may be called makes no difference
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "tool_calls": ([],),
     "annotations": ([],),
-    # no reasoning is taken apart from the text, so there is nothing to separate or to stream
+    # reasoning is not parsed out of the text, so there is nothing to separate or to stream
     "include_reasoning": (True,),
     "separate_reasoning": (True, False),
     "stream_reasoning": (True, False),
     "require_reasoning": (False,),
     "verbosity": ("medium",),
-    # prompts are read as the model's template or tokenizer says
+    # prompts are rendered and tokenised as the model's template and tokenizer say
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
@@ -157,8 +157,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "use_audio_in_video": (False,),
     "suffix": ("",),
-    "echo": (False,),  # of a chat
-    # nothing more comes back than is asked for
+    "echo": (False,),  # on chat completions
+    # nothing extra is returned
     "token_ids_logprob": ([],),
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
@@ -166,7 +166,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "return_meta_info": (False,),
-    "return_mm_kwargs": (True, False),  # of pictures, of which there are none
+    "return_mm_kwargs": (True, False),  # multi-modal inputs, which there are none of
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "routed_experts_start_len": (0,),
@@ -176,17 +176,17 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "return_sampling_mask": (False,),
     "return_bytes": (False,),
     "return_entropy": (False,),
-    "stream_interval": (1,),  # every token is told as soon as it is known
+    "stream_interval": (1,),  # every token is sent as soon as it is known
     "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),
-    # nothing is stored, and the cache keeps what it can for as long as it can, unasked
+    # nothing is stored, and the prefix cache keeps what it can for as long as it can
     "store": (False,),
     "service_tier": ("auto", "default"),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_breakpoint": ({"mode": "explicit"},),
     "background": (False,),
-    # one engine: it has one rank, and every request is counted
+    # one engine with one rank; every request is counted in the metrics
     "routed_dp_rank": (0,),
     "data_parallel_rank": (0,),
     "log_metrics": (True,),
@@ -197,9 +197,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 
 REASONS: dict[str, str] = {
     "store": "nothing is stored here",
-    "service_tier": "everybody is served alike; `priority` says who comes first",
+    "service_tier": "all requests are served alike; `priority` orders them",
     "reasoning_effort": "how much a model thinks is its own choice",
-    "chat_template_kwargs": "templates get the messages alone",
+    "chat_template_kwargs": "chat templates get only the messages",
     "include_obfuscation": "chunks are not padded",
     "prompt_cache_retention": "how long something stays in the cache is not promised",
     "prompt_cache_options": "how long something stays in the cache is not promised",
@@ -207,26 +207,26 @@ REASONS: dict[str, str] = {
 }
 
 
-def foreign_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The foreign fields of a body."""
+def unsupported_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The unsupported fields of a body."""
     return tuple(field.encode_name for field in msgspec.structs.fields(kind) if field.type is Any)
 
 
-def check_foreign(body: msgspec.Struct, names: tuple[str, ...], path: str = "") -> None:
-    """Refuse what a body asks for and nobody here can do."""
+def check_unsupported(body: msgspec.Struct, names: tuple[str, ...], path: str = "") -> None:
+    """Refuse the first unsupported field whose value asks for something."""
     values = msgspec.structs.asdict(body)
     for name in names:
         value = values[name]
         if isinstance(value, list) and value and all(each is None for each in value):
-            continue  # nothing for each of several prompts
-        if value is not None and value not in HARMLESS.get(name, ()):
+            continue  # null for each of several prompts
+        if value is not None and value not in NO_OP_VALUES.get(name, ()):
             raise RequestError(400, path + name, _reason(name))
 
 
 def _reason(name: str) -> str:
-    """Why a value is refused, and which are not."""
+    """Why a value is refused, and which values are accepted."""
     why = f": {REASONS[name]}" if name in REASONS else ""
-    harmless = HARMLESS.get(name)
-    if harmless is None:
+    allowed = NO_OP_VALUES.get(name)
+    if allowed is None:
         return f"is not supported by this server; leave it out{why}"
-    return f"is not supported by this server except as {' or '.join(map(json.dumps, harmless))}{why}"
+    return f"is not supported by this server except as {' or '.join(map(json.dumps, allowed))}{why}"

@@ -1,7 +1,7 @@
 """OpenAPI: a description of every endpoint, made from the routes and the schemas that are used to answer them.
 
-Owns one sentence and one example for each route; fields, types and limits come from the schemas, and of a foreign field
-the values that are accepted. Nothing is checked by it. Called by the app's routes.
+Owns one sentence and one example for each route; fields, types and limits come from the schemas, and the accepted
+values of unsupported fields from `compat`. Checks nothing. Called by the app's routes.
 """
 
 import re
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import roost
-from roost.server.compat import HARMLESS
+from roost.server.compat import NO_OP_VALUES
 from roost.server.context import json_response
 from roost.server.schema import (
     UNSUPPORTED,
@@ -37,99 +37,101 @@ from roost.server.schema import (
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
-_PLACE = re.compile(r"\{(\w+)(?::\w+)?\}")  # of a parameter in a path
+_PATH_PARAM = re.compile(r"\{(\w+)(?::\w+)?\}")  # of a parameter in a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is said of one route."""
+    """The description of one route."""
 
-    says: str
+    summary: str
     body: type[msgspec.Struct] | None = None
-    example: Any = None  # a good body
-    answers: str = "JSON"  # what a good answer is
+    example: Any = None  # a valid body
+    answers: str = "JSON"  # what the response to a valid request holds
     media: tuple[str, ...] = (_JSON,)
     status: int = 200
 
 
-class Fault(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What is wrong with a request."""
 
     message: str
     type: str
-    param: str | None  # which is named in the message, too
+    param: str | None  # the message names it, too
     code: str | int | None  # a word or null on OpenAI's endpoints, elsewhere the status
 
 
-class Refusal(msgspec.Struct, kw_only=True):
-    """An error, whatever the endpoint."""
+class ErrorResponse(msgspec.Struct, kw_only=True):
+    """The body of every error, whatever the endpoint."""
 
-    error: Fault
+    error: ErrorDetail
 
 
 _STREAMS = (_JSON, "text/event-stream")
 _HELLO = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/v1/models"): Operation(says="The model by the name it is served by, with its max_model_len"),
-    ("GET", "/v1/models/{model}"): Operation(says="The model of one of its names"),
+    ("GET", "/v1/models"): Operation(summary="The model by the name it is served by, with its max_model_len"),
+    ("GET", "/v1/models/{model}"): Operation(summary="The model of one of its names"),
     ("POST", "/v1/chat/completions"): Operation(
-        says="OpenAI's chat completions", body=ChatBody, example=_HELLO, media=_STREAMS
+        summary="OpenAI's chat completions", body=ChatBody, example=_HELLO, media=_STREAMS
     ),
     ("POST", "/v1/completions"): Operation(
-        says="OpenAI's text completions",
+        summary="OpenAI's text completions",
         body=CompletionBody,
         example={"prompt": "The sea was", "max_tokens": 16, "temperature": 0},
         media=_STREAMS,
     ),
     ("POST", "/generate"): Operation(
-        says="SGLang's generation: text or ids, one or many",
+        summary="SGLang's generation: text or ids, one or many",
         body=GenerateBody,
         example={"text": "One, two, three,", "sampling_params": {"max_new_tokens": 8, "temperature": 0}},
         media=_STREAMS,
     ),
     ("POST", "/abort_request"): Operation(
-        says="End a request by its name, or all of them", body=AbortBody, example={"rid": "mine", "abort_all": False}
+        summary="End a request by its name, or all of them", body=AbortBody, example={"rid": "mine", "abort_all": False}
     ),
-    ("POST", "/flush_cache"): Operation(says="Empty the prefix cache", body=FlushBody, example={}),
+    ("POST", "/flush_cache"): Operation(summary="Empty the prefix cache", body=FlushBody, example={}),
     ("POST", "/open_session"): Operation(
-        says="Open a session in SGLang's form",
+        summary="Open a session in SGLang's form",
         body=OpenNativeBody,
         example={"capacity_of_str_len": 1000, "streaming": True},
         answers="its name",
     ),
     ("POST", "/close_session"): Operation(
-        says="Close a session in SGLang's form", body=CloseNativeBody, example={"session_id": "walk"}, media=()
+        summary="Close a session in SGLang's form", body=CloseNativeBody, example={"session_id": "walk"}, media=()
     ),
-    ("GET", "/v1/sessions"): Operation(says="The states of all sessions"),
-    ("POST", "/v1/sessions"): Operation(says="Open a session", body=OpenBody, example={"id": "walk"}, status=201),
-    ("GET", "/v1/sessions/{id}"): Operation(says="The state of a session"),
-    ("DELETE", "/v1/sessions/{id}"): Operation(says="Close a session"),
+    ("GET", "/v1/sessions"): Operation(summary="The states of all sessions"),
+    ("POST", "/v1/sessions"): Operation(summary="Open a session", body=OpenBody, example={"id": "walk"}, status=201),
+    ("GET", "/v1/sessions/{id}"): Operation(summary="The state of a session"),
+    ("DELETE", "/v1/sessions/{id}"): Operation(summary="Close a session"),
     ("POST", "/v1/sessions/{id}/append"): Operation(
-        says="Add to a session; prefilled at once", body=AppendBody, example={"text": "A long document."}
+        summary="Add to a session; prefilled at once", body=AppendBody, example={"text": "A long document."}
     ),
     ("POST", "/v1/sessions/{id}/generate"): Operation(
-        says="A turn of a session", body=TurnBody, example={"text": "In short:", "max_tokens": 32}, media=_STREAMS
+        summary="A turn of a session", body=TurnBody, example={"text": "In short:", "max_tokens": 32}, media=_STREAMS
     ),
     ("POST", "/v1/sessions/{id}/rewind"): Operation(
-        says="Cut a session back to a turn or a length", body=RewindBody, example={"turn": 1}
+        summary="Cut a session back to a turn or a length", body=RewindBody, example={"turn": 1}
     ),
     ("POST", "/v1/sessions/{id}/fork"): Operation(
-        says="A copy of a session", body=ForkBody, example={"id": "another"}, status=201
+        summary="A copy of a session", body=ForkBody, example={"id": "another"}, status=201
     ),
     ("POST", "/tokenize"): Operation(
-        says="The tokens of a prompt or of messages", body=TokenizeBody, example={"prompt": "The sea was"}
+        summary="The tokens of a prompt or of messages", body=TokenizeBody, example={"prompt": "The sea was"}
     ),
-    ("POST", "/detokenize"): Operation(says="The text of tokens", body=DetokenizeBody, example={"tokens": [504, 3145]}),
-    ("GET", "/health"): Operation(says="Healthy: steps are completed while there is work"),
-    ("GET", "/health_generate"): Operation(says="Healthy: a token was generated"),
-    ("GET", "/ready"): Operation(says="The model is loaded and requests are taken"),
-    ("GET", "/version"): Operation(says="The server's version"),
-    ("GET", "/server_info"): Operation(says="Settings, and what the engine counts"),
-    ("GET", "/get_server_info"): Operation(says="The same, by SGLang's older name"),
-    ("GET", "/model_info"): Operation(says="The model as SGLang describes one"),
-    ("GET", "/get_model_info"): Operation(says="The same, by SGLang's older name"),
-    ("GET", "/metrics"): Operation(says="What Prometheus reads", answers="text", media=("text/plain",)),
-    ("GET", "/openapi.json"): Operation(says="This description"),
+    ("POST", "/detokenize"): Operation(
+        summary="The text of tokens", body=DetokenizeBody, example={"tokens": [504, 3145]}
+    ),
+    ("GET", "/health"): Operation(summary="Healthy: steps are completed while there is work"),
+    ("GET", "/health_generate"): Operation(summary="Healthy: a token was generated"),
+    ("GET", "/ready"): Operation(summary="The model is loaded and requests are taken"),
+    ("GET", "/version"): Operation(summary="The server's version"),
+    ("GET", "/server_info"): Operation(summary="Settings, and what the engine counts"),
+    ("GET", "/get_server_info"): Operation(summary="The same, by SGLang's older name"),
+    ("GET", "/model_info"): Operation(summary="The model as SGLang describes one"),
+    ("GET", "/get_model_info"): Operation(summary="The same, by SGLang's older name"),
+    ("GET", "/metrics"): Operation(summary="What Prometheus reads", answers="text", media=("text/plain",)),
+    ("GET", "/openapi.json"): Operation(summary="This description"),
 }
 
 
@@ -142,7 +144,7 @@ def description(routes: Iterable[Route]) -> dict[str, Any]:
     """Every route, and what its body may hold."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        path = _PLACE.sub(r"{\1}", route.path)
+        path = _PATH_PARAM.sub(r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             paths.setdefault(path, {})[method.lower()] = _operation(method, path)
     return {
@@ -159,28 +161,30 @@ def description(routes: Iterable[Route]) -> dict[str, Any]:
 
 def _operation(method: str, path: str) -> dict[str, Any]:
     about = OPERATIONS[method, path]
-    places = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _names(path)]
+    params = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _path_params(path)
+    ]
     answer: dict[str, Any] = {"description": about.answers}
     if about.media:
         answer["content"] = {media: {} for media in about.media}
     operation: dict[str, Any] = {
-        "summary": about.says,
+        "summary": about.summary,
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
         "responses": {
             str(about.status): answer,
-            "default": {"description": "an error", "content": {_JSON: {"schema": _ref(Refusal)}}},
+            "default": {"description": "an error", "content": {_JSON: {"schema": _ref(ErrorResponse)}}},
         },
     }
-    if places:
-        operation["parameters"] = places
+    if params:
+        operation["parameters"] = params
     if about.body is not None:
         content = {_JSON: {"schema": _ref(about.body), "example": about.example}}
         operation["requestBody"] = {"required": about.body is not FlushBody, "content": content}
     return operation
 
 
-def _names(path: str) -> Iterator[str]:
-    yield from (found.group(1) for found in _PLACE.finditer(path))
+def _path_params(path: str) -> Iterator[str]:
+    yield from (found.group(1) for found in _PATH_PARAM.finditer(path))
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
@@ -188,13 +192,13 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _schemas() -> dict[str, Any]:
-    """The schemas of all bodies, by name; foreign fields with the values that they may have."""
+    """The schemas of all bodies, by name; unsupported fields list the values that they may have."""
     bodies = [each.body for each in OPERATIONS.values() if each.body is not None]
-    _, components = msgspec.json.schema_components([*bodies, Refusal], ref_template=_REF)
+    _, components = msgspec.json.schema_components([*bodies, ErrorResponse], ref_template=_REF)
     for kind, names in UNSUPPORTED.items():
         for name in names if kind.__name__ in components else ():
-            allowed = [None, *HARMLESS.get(name, ())]
+            allowed = [None, *NO_OP_VALUES.get(name, ())]
             components[kind.__name__]["properties"][name] = {"enum": allowed, "default": None}
-    text = msgspec.json.encode(components).decode().replace(r"\\Z", "$")  # patterns there are JavaScript's
+    text = msgspec.json.encode(components).decode().replace(r"\\Z", "$")  # JSON Schema's patterns are JavaScript's
     schemas: dict[str, Any] = msgspec.json.decode(text)
     return schemas

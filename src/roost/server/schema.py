@@ -1,7 +1,7 @@
 """Schemas: what each endpoint accepts, field by field; anything else is refused by name.
 
-A field of type `Any` is foreign: others know it and this server does not do it, so it is accepted only where it says
-what would happen anyway (`foreign` has those values). Called by the endpoints; the fuzz test reads them.
+A field of type `Any` is unsupported: other servers have it and this one does not, so only values that ask for nothing
+are accepted (`compat` lists them). Called by the endpoints; the fuzz test reads them.
 """
 
 import re
@@ -14,7 +14,13 @@ from roost.errors import RequestError
 from roost.front.options import Options
 from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, SEED_END
 from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
-from roost.server.compat import ForeignFields, ForeignNative, Strict, check_foreign, foreign_names
+from roost.server.compat import (
+    Strict,
+    UnsupportedCompletionFields,
+    UnsupportedGenerateFields,
+    check_unsupported,
+    unsupported_names,
+)
 
 Value = TypeVar("Value", int, float, bool)
 REQUEST_ID_LEN_MAX = 256
@@ -73,7 +79,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: Any = None
 
 
-class OpenAiBody(ForeignFields, kw_only=True):
+class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
     """What chat and text completions have in common; the second group are labels, the last one extensions.
 
     Labels need nothing done: they tell OpenAI whom it serves, or which requests share a prompt, which the prefix cache
@@ -220,7 +226,7 @@ class SessionParams(Strict):
     drop_previous_output: bool | None = None
 
 
-class GenerateBody(ForeignNative, kw_only=True):
+class GenerateBody(UnsupportedGenerateFields, kw_only=True):
     """POST /generate."""
 
     text: str | list[str] | None = None
@@ -339,7 +345,7 @@ class DetokenizeBody(Strict):
 
 
 UNSUPPORTED: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    kind: foreign_names(kind)
+    kind: unsupported_names(kind)
     for kind in (
         *(ChatBody, CompletionBody, TurnBody, Message, Part, StreamOptions),
         *(SamplingBody, GenerateBody, AbortBody, TokenizeBody),
@@ -349,7 +355,7 @@ UNSUPPORTED: dict[type[msgspec.Struct], tuple[str, ...]] = {
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Refuse what a body asks for and nobody here can do."""
-    check_foreign(body, UNSUPPORTED[type(body)], path)
+    check_unsupported(body, UNSUPPORTED[type(body)], path)
 
 
 def openai_options(body: OpenAiBody) -> Options:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from roost.errors import RequestError
-from roost.server.compat import HARMLESS
+from roost.server.compat import NO_OP_VALUES
 from roost.server.refusals import shaped
 from roost.server.schema import UNSUPPORTED, ChatBody, GenerateBody, Message, Part, SamplingBody, refuse_unsupported
 
@@ -21,7 +21,7 @@ def body_of(kind: type[msgspec.Struct], **more: Any) -> msgspec.Struct:
 @pytest.mark.parametrize("kind", UNSUPPORTED, ids=lambda kind: kind.__name__)
 def test_a_foreign_field_that_asks_for_nothing_is_accepted_and_any_other_refused(kind: type[msgspec.Struct]) -> None:
     for name in UNSUPPORTED[kind]:
-        for value in (None, *HARMLESS.get(name, ())):
+        for value in (None, *NO_OP_VALUES.get(name, ())):
             refuse_unsupported(body_of(kind, **{name: value}))
         for value in ("anything", {"z": 1}, 7, -7.5, [1]):
             with pytest.raises(RequestError, match="is not supported by this server") as caught:

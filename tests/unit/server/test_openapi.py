@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from roost.server.app import make_app
 from roost.server.body import convert
-from roost.server.compat import HARMLESS
+from roost.server.compat import NO_OP_VALUES
 from roost.server.config import ServerConfig
 from roost.server.context import Desk
 from roost.server.link import Link
@@ -94,7 +94,7 @@ def test_a_foreign_field_is_described_by_the_values_that_it_may_have(page: dict[
     for kind, names in UNSUPPORTED.items():
         properties = page["components"]["schemas"][kind.__name__]["properties"]
         for name in names:
-            assert properties[name]["enum"] == [None, *map(list_or_same, HARMLESS.get(name, ()))]
+            assert properties[name]["enum"] == [None, *map(list_or_same, NO_OP_VALUES.get(name, ()))]
 
 
 def list_or_same(value: Any) -> Any:
@@ -104,4 +104,4 @@ def list_or_same(value: Any) -> Any:
 
 def test_every_value_that_is_accepted_is_of_a_field_that_is_known() -> None:
     known = {name for names in UNSUPPORTED.values() for name in names}
-    assert set(HARMLESS) <= known
+    assert set(NO_OP_VALUES) <= known
