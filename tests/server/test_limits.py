@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
-from roost.server.connections import LOBBY_PLACES
+from roost.server.connections import PROBE_SLOTS
 from tests.server.process import PATIENCE_S, Server, Stream, wait_until
 from tests.server.tiny import ENDLESS
 
@@ -119,7 +119,7 @@ def num_sockets(server: Server) -> int:
 
 def test_idle_connections_keep_nobody_out(hasty: Server) -> None:
     with ExitStack() as stack:
-        idle = [stack.enter_context(line_to(hasty)) for _ in range(3 * PLACES + LOBBY_PLACES)]
+        idle = [stack.enter_context(line_to(hasty)) for _ in range(3 * PLACES + PROBE_SLOTS)]
         sending = [stack.enter_context(line_to(hasty)) for _ in range(3 * PLACES)]
         for line in sending:
             line.sendall(POST)
@@ -140,8 +140,8 @@ def test_when_all_connections_are_at_work_health_still_answers_and_others_are_re
         said = rest(line)
         assert said.startswith(f"HTTP/1.1 {status} ".encode()), said
         assert b"connection: close" in said
-    with ExitStack() as stack:  # the lobby cannot be filled either
-        for _ in range(2 * LOBBY_PLACES):
+    with ExitStack() as stack:  # the slots for probes cannot be filled either
+        for _ in range(2 * PROBE_SLOTS):
             stack.enter_context(line_to(hasty))
         assert httpx.get(f"{hasty.url}/health", timeout=PATIENCE_S).status_code == 200
     for stream in streams:

@@ -113,8 +113,8 @@ TESTED: dict[str, str] = {
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
     "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flags.py::"
     "test_names_of_the_model_may_be_given_one_by_one_or_with_commas_between",
-    "roost.server.connections.LOBBY_PLACES": "tests/unit/server/test_connections.py::"
-    "test_when_all_are_at_work_newcomers_get_the_lobby_and_then_nothing",
+    "roost.server.connections.PROBE_SLOTS": "tests/unit/server/test_connections.py::"
+    "test_when_all_are_at_work_newcomers_get_probe_slots_and_then_nothing",
     "roost.server.listener._OWN_FILES": _LISTENER
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
     "roost.server.listener._BURST": _LISTENER + "test_so_many_are_refused_at_a_time_and_no_more",

@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
     """Serve until stopped."""
     try:
         from roost.server.keys import read_keys  # noqa: PLC0415 (the other commands work without its packages)
-        from roost.server.listener import open_entrance  # noqa: PLC0415
+        from roost.server.listener import bind_listeners  # noqa: PLC0415
         from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"the package {error.name} is missing: pip install {_server_packages()}") from error
@@ -46,10 +46,10 @@ def run(args: Namespace) -> int:
         print(f"roost: warning: {keys.warning}", file=sys.stderr)
     if keys.names:
         print(f"keys: {keys.names}")
-    entrance = open_entrance(config)  # a port that is in use is said before anything is fetched
+    listeners = bind_listeners(config)  # a port that is in use is said before anything is fetched
     with loading_bar("fetching") as progress:
         find_model(args.model, progress)
-    return serve(engine_of(args), config, entrance, keys)
+    return serve(engine_of(args), config, listeners, keys)
 
 
 def _server_packages() -> str:

@@ -1,6 +1,6 @@
 """Lease: the one object that owns a sequence's KV pages and lengths.
 
-    0 ........ shared ........ settled ........ claimed ........ hi ........ allocated ........ row width
+    0 ........ shared ........ settled ........ claimed ........ device max .... allocated ........ row width
       pages of the   own pages,      launched steps   launched steps   reserved
       prefix tree    KV is known     will write it    may write it     pages
 

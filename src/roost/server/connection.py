@@ -1,8 +1,8 @@
-"""Connection: one client's line, with a limit to how long the server waits for anything on it.
+"""Connection: one client's connection, with limits on how long the server waits for anything on it.
 
-A request's headers, its body, the next request and the reader of an answer each have their time as a whole, so that
-bytes that drip do not help. Says to `Connections` what it waits for. Made by uvicorn for each socket; HTTP itself is
-uvicorn's and h11's.
+A request's headers, its body, the next request and the reading of a response each have a deadline as a whole, so a
+client cannot win time by sending byte after byte. Tells `Connections` what it waits for. uvicorn makes one for each
+socket; HTTP itself is uvicorn's and h11's.
 """
 
 import asyncio
@@ -17,32 +17,32 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from roost.server.config import ServerConfig
 from roost.server.connections import Connections, Wait
 from roost.server.context import error_body, json_response
-from roost.server.early_refusals import NO_ROOM, SLOW_BODY, SLOW_HEADERS, full
+from roost.server.early_refusals import SERVER_FULL, SLOW_BODY, SLOW_HEADERS, full
 
 _PROBES = ("/health", "/ready")
 
 
 class Phase(Enum):
-    """Who has to do what next."""
+    """Whose turn it is, and to do what."""
 
-    HEADERS = auto()  # the client, to send a request's headers
-    BODY = auto()  # the client, to send the rest of its body
-    ANSWER = auto()  # the server
-    NEXT = auto()  # the client, if it has another request
-    CLOSING = auto()  # the client, to read what is left of an answer
+    HEADERS = auto()  # the client's: send a request's headers
+    BODY = auto()  # the client's: send the rest of the body
+    RESPONSE = auto()  # the server's: respond
+    NEXT = auto()  # the client's: send another request, if it has one
+    CLOSING = auto()  # the client's: read the rest of the response
 
 
 _WAITS = {
     Phase.HEADERS: Wait.REQUEST,
     Phase.BODY: Wait.BODY,
-    Phase.ANSWER: None,
+    Phase.RESPONSE: None,
     Phase.NEXT: Wait.REQUEST,
     Phase.CLOSING: Wait.REQUEST,
 }
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol, with times and a place."""
+    """uvicorn's protocol, with deadlines and a connection slot."""
 
     def __init__(self, *args: Any, limits: ServerConfig, connections: Connections, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -53,43 +53,43 @@ class Connection(H11Protocol):
             Phase.NEXT: limits.keep_alive_s,
             Phase.CLOSING: limits.stall_s,
         }
-        self._since: tuple[Phase, object] | None = None  # the phase that is timed, and of which request
+        self._since: tuple[Phase, object] | None = None  # the phase that the timer is for, and of which request
         self._timer: asyncio.TimerHandle | None = None
-        self._num_unread = 0  # bytes of an answer when its reader was last looked after
+        self._num_unread = 0  # unsent bytes of the response when the timer was set
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, or be refused."""
+        """Take a slot, or be refused."""
         super().connection_made(transport)
-        room = self._connections.enter(self, self.client[0] if self.client else "")
-        if room is None:
+        slots = self._connections.enter(self, self.client[0] if self.client else "")
+        if slots is None:
             transport.write(full())
             transport.close()
-        elif room is self._connections.lobby:
+        elif slots is self._connections.probe_slots:
             self.app = partial(_only_probes, self.app)
-        self._look()
+        self._update_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Free the slot."""
         super().connection_lost(exc)
         self._connections.closed(self)
         if self._timer is not None:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse what was received."""
         try:
             super().data_received(data)
-        except h11.LocalProtocolError:  # nonsense after a request that has its answer: there is no way to say so
+        except h11.LocalProtocolError:  # garbage after a request that was answered: HTTP has no way to report it
             self.transport.abort()
-        self._look()
+        self._update_phase()
 
     def on_response_complete(self) -> None:
-        """An answer is on its way."""
+        """The response was handed to the transport."""
         super().on_response_complete()
-        self._look()
+        self._update_phase()
 
     def evict(self) -> None:
-        """Leave at once."""
+        """Close at once."""
         self.transport.abort()
 
     def _phase(self) -> Phase:
@@ -98,12 +98,12 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             return Phase.BODY
         if self.cycle is not None and not self.cycle.response_complete:
-            return Phase.ANSWER
+            return Phase.RESPONSE
         has_begun = self.cycle is None or self.conn.trailing_data[0]
         return Phase.HEADERS if has_begun else Phase.NEXT
 
-    def _look(self) -> None:
-        """Where a phase begins, so does its time."""
+    def _update_phase(self) -> None:
+        """Start the timer of a phase when the phase begins."""
         phase = self._phase()
         if self._since == (phase, self.cycle):
             return
@@ -115,10 +115,10 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         limit_s = self._limits_s.get(phase)
-        self._timer = None if limit_s is None else self.loop.call_later(limit_s, self._time_is_up)
+        self._timer = None if limit_s is None else self.loop.call_later(limit_s, self._on_timeout)
         self._num_unread = self.transport.get_write_buffer_size()
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
         phase = self._phase()
         if phase is not Phase.CLOSING:
             if phase is Phase.HEADERS and self.conn.trailing_data[0]:
@@ -127,19 +127,19 @@ class Connection(H11Protocol):
                 self.transport.write(SLOW_BODY)
             self.transport.close()
         elif self._since == (phase, self.cycle) and self.transport.get_write_buffer_size() >= self._num_unread:
-            self.transport.abort()  # its reader has taken nothing
+            self.transport.abort()  # the client has read nothing since
         else:
             self._since = None
-        self._look()
+        self._update_phase()
 
 
 async def _only_probes(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """What can be asked in the lobby: how the server is, once."""
+    """The application for a slot that is for probes: answers one health probe, and closes."""
 
     async def last(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         await send(message)
 
-    response = app if scope["path"] in _PROBES else json_response(error_body(503, NO_ROOM, None), 503)
+    response = app if scope["path"] in _PROBES else json_response(error_body(503, SERVER_FULL, None), 503)
     await response(scope, receive, last)

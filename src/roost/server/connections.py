@@ -1,150 +1,150 @@
-"""Connections: who is connected, whom the server waits for, and who has to leave when there is no room.
+"""Connections: which are open, what the server waits for on each, and which one is evicted when there is no slot left.
 
-Only who is being waited for can be made to leave: the longest-waiting first, who is sending a body after all others.
-When all places are taken by requests at work there is still a lobby, for probes. Knows nothing of sockets or HTTP.
-Called by the listeners and by each connection.
+Only a connection that the server waits for can be evicted: the longest-waiting first, and those that are sending a body
+last. When requests at work take all slots, a few extra ones are left for health probes. Knows nothing of sockets or
+HTTP. Called by the listeners and by each connection.
 """
 
 import ipaddress
 from enum import IntEnum
 from typing import Protocol
 
-LOBBY_PLACES = 16  # beyond the limit, for who only asks about health
+PROBE_SLOTS = 16  # beyond the limit, for health probes only
 
 
 class Wait(IntEnum):
-    """What the server waits for, the least loss first."""
+    """What the server waits for, in the order in which connections are evicted."""
 
     REQUEST = 0
     BODY = 1
 
 
-class Guest(Protocol):
-    """Who takes a place."""
+class Evictable(Protocol):
+    """A connection that takes a slot."""
 
     def evict(self) -> None:
-        """Leave at once."""
+        """Close at once."""
 
 
-class Room:
-    """A number of places, and who has them."""
+class ConnectionSlots:
+    """A limited number of slots, and the connections that have them."""
 
-    def __init__(self, num_places: int, name: str = "") -> None:
-        self._num_places = num_places
+    def __init__(self, num_slots: int, name: str = "") -> None:
+        self._num_slots = num_slots
         self.name = name
-        self._guests: set[Guest] = set()
-        self._waiting: dict[Wait, dict[Guest, None]] = {wait: {} for wait in Wait}  # in the order they began to wait
+        self._members: set[Evictable] = set()
+        self._waiting: dict[Wait, dict[Evictable, None]] = {wait: {} for wait in Wait}  # longest-waiting first
 
     @property
-    def has_place(self) -> bool:
-        """Whether one more may enter."""
-        return len(self._guests) < self._num_places
+    def has_free(self) -> bool:
+        """Whether one more connection fits."""
+        return len(self._members) < self._num_slots
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is here."""
-        return not self._guests
+        """Whether no connection has a slot."""
+        return not self._members
 
-    def enter(self, guest: Guest) -> None:
-        """Take a place."""
-        assert self.has_place
-        self._guests.add(guest)
+    def enter(self, connection: Evictable) -> None:
+        """Take a slot."""
+        assert self.has_free
+        self._members.add(connection)
 
-    def leave(self, guest: Guest) -> None:
-        """Give a place back."""
-        self.wait(guest, None)
-        self._guests.remove(guest)
+    def leave(self, connection: Evictable) -> None:
+        """Free a slot."""
+        self.wait(connection, None)
+        self._members.remove(connection)
 
-    def wait(self, guest: Guest, wait: Wait | None) -> None:
-        """From now on this is waited for; None: the guest waits for the server."""
+    def wait(self, connection: Evictable, wait: Wait | None) -> None:
+        """Note what the server waits for on a connection; None: the client waits for the server."""
         for waiting in self._waiting.values():
-            waiting.pop(guest, None)
+            waiting.pop(connection, None)
         if wait is not None:
-            self._waiting[wait][guest] = None
+            self._waiting[wait][connection] = None
 
-    def first_to_leave(self) -> Guest | None:
-        """Who would lose least, None if all are at work."""
-        return next((guest for waiting in self._waiting.values() for guest in waiting), None)
+    def next_to_evict(self) -> Evictable | None:
+        """The connection that loses least; None if all are at work."""
+        return next((connection for waiting in self._waiting.values() for connection in waiting), None)
 
 
 class Connections:
-    """All connections: a main room, a lobby, and a room for each address where its guests are limited."""
+    """All connections: the main slots, those for probes, and those of each address where these are limited."""
 
-    def __init__(self, num_places: int, num_places_per_address: int | None = None) -> None:
-        self.num_places = num_places
-        self._num_per_address = num_places_per_address
-        self._main = Room(num_places)
-        self.lobby = Room(LOBBY_PLACES)
-        self._of_address: dict[str, Room] = {}
-        self._rooms: dict[Guest, tuple[Room, ...]] = {}  # that a guest is in
-        self.num_open = 0  # sockets, also of who has not entered yet or is about to leave
-        self.num_arriving = 0  # of those, accepted and not yet entered
+    def __init__(self, num_slots: int, num_slots_per_address: int | None = None) -> None:
+        self.num_slots = num_slots
+        self._num_per_address = num_slots_per_address
+        self._main = ConnectionSlots(num_slots)
+        self.probe_slots = ConnectionSlots(PROBE_SLOTS)
+        self._by_address: dict[str, ConnectionSlots] = {}
+        self._slots_of: dict[Evictable, tuple[ConnectionSlots, ...]] = {}  # all that a connection takes a slot of
+        self.num_open = 0  # sockets, including those that have no slot yet or are being closed
+        self.num_arriving = 0  # of those, accepted and not yet given a slot
 
     @property
     def is_full(self) -> bool:
-        """Whether one socket more would be one too many."""
-        return self.num_open >= self.num_places + LOBBY_PLACES
+        """Whether one more socket would be too many."""
+        return self.num_open >= self.num_slots + PROBE_SLOTS
 
     def accepted(self) -> None:
-        """There is one more socket."""
+        """A socket was accepted."""
         self.num_open += 1
         self.num_arriving += 1
 
-    def closed(self, guest: Guest) -> None:
-        """A socket is gone."""
+    def closed(self, connection: Evictable) -> None:
+        """A socket was closed."""
         self.num_open -= 1
-        self._leave(guest)
+        self._leave(connection)
 
-    def enter(self, guest: Guest, address: str) -> Room | None:
-        """Give a new guest a place, if need be another's, and say in which room; None if all are at work."""
+    def enter(self, connection: Evictable, address: str) -> ConnectionSlots | None:
+        """Give a new connection a slot, evicting another if need be; returns which kind, None if all are at work."""
         self.num_arriving -= 1
-        near = self._near(address)
-        if not all(map(self._make_place, near)):
+        by_address = self._address_slots(address)
+        if not all(map(self._make_room, by_address)):
             return None
-        for room in (self._main, self.lobby):
-            if self._make_place(room):
-                self._rooms[guest] = (room, *near)
-                for each in self._rooms[guest]:
-                    each.enter(guest)
-                return room
+        for slots in (self._main, self.probe_slots):
+            if self._make_room(slots):
+                self._slots_of[connection] = (slots, *by_address)
+                for each in self._slots_of[connection]:
+                    each.enter(connection)
+                return slots
         return None
 
-    def wait(self, guest: Guest, wait: Wait | None) -> None:
-        """From now on this is waited for; None: the guest waits for the server."""
-        for room in self._rooms.get(guest, ()):
-            room.wait(guest, wait)
+    def wait(self, connection: Evictable, wait: Wait | None) -> None:
+        """Note what the server waits for on a connection; None: the client waits for the server."""
+        for slots in self._slots_of.get(connection, ()):
+            slots.wait(connection, wait)
 
     def evict(self) -> bool:
-        """Make one leave; False if all are at work."""
-        return self._evict_from(self.lobby) or self._evict_from(self._main)
+        """Evict one connection; False if all are at work."""
+        return self._evict_from(self.probe_slots) or self._evict_from(self._main)
 
-    def _make_place(self, room: Room) -> bool:
-        return room.has_place or self._evict_from(room)
+    def _make_room(self, slots: ConnectionSlots) -> bool:
+        return slots.has_free or self._evict_from(slots)
 
-    def _evict_from(self, room: Room) -> bool:
-        guest = room.first_to_leave()
-        if guest is None:
+    def _evict_from(self, slots: ConnectionSlots) -> bool:
+        connection = slots.next_to_evict()
+        if connection is None:
             return False
-        self._leave(guest)
-        guest.evict()
+        self._leave(connection)
+        connection.evict()
         return True
 
-    def _leave(self, guest: Guest) -> None:
-        for room in self._rooms.pop(guest, ()):
-            room.leave(guest)
-            if room.is_empty:
-                self._of_address.pop(room.name, None)
+    def _leave(self, connection: Evictable) -> None:
+        for slots in self._slots_of.pop(connection, ()):
+            slots.leave(connection)
+            if slots.is_empty:
+                self._by_address.pop(slots.name, None)
 
-    def _near(self, address: str) -> tuple[Room, ...]:
-        """The room of an address, where there is a limit for one."""
+    def _address_slots(self, address: str) -> tuple[ConnectionSlots, ...]:
+        """The slots of an address, where there is a limit for one."""
         if self._num_per_address is None:
             return ()
         network = network_of(address)
-        return (self._of_address.setdefault(network, Room(self._num_per_address, network)),)
+        return (self._by_address.setdefault(network, ConnectionSlots(self._num_per_address, network)),)
 
 
 def network_of(address: str) -> str:
-    """Whose address it is: of IPv6 everybody has a whole /64."""
+    """The network that counts as one address: an IPv4 address itself, the /64 of an IPv6 one."""
     if ":" not in address:
         return address
     return str(ipaddress.IPv6Network((int(ipaddress.IPv6Address(address)), 64), strict=False))

@@ -1,6 +1,6 @@
-"""Early refusals: answers to those who do not get as far as the application.
+"""Early refusals: responses to clients that do not get as far as the application.
 
-Bytes that can be sent without a request to answer. Called by listeners and connections.
+Ready-made bytes, sent without a request having been parsed. Called by listeners and connections.
 """
 
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger("roost.server")
 
 
 def refusal(status: int, message: str) -> bytes:
-    """A whole answer, after which the connection is closed."""
+    """A complete response, after which the connection is closed."""
     body = msgspec.json.encode(error_body(status, message, None))
     retry = "retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
     head = (
@@ -25,12 +25,12 @@ def refusal(status: int, message: str) -> bytes:
 
 
 def full() -> bytes:
-    """The answer to who finds all places taken; the operator hears of it too."""
-    _log.warning("all connections are at work, so that others are refused; --max-connections allows more")
+    """The response when all slots are taken by requests at work; logs a warning for the operator too."""
+    _log.warning("all connections are in use, so others are refused; --max-connections allows more")
     return _FULL
 
 
-NO_ROOM = "all connections of this server are at work"
-_FULL = refusal(503, NO_ROOM)
+SERVER_FULL = "all connections of this server are at work"
+_FULL = refusal(503, SERVER_FULL)
 SLOW_HEADERS = refusal(408, "the request's headers took too long to arrive (--header-s)")
 SLOW_BODY = refusal(408, "the request's body took too long to arrive (--body-s)")

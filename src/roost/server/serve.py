@@ -29,7 +29,7 @@ from roost.server.context import Desk
 from roost.server.host_check import AllowedHosts, HostCheck
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link
-from roost.server.listener import Entrance, cannot_listen
+from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
 
 HEADER_BYTES_MAX = 32 * 1024
@@ -38,14 +38,14 @@ _LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code by which shells know it
 
 
-def serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance, keys: Keys = NO_KEYS) -> int:
+def serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys = NO_KEYS) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.set_up(config.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, entrance, keys))
+    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, listeners, keys))
 
 
-async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance, keys: Keys) -> int:
+async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
     desk = Desk(config, Link(engine), keys)
     app = make_app(desk)
@@ -55,7 +55,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance,
             RequestLog(checked, config.log_requests),
             log_config=None,
             log_level=config.log_level,
-            http=partial(Connection, limits=config, connections=entrance.connections),  # type: ignore[arg-type]
+            http=partial(Connection, limits=config, connections=listeners.connections),  # type: ignore[arg-type]
             ws="none",
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             access_log=False,
@@ -65,12 +65,12 @@ async def _serve(engine: EngineConfig, config: ServerConfig, entrance: Entrance,
             timeout_graceful_shutdown=config.drain_s + _LAST_WORDS_S,
         ),
         desk,
-        entrance.connections,
+        listeners.connections,
     )
-    watcher = asyncio.create_task(_watch(desk, server, entrance.port))
+    watcher = asyncio.create_task(_watch(desk, server, listeners.port))
     with _signals(server):
         try:
-            await server.serve(entrance.listeners)
+            await server.serve(listeners.sockets)
         finally:
             watcher.cancel()
             with suppress(asyncio.CancelledError):

@@ -18,7 +18,7 @@ from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.context import Desk
 from roost.server.link import Link
-from roost.server.listener import open_entrance
+from roost.server.listener import bind_listeners
 from roost.server.logs import REQUESTS
 from roost.server.request_log import _PATH_LEN_MAX, RequestLog
 
@@ -34,15 +34,15 @@ def talk(app: ASGIApp, client: Talk, limits: ServerConfig = LIMITS) -> None:
     """Serve an application to one client, and stop."""
 
     async def run() -> None:
-        entrance = open_entrance(limits)
-        http = partial(Connection, limits=limits, connections=entrance.connections)
+        listeners = bind_listeners(limits)
+        http = partial(Connection, limits=limits, connections=listeners.connections)
         config = uvicorn.Config(app, http=cast(Any, http), ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(entrance.listeners))
+        serving = asyncio.create_task(server.serve(listeners.sockets))
         while not server.started:
             await asyncio.sleep(0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", entrance.port, limit=1024)
-        await client(reader, writer, entrance.connections)
+        reader, writer = await asyncio.open_connection("127.0.0.1", listeners.port, limit=1024)
+        await client(reader, writer, listeners.connections)
         writer.close()
         server.should_exit = True
         await serving
@@ -66,10 +66,10 @@ def test_who_reads_slowly_is_given_time_as_long_as_it_reads() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
         writer.write(b"GET / " + HEAD + b"connection: close\r\n\r\n")
         await reader.readexactly(100)
-        (connection,) = cast(set[Connection], connections._main._guests)
+        (connection,) = cast(set[Connection], connections._main._members)
         for _ in range(10):
             await reader.readexactly(LARGE // 16)
-            connection._time_is_up()
+            connection._on_timeout()
             assert connections.num_open == 1
         while await reader.read(LARGE):
             pass
@@ -79,9 +79,9 @@ def test_who_reads_slowly_is_given_time_as_long_as_it_reads() -> None:
 
 def test_what_is_said_is_sent_at_once_and_not_when_the_last_was_confirmed() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
-        while not connections._main._guests:
+        while not connections._main._members:
             await asyncio.sleep(0)
-        (connection,) = cast(set[Connection], connections._main._guests)
+        (connection,) = cast(set[Connection], connections._main._members)
         line = connection.transport.get_extra_info("socket")
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -90,9 +90,9 @@ def test_what_is_said_is_sent_at_once_and_not_when_the_last_was_confirmed() -> N
 
 def test_bytes_that_drip_win_no_time() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connections: Connections) -> None:
-        while not connections._main._guests:
+        while not connections._main._members:
             await asyncio.sleep(0)
-        (connection,) = cast(set[Connection], connections._main._guests)
+        (connection,) = cast(set[Connection], connections._main._members)
         for begins in (b"POST / " + HEAD + b"content-length: 3\r\nx: ", b"\r\n\r\n"):
             connection.data_received(begins)
             timer = connection._timer

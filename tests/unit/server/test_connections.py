@@ -1,9 +1,9 @@
 """Who has a place, and who has to leave."""
 
-from roost.server.connections import LOBBY_PLACES, Connections, Wait, network_of
+from roost.server.connections import PROBE_SLOTS, Connections, Wait, network_of
 
 
-class Guest:
+class FakeConnection:
     """Somebody who can be made to leave."""
 
     def __init__(self) -> None:
@@ -14,13 +14,13 @@ class Guest:
         self.has_left = True
 
 
-def enter(connections: Connections, address: str = "10.0.0.1", wait: Wait | None = Wait.REQUEST) -> Guest:
-    """One more guest, who must get a place."""
-    guest = Guest()
+def enter(connections: Connections, address: str = "10.0.0.1", wait: Wait | None = Wait.REQUEST) -> FakeConnection:
+    """One more connection, who must get a place."""
+    connection = FakeConnection()
     connections.accepted()
-    assert connections.enter(guest, address) is not None
-    connections.wait(guest, wait)
-    return guest
+    assert connections.enter(connection, address) is not None
+    connections.wait(connection, wait)
+    return connection
 
 
 def test_the_longest_waiting_leaves_and_who_sends_a_body_after_all_others() -> None:
@@ -32,31 +32,31 @@ def test_the_longest_waiting_leaves_and_who_sends_a_body_after_all_others() -> N
     order = []
     for _ in range(3):
         connections.wait(enter(connections), None)
-        order += [guest for guest in (late, idle, body) if guest.has_left and guest not in order]
+        order += [connection for connection in (late, idle, body) if connection.has_left and connection not in order]
     assert order == [late, idle, body]
     assert not worker.has_left
 
 
-def test_when_all_are_at_work_newcomers_get_the_lobby_and_then_nothing() -> None:
+def test_when_all_are_at_work_newcomers_get_probe_slots_and_then_nothing() -> None:
     connections = Connections(2)
     workers = [enter(connections, wait=None) for _ in range(2)]
-    lobby = []
-    for _ in range(LOBBY_PLACES):
-        guest = Guest()
+    probes = []
+    for _ in range(PROBE_SLOTS):
+        connection = FakeConnection()
         connections.accepted()
-        assert connections.enter(guest, "10.0.0.1") is connections.lobby
-        lobby.append(guest)
+        assert connections.enter(connection, "10.0.0.1") is connections.probe_slots
+        probes.append(connection)
     assert connections.is_full
-    refused = Guest()
+    refused = FakeConnection()
     connections.accepted()
     assert connections.enter(refused, "10.0.0.1") is None
     connections.closed(refused)
     connections.closed(workers[0])
     assert not connections.is_full
-    guest = Guest()
+    connection = FakeConnection()
     connections.accepted()
-    assert connections.enter(guest, "10.0.0.1") is not connections.lobby
-    assert not any(each.has_left for each in (*workers, *lobby))
+    assert connections.enter(connection, "10.0.0.1") is not connections.probe_slots
+    assert not any(each.has_left for each in (*workers, *probes))
 
 
 def test_an_address_with_its_share_gives_up_its_own() -> None:
@@ -72,8 +72,8 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     for number in range(100):
         connections.closed(enter(connections, f"10.0.0.{number}"))
     connections.closed(enter(connections, "10.0.0.1"))
-    assert not connections._of_address
-    assert not connections._rooms
+    assert not connections._by_address
+    assert not connections._slots_of
 
 
 def test_of_ipv6_a_network_is_one_address() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from roost.errors import ConfigError
 from roost.server.config import CONNECTIONS_DEFAULT, ServerConfig
-from roost.server.connections import LOBBY_PLACES, Connections
-from roost.server.listener import _BURST, _OWN_FILES, Listener, open_entrance
+from roost.server.connections import PROBE_SLOTS, Connections
+from roost.server.listener import _BURST, _OWN_FILES, Listener, bind_listeners
 
-OTHERS = _OWN_FILES + LOBBY_PLACES  # files that are for no place
+OTHERS = _OWN_FILES + PROBE_SLOTS  # files that are for no place
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_places_are_what_the_system_has_files_for_beside_the_servers_own(
     config = ServerConfig(port=0, max_connections=asked)
     if places is None:
         with pytest.raises(ConfigError, match=f"needs {OTHERS + (asked or 1)} open files, the system allows"):
-            open_entrance(config)
+            bind_listeners(config)
         return
-    entrance = open_entrance(config)
-    assert entrance.connections.num_places == places
+    listeners = bind_listeners(config)
+    assert listeners.connections.num_slots == places
     assert set_to == [(OTHERS + places, num_files)], "no more than is needed"
-    for listener in entrance.listeners:
+    for listener in listeners.sockets:
         listener.close()
 
 
@@ -71,7 +71,7 @@ def test_so_many_are_refused_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPat
     refused: list[socket.socket] = []
     monkeypatch.setattr("roost.server.listener.refuse", refused.append)
     connections = Connections(1)
-    connections.num_open = 1 + LOBBY_PLACES  # all of them at work
+    connections.num_open = 1 + PROBE_SLOTS  # all of them at work
     with ExitStack() as stack:
         listener = _arrive(stack, connections)
         for num_refused in (_BURST, _BURST + 1):
