@@ -1,8 +1,8 @@
 """Bodies: from the bytes of a request to a checked record, or to an error that names the parameter.
 
-Owns the limits of size, depth and counts. A number that is not finite, a text that is not Unicode, an unknown field or
-a wrong type is refused here, by name, before anything else sees it. Long ones are read beside the event loop, which
-goes on, and what is too much to be read in a moment is refused unread. Called by the endpoints.
+Owns the limits of size, depth and counts. A number that is not finite, a text that is not valid Unicode, an unknown
+field or a wrong type is refused here, by name, before anything else sees it. Large bodies are parsed beside the event
+loop, and those with too many values are refused before they are parsed. Called by the endpoints.
 """
 
 import json
@@ -18,15 +18,15 @@ from roost.errors import RequestError
 BODY_BYTES_MAX = 16 * 1024 * 1024
 DEPTH_MAX = 32
 VALUES_MAX = 2**18  # in one body
-PARTS_MAX = 2**16  # names, lists and objects, each of which takes longer to read than a number
+PARTS_MAX = 2**16  # names, lists and objects, which take longer to parse than numbers
 _NUMBER_END = 2**63
 _DIGITS_MAX = 1024  # of a real number
-_NAME_LEN_MAX = 100  # of what a client wrote, in a message
-_SLICE = 64 * 1024  # bytes that are looked through in one go: other threads wait for no more
+_NAME_LEN_MAX = 100  # of a client's text that an error message quotes
+_SLICE = 64 * 1024  # bytes scanned at a time, so that other threads get the GIL in between
 _AT = re.compile(r" - at `\$\.?(.*?)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `(.*?)`")
 
-_ENDLESS_LEN = 21  # digits of a number that may be too long to be read
+_ENDLESS_LEN = 21  # from so many digits on, a number may be too long to parse
 _ENDLESS = re.compile(rb"[0-9]{%d}" % _ENDLESS_LEN)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -37,16 +37,16 @@ async def read(request: Request, kind: type[Body]) -> Body:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise RequestError(415, "content-type", "must be application/json")
-    data = await whole(request)
+    data = await read_bytes(request)
     value: Body = await request.app.state.desk.offload.run(len(data), lambda: convert(data, kind))
     return value
 
 
 def convert(data: bytes, kind: type[Body]) -> Body:
-    """Some JSON as a record; every value in it finite and of the right type."""
+    """JSON as a record; raises RequestError for the first value that is not finite or not of its type."""
     has_endless = _check_counts(data)
     try:
-        parse_float = _real_number if len(data) > _SLICE else None  # between two calls of it others have their turn
+        parse_float = _real_number if len(data) > _SLICE else None  # a Python callback lets other threads run
         values = json.loads(data.decode(), parse_float=parse_float, parse_int=_whole_number if has_endless else None)
     except RecursionError as error:
         raise RequestError(400, "body", f"must be nested at most {DEPTH_MAX} deep") from error
@@ -63,8 +63,8 @@ def convert(data: bytes, kind: type[Body]) -> Body:
         raise _named(str(error)) from error
 
 
-async def whole(request: Request) -> bytes:
-    """The whole body, as long as it is not too long."""
+async def read_bytes(request: Request) -> bytes:
+    """The whole body; raises RequestError (413) once it is too long."""
     parts, length = [], 0
     async for part in request.stream():
         length += len(part)
@@ -75,19 +75,19 @@ async def whole(request: Request) -> bytes:
 
 
 def _check_counts(data: bytes) -> bool:
-    """Refuse too many values before any of them is made, which nobody could interrupt; True if a number is endless."""
+    """Refuse too many values before parsing, which cannot be interrupted; True if some number is very long."""
     start = in_text = num_values = num_parts = 0
     has_endless, tail = False, b""
     while start < len(data):
         piece = data[start : start + _SLICE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what is escaped belongs to it
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # do not cut an escape sequence in two
             piece += data[start + len(piece) : start + len(piece) + 1]
         start += len(piece)
         pieces = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[in_text::2])
         in_text ^= (len(pieces) - 1) % 2
         has_endless = has_endless or _ENDLESS.search(tail + outside) is not None
-        tail = (tail + outside)[-_ENDLESS_LEN:]  # a number may have been cut
+        tail = (tail + outside)[-_ENDLESS_LEN:]  # a number may span two pieces
         num_values += outside.count(b",")
         num_parts += sum(map(outside.count, (b":", b"[", b"{")))
         if num_values > VALUES_MAX:
@@ -98,17 +98,17 @@ def _check_counts(data: bytes) -> bool:
 
 
 def _whole_number(digits: str) -> int | float:
-    """A whole number of JSON; one that is too long to be read is refused later, by name."""
+    """A JSON integer; one that is too long to parse becomes infinite, which is refused later, by name."""
     return int(digits) if len(digits) < _ENDLESS_LEN else math.inf
 
 
 def _real_number(digits: str) -> float:
-    """A real number of JSON; one that is too long to be read is refused later, by name."""
+    """A JSON real number; one that is too long to parse becomes infinite, which is refused later, by name."""
     return float(digits) if len(digits) <= _DIGITS_MAX else math.inf
 
 
 def _fault(value: Any, depth: int) -> tuple[str, str] | None:
-    """Path and fault of the first value that no option can mean; paths are made only for faults."""
+    """Path and reason of the first invalid value; paths are built only when one is found."""
     if not isinstance(value, dict | list):
         reason = _plain_fault(value)
         return None if reason is None else ("", reason)
@@ -117,7 +117,7 @@ def _fault(value: Any, depth: int) -> tuple[str, str] | None:
     if isinstance(value, list):
         for number, each in enumerate(value):
             if type(each) in (int, float) and -_NUMBER_END < each < _NUMBER_END:
-                continue  # there may be many, as token ids
+                continue  # the fast path, for lists of token ids
             if (fault := _fault(each, depth + 1)) is not None:
                 return _shown(f"[{number}]{fault[0]}"), fault[1]
         return None
@@ -139,7 +139,7 @@ def _plain_fault(value: Any) -> str | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which no other side could read."""
+    """Whether a text has no lone surrogate, which cannot be encoded."""
     if text.isascii():
         return True
     try:
@@ -150,12 +150,12 @@ def _is_unicode(text: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """What a client wrote, for a message: short, and readable by everybody."""
+    """A client's text for an error message: cut short, and valid UTF-8."""
     return text[:_NAME_LEN_MAX].encode("utf-8", "replace").decode()
 
 
 def _named(message: str) -> RequestError:
-    """An error that names the parameter, from what the converter said."""
+    """An error that names the parameter, from msgspec's message."""
     at, field = _AT.search(message), _FIELD.search(message)
     said = _AT.sub("", message)
     path = at.group(1) if at else ""

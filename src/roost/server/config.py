@@ -1,6 +1,6 @@
-"""Configuration of the server: where it listens, whom it lets in, and how long anything may take.
+"""Configuration of the server: where it listens, who may use it, and how long anything may take.
 
-Each field carries its help; the command line is made from them. Needs none of the server's packages.
+Each field carries its help text; the command line is generated from them. Needs none of the server's packages.
 """
 
 import re
@@ -16,15 +16,15 @@ CONNECTIONS_DEFAULT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where the server listens, and to whom."""
+    """Where the server listens, and who may use it."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen at"})
     port: int = field(default=8000, metadata={"help": "port to listen at; 0: one that is free"})
     api_key: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "a key that callers must show; also $ROOST_API_KEY; several are those of as many clients, named "
-            "key-1, key-2, … by their order, the first an admin's (docs/KEYS.md)"
+            "help": "a key that callers must send; also $ROOST_API_KEY; given several times, each key is a client, "
+            "named key-1, key-2, … in order, the first an admin (docs/KEYS.md)"
         },
     )
     api_keys: str | None = field(
@@ -33,51 +33,52 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "what clients call the model, if not by its own name; may be given several times, or with commas "
-            "between: the first is shown, all are accepted"
+            "help": "what clients call the model, instead of its own name; may be given several times, or separated by "
+            "commas: the first is shown, all are accepted"
         },
     )
     allow_host: tuple[str, ...] = field(
         default=(),
         metadata={
             "help": "a name that callers may use for this server besides localhost and --host, * for any; may be given "
-            "several times; without one any name will do where there are API keys, and any address at --host 0.0.0.0"
+            "several times; if absent, any name is accepted with API keys, and any address with --host 0.0.0.0"
         },
     )
     allow_origin: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "https://name[:port] of pages that may use this server, * for any; may be given several times"
+            "help": "origin (https://name[:port]) of web pages that may use this server, * for any; may be given "
+            "several times"
         },
     )
     header_s: int = field(default=10, metadata={"help": "seconds that a request's headers may take to arrive"})
     body_s: int = field(default=60, metadata={"help": "seconds that a request's body may take to arrive"})
-    keep_alive_s: int = field(default=5, metadata={"help": "seconds that a connection is kept between two requests"})
+    keep_alive_s: int = field(default=5, metadata={"help": "seconds that an idle connection is kept open"})
     max_connections: int | None = field(
         default=None,
         metadata={
-            "help": f"open connections; {CONNECTIONS_DEFAULT}, or what the limit of open files allows, if absent"
+            "help": f"most open connections; {CONNECTIONS_DEFAULT}, or what the limit of open files allows, if absent"
         },
     )
     max_connections_per_address: int | None = field(
         default=None,
-        metadata={"help": "of those, from one address; no limit if absent, as behind a proxy all share one"},
+        metadata={"help": "most of those from one address; no limit if absent, since a proxy has only one address"},
     )
-    drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to end when stopped"})
-    stall_s: int = field(default=60, metadata={"help": "seconds after which a reader that takes nothing is given up"})
+    drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to finish on shutdown"})
+    stall_s: int = field(default=60, metadata={"help": "seconds after which a client that reads nothing is dropped"})
     health_answer_s: int = field(
         default=10,
-        metadata={"help": "seconds without an answer of the engine that are not healthy; it may be in a step"},
+        metadata={"help": "seconds without an answer of the engine after which it is unhealthy; it may be in a step"},
     )
     health_step_s: int = field(
-        default=60, metadata={"help": "seconds without a completed step, while there is work, that are not healthy"}
+        default=60, metadata={"help": "seconds without a completed step, while there is work, until it is unhealthy"}
     )
     log_level: str = field(
-        default="warning", metadata={"help": "the least urgent that is logged", "choices": LOG_LEVELS}
+        default="warning", metadata={"help": "least severe messages that are logged", "choices": LOG_LEVELS}
     )
     log_requests: str = field(
         default="usual",
-        metadata={"help": "which requests are a line in the log; usual: all but good probes", "choices": LOG_REQUESTS},
+        metadata={"help": "requests that are logged; usual: all but successful probes", "choices": LOG_REQUESTS},
     )
 
 
@@ -89,12 +90,12 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key: a header must be able to say it."""
+    """Whether a text can be a key: it must be allowed in an HTTP header."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a model as they were given, one or several at a time, each once."""
+    """The names of --served-model-name, split at commas, without duplicates."""
     return tuple(dict.fromkeys(name.strip() for names in given for name in names.split(",")))
 
 

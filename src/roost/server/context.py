@@ -25,7 +25,7 @@ from roost.server.keys import NO_KEYS, Keys
 from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
 from roost.server.offload import OffloadThreads
-from roost.server.refusals import shaped
+from roost.server.refusals import error_for_path
 from roost.server.turns import MESSAGE_COST, Change, Conversations
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
@@ -203,7 +203,7 @@ def error_at(request: Request, status: int, body: dict[str, Any]) -> tuple[int, 
     """Status and body of an error in the form of the API that the request speaks."""
     desk: Desk = request.app.state.desk
     context = 0 if desk.link.started is None else desk.link.started.context
-    return shaped(request.scope["path"], status, body, context)
+    return error_for_path(request.scope["path"], status, body, context)
 
 
 def usage_json(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, TurnOf, submits
 from roost.messages import Finished, Submit
 from roost.server.link import Link, Watcher
-from roost.server.metrics import Metrics, Stopwatch
+from roost.server.metrics import LatencyTimer, Metrics
 from roost.server.request_log import count_tokens
 from roost.text.language import Language
 
@@ -98,11 +98,11 @@ class Generation:
         return self.outputs
 
     async def _follow(self, number: int, merged: Merged) -> None:
-        output, watch = self.outputs[number], Stopwatch(self._metrics)
+        output, watch = self.outputs[number], LatencyTimer(self._metrics)
         try:
             async with aclosing(self._link.converse(output.submit, output.request_id, output.prompt.watcher)) as events:
                 async for event in events:
-                    watch.saw(event)
+                    watch.observe(event)
                     if isinstance(event, Finished):
                         count_tokens(event.usage.prompt_tokens, event.usage.completion_tokens)
                     piece = output.answer.feed(checked(event))

@@ -1,8 +1,8 @@
-"""Keys: who a caller is, what they may do, and the file that says so.
+"""Keys: who a caller is, what it may do, and the file that says so.
 
-With no key, or one on the command line, all callers are one client without a name, and everything is theirs. Otherwise
-a key has a name, and with it sessions, request names, a prefix cache and limits of its own; an admin's may do what
-concerns everybody. Keys are compared in constant time and shown nowhere. Called by the app and the command line.
+With no key, or one on the command line, all callers are one client without a name, which owns everything. Otherwise
+each key belongs to a named client with its own sessions, request ids, prefix cache and limits; admin keys may do what
+affects all clients. Keys are compared in constant time and never printed. Called by the app and the command line.
 """
 
 import hmac
@@ -22,7 +22,7 @@ from roost.errors import ConfigError, RequestError
 from roost.sched.intake import PRIORITY_MAX
 from roost.server.config import ServerConfig, is_key
 
-SESSION_TTL_S = 3600  # of a named client's sessions, where neither they nor --session-ttl-s say anything
+SESSION_TTL_S = 3600  # of a named client's sessions, where neither its limits nor --session-ttl-s set one
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _COUNTS = ("running", "queued", "sessions", "session_ttl_s")
 _FIELDS = ("keys", "admin", "priority", *_COUNTS)
@@ -30,7 +30,7 @@ _FIELDS = ("keys", "admin", "priority", *_COUNTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A caller, as its key says."""
+    """A caller, identified by its key."""
 
     name: str = ""
     is_admin: bool = True
@@ -38,7 +38,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A client, its keys, and what the file lets it take."""
+    """A client, its keys, and its limits in the file."""
 
     client: Client
     keys: tuple[str, ...]
@@ -46,25 +46,25 @@ class Holder:
 
 
 class Keys:
-    """Which key is whose."""
+    """All keys and their clients."""
 
     def __init__(self, holders: tuple[Holder, ...] = (), warning: str = "") -> None:
         self._holders = holders
-        self.warning = warning  # for whoever starts the server
+        self.warning = warning  # for the operator
 
     @property
-    def are_asked_for(self) -> bool:
-        """Whether a caller must show one."""
+    def are_required(self) -> bool:
+        """Whether callers must send a key."""
         return bool(self._holders)
 
     @property
     def names(self) -> str:
-        """Who has keys, for people; '' where keys have no names."""
+        """The clients' names, for display; '' where keys have no names."""
         clients = [holder.client for holder in self._holders if holder.client.name]
         return ", ".join(f"{client.name} (admin)" if client.is_admin else client.name for client in clients)
 
     def client_of(self, authorization: str) -> Client:
-        """Whose key a caller shows, or 401; all are compared, each in constant time."""
+        """The client of an Authorization header, or 401; compares with every key, each in constant time."""
         if not self._holders:
             return Client()
         scheme, _, given = authorization.partition(" ")
@@ -74,7 +74,7 @@ class Keys:
         return known[0]
 
     def limits(self, engine: EngineConfig) -> tuple[ClientLimits, ...]:
-        """What each named client may take; of sessions and of the queue an equal share, where nothing is said."""
+        """The limits of each named client; by default an equal share of the sessions and of the queue."""
         named = [holder for holder in self._holders if holder.client.name]
         ttl_s = engine.session.session_ttl_s if engine.session.session_ttl_s is not None else SESSION_TTL_S
         usual = {
@@ -89,19 +89,19 @@ NO_KEYS = Keys()
 
 
 def caller(request: Request) -> Client:
-    """Whose request this is; the app has looked at its key."""
+    """The client of a request, whose key the app has checked."""
     client: Client = request.state.client
     return client
 
 
 def check_admin(request: Request) -> None:
-    """Refuse (403) what concerns everybody to those who may only do what concerns themselves."""
+    """Refuse (403) an operation that affects all clients unless the caller is an admin."""
     if not caller(request).is_admin:
-        raise RequestError(403, "authorization", f"{request.url.path} is for admin keys: it concerns all clients")
+        raise RequestError(403, "authorization", f"{request.url.path} is for admin keys: it affects all clients")
 
 
 def read_keys(config: ServerConfig) -> Keys:
-    """The keys of the command line, or of the file it names; raises ConfigError for what cannot work."""
+    """The keys of the command line, or of the file it names; raises ConfigError if they are invalid."""
     if config.api_keys is None:
         return _numbered(tuple(dict.fromkeys(config.api_key)))
     if config.api_key:
@@ -113,7 +113,7 @@ def read_keys(config: ServerConfig) -> Keys:
             tables = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--api-keys {path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not even text; says the line and never what it holds
+    except ValueError as error:  # not TOML, or not text; the message has the line number and none of the content
         raise ConfigError(f"--api-keys {path}: is not TOML: {error}") from error
     try:
         holders = tuple(_holder(name, table) for name, table in tables.items())
@@ -128,7 +128,7 @@ def _is_same(given: str, key: str) -> bool:
 
 
 def _numbered(keys: tuple[str, ...]) -> Keys:
-    """One key has no name; several are named by their order, and the first is an admin's."""
+    """Keys of the command line: a single one has no name; several are named in order, and the first is an admin's."""
     clients = [Client(name=f"key-{number}", is_admin=number == 1) for number in range(1, len(keys) + 1)]
     clients = [Client()] if len(keys) == 1 else clients
     return Keys(
@@ -140,7 +140,7 @@ def _numbered(keys: tuple[str, ...]) -> Keys:
 
 
 def _filled(holder: Holder, usual: dict[str, int]) -> ClientLimits:
-    """A client's limits, with the usual ones where it has none; without a range it cannot go before others."""
+    """A client's limits, with defaults for those it has none of; without a range its priority is at most 0."""
     limits = holder.limits
     values = {each.name: getattr(limits, each.name) for each in fields(limits)}
     values |= {name: value for name, value in usual.items() if values[name] is None}
@@ -187,4 +187,4 @@ def _check_all(holders: tuple[Holder, ...]) -> None:
     uses = Counter(key for holder in holders for key in holder.keys)
     shared = [holder.client.name for holder in holders if any(uses[key] > 1 for key in holder.keys)]
     if shared:
-        raise ValueError(f"{' and '.join(shared)} have a key in common: it could be either's")
+        raise ValueError(f"{' and '.join(shared)} have a key in common; each key must belong to one client")

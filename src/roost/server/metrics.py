@@ -1,7 +1,7 @@
-"""Metrics: what Prometheus reads, and the times of every request.
+"""Metrics: what Prometheus scrapes, and the latencies of every request.
 
-Times are measured here, where clients feel them; gauges and sums come from the engine when they are asked for.
-Called by generations, and by the endpoint that is scraped.
+Latencies are measured here, where clients feel them; gauges and counters come from the engine when they are scraped.
+Called by generations, and by the /metrics endpoint.
 """
 
 import time
@@ -18,7 +18,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """The server's own measurements."""
+    """The server's own histograms."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -30,22 +30,22 @@ class Metrics:
         return Histogram(name, text, registry=self._registry, buckets=_SECONDS)
 
     def exposition(self, stats: Stats) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         engine = CollectorRegistry()
         engine.register(_EngineStats(stats))
         return generate_latest(self._registry) + generate_latest(engine)
 
 
-class Stopwatch:
-    """The times of one output."""
+class LatencyTimer:
+    """Measures the latencies of one output."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._began = time.monotonic()
         self._last: float | None = None
 
-    def saw(self, event: Event) -> None:
-        """An event came; note how long it took."""
+    def observe(self, event: Event) -> None:
+        """Observe an event as it arrives."""
         now = time.monotonic()
         if isinstance(event, Tokens):
             if self._last is None:
@@ -68,20 +68,22 @@ class _EngineStats(Collector):
     def collect(self) -> Iterator[Metric]:
         """One metric for each number."""
         stats = self._stats
-        yield GaugeMetricFamily("roost_queued_requests", "Requests that wait", stats.queued)
-        yield GaugeMetricFamily("roost_running_requests", "Requests that run", stats.running)
+        yield GaugeMetricFamily("roost_queued_requests", "Requests in the queue", stats.queued)
+        yield GaugeMetricFamily("roost_running_requests", "Requests running", stats.running)
         yield from _sessions(stats)
         age_s = stats.step_age_ms / 1000
-        yield GaugeMetricFamily("roost_step_age_seconds", "Since the last step, while there is work", age_s)
-        yield CounterMetricFamily("roost_steps", "Steps collected", stats.steps)
-        yield CounterMetricFamily("roost_failed_steps", "Steps that broke", stats.failed_steps)
+        yield GaugeMetricFamily("roost_step_age_seconds", "Time since the last step, while there is work", age_s)
+        yield CounterMetricFamily("roost_steps", "Steps completed", stats.steps)
+        yield CounterMetricFamily("roost_failed_steps", "Steps that failed", stats.failed_steps)
         for what, most in (("rows", stats.step_rows_max), ("tokens", stats.step_tokens_max)):
-            text = f"Most {what} of a step, since larger ones broke; +Inf: no limit"
+            text = f"Most {what} allowed in a step, since larger ones failed; +Inf: no limit"
             yield GaugeMetricFamily(f"roost_step_{what}_limit", text, float("inf") if most is None else most)
-        yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of ended requests", stats.prompt_tokens)
-        yield CounterMetricFamily("roost_cached_tokens", "Of those, found in the cache", stats.cached_tokens)
+        yield CounterMetricFamily("roost_prompt_tokens", "Prompt tokens of finished requests", stats.prompt_tokens)
+        yield CounterMetricFamily("roost_cached_tokens", "Of those, found in the prefix cache", stats.cached_tokens)
         yield CounterMetricFamily("roost_completion_tokens", "Tokens generated", stats.completion_tokens)
-        yield CounterMetricFamily("roost_retractions", "Requests preempted (sent back to the queue)", stats.retractions)
+        yield CounterMetricFamily(
+            "roost_retractions", "Requests preempted, that is, sent back to the queue", stats.retractions
+        )
         endings = CounterMetricFamily("roost_requests", "Requests ended, by reason", labels=["reason"])
         for reason, count in stats.endings:
             endings.add_metric([reason], count)
@@ -100,22 +102,22 @@ class _EngineStats(Collector):
 
 def _sessions(stats: Stats) -> Iterator[Metric]:
     yield GaugeMetricFamily("roost_sessions", "Open sessions", stats.sessions)
-    yield GaugeMetricFamily("roost_sessions_resident", "Of those, with KV of their own", stats.sessions_resident)
-    yield GaugeMetricFamily("roost_session_tokens", "Tokens whose KV idle sessions keep", stats.session_tokens)
+    yield GaugeMetricFamily("roost_sessions_resident", "Of those, with KV pages of their own", stats.sessions_resident)
+    yield GaugeMetricFamily("roost_session_tokens", "Tokens whose KV idle sessions hold", stats.session_tokens)
     yield CounterMetricFamily("roost_sessions_opened", "Sessions opened, forks included", stats.sessions_opened)
     yield CounterMetricFamily("roost_sessions_closed", "Sessions closed by their clients", stats.sessions_closed)
     yield CounterMetricFamily(
-        "roost_sessions_expired", "Sessions closed when their time was up", stats.sessions_expired
+        "roost_sessions_expired", "Sessions closed when their ttl was over", stats.sessions_expired
     )
-    reclaimed = "How often an idle session had to leave its KV to the cache"
+    reclaimed = "How often an idle session's KV pages were released to the prefix cache"
     yield CounterMetricFamily("roost_sessions_reclaimed", reclaimed, stats.sessions_reclaimed)
 
 
 def _speculation(spec: SpecStats) -> Iterator[Metric]:
-    """What speculation did for all requests; zeros if there is none."""
+    """Speculation's counters over all requests; zeros if there is none."""
     yield CounterMetricFamily("roost_spec_rounds", "Rounds in which drafts were verified", spec.rounds)
     yield CounterMetricFamily("roost_spec_drafts_offered", "Draft tokens verified", spec.drafts_offered)
-    accepted = "Of those, accepted, also past the end of an output"
+    accepted = "Of those, accepted, including those past the end of an output"
     yield CounterMetricFamily("roost_spec_drafts_accepted", accepted, spec.drafts_accepted)
     overshoot = "Accepted tokens past the end of an output"
     yield CounterMetricFamily("roost_spec_overshoot_tokens", overshoot, spec.overshoot)
@@ -127,8 +129,8 @@ def _speculation(spec: SpecStats) -> Iterator[Metric]:
 
 
 def _draft_lengths(rounds: tuple[int, ...]) -> Metric:
-    """How much was drafted, rounds without drafts included."""
-    length = HistogramMetricFamily("roost_spec_draft_length", "Tokens drafted for a round, also none")
+    """A histogram of draft lengths, including rounds without drafts."""
+    length = HistogramMetricFamily("roost_spec_draft_length", "Tokens drafted for a round, 0 included")
     buckets = [(f"{number}.0", float(count)) for number, count in enumerate(accumulate(rounds))]
     num_drafts = sum(number * count for number, count in enumerate(rounds))
     length.add_metric([], [*buckets, ("+Inf", float(sum(rounds)))], num_drafts)

@@ -1,6 +1,6 @@
-"""Models: what the one model is called, and what clients learn of it before they ask it something.
+"""Models: the names of the one model that is served, and what clients can ask about it.
 
-Owns the names that `model` may be; `default` always works. Fields that vLLM's and SGLang's clients look for are there,
+Owns the values that `model` may have; `default` always works. Has the fields that vLLM's and SGLang's clients look for,
 by their names, as far as they are known here. Called by the app's routes and by every endpoint that takes `model`.
 """
 
@@ -49,7 +49,7 @@ async def model_info(request: Request) -> Response:
 
 
 def check_model(desk: Desk, name: str | None) -> None:
-    """Refuse to answer for a model that is not here; null is whichever is."""
+    """Refuse (404) the name of a model that is not served; null is fine."""
     desk.check_ready()
     known = desk.config.served_model_name or (desk.model_name,)
     if name is not None and name not in ("default", *known):
@@ -57,13 +57,13 @@ def check_model(desk: Desk, name: str | None) -> None:
 
 
 def started(desk: Desk) -> Started:
-    """What the engine said when it was ready, which it is."""
+    """What the engine reported when it became ready; call only once it is."""
     assert desk.link.started is not None
     return desk.link.started
 
 
 def _card(desk: Desk) -> dict[str, Any]:
-    """The model as OpenAI describes one, and how long a sequence may be, as vLLM and SGLang do."""
+    """The model in OpenAI's form, with `max_model_len` as in vLLM and SGLang."""
     return {
         "id": desk.model_name,
         "object": "model",

@@ -18,7 +18,7 @@ from roost.errors import RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
-from roost.server.body import convert, read, whole
+from roost.server.body import convert, read, read_bytes
 from roost.server.context import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
@@ -102,7 +102,7 @@ async def flush_cache(request: Request) -> Response:
     """POST /flush_cache."""
     desk: Desk = request.app.state.desk
     check_admin(request)
-    data = await whole(request)
+    data = await read_bytes(request)
     if data:
         await desk.offload.run(len(data), lambda: convert(data, FlushBody))
     desk.check_ready()

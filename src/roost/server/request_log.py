@@ -1,7 +1,7 @@
-"""Request log: one line for each request once it is answered, and the one place that reports a request that broke.
+"""Request log: one line for each finished request, and the one place that reports a request that failed with a bug.
 
-It shows method, path, status, time, tokens, and whose request it was; never a prompt, a query or a key. Wraps the whole
-application; `serve` puts it there.
+A line has method, path, status, time, tokens and client; never a prompt, a query or a key. Wraps the whole application;
+`serve` puts it there.
 """
 
 import logging
@@ -21,8 +21,8 @@ _request_log = logging.getLogger(REQUESTS)
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What is known of an answer on its way."""
+class _LoggedResponse:
+    """What is known so far of a response."""
 
     began: float
     status: int = 0
@@ -31,29 +31,29 @@ class _Answer:
     completion_tokens: int = 0
 
 
-_answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
+_answer: ContextVar[_LoggedResponse | None] = ContextVar("answer", default=None)
 
 
 def count_tokens(prompt: int, completion: int) -> None:
-    """Note what an output has cost the request that this task, or the one that started it, answers."""
+    """Add an output's tokens to the request that this task, or the task that started it, answers."""
     if (answer := _answer.get()) is not None:
         answer.prompt_tokens += prompt
         answer.completion_tokens += completion
 
 
 class RequestLog:
-    """An application whose requests are told of: all, none, those that `failed`, or all but `usual` probes."""
+    """Wraps an application and logs its requests: `all`, `none`, the `failed` ones, or `usual`: all but good probes."""
 
     def __init__(self, app: ASGIApp, which: str) -> None:
         self._app = app
         self._which = which
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, then tell of it."""
+        """Answer a request, then log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(time.monotonic())
+        answer = _LoggedResponse(time.monotonic())
 
         async def noted(message: Message) -> None:
             await send(message)
@@ -63,21 +63,21 @@ class RequestLog:
         token = _answer.set(answer)
         try:
             await self._app(scope, receive, noted)
-        except Exception:  # noqa: BLE001 (the client was told; raised on, it would be reported once more)
+        except Exception:  # noqa: BLE001 (the client has its 500; uvicorn would report it a second time)
             _log.exception("%s %s failed", scope["method"], _short(scope["path"]))
         finally:
             _answer.reset(token)
-            if self._is_told(scope["path"], answer.status):
+            if self._is_logged(scope["path"], answer.status):
                 _request_log.info("%s", _line(scope, answer))
 
-    def _is_told(self, path: str, status: int) -> bool:
+    def _is_logged(self, path: str, status: int) -> bool:
         is_good = 0 < status < 400
         if self._which == "usual":
             return not (is_good and path in _PROBES)
         return self._which == "all" or (self._which == "failed" and not is_good)
 
 
-def _line(scope: Scope, answer: _Answer) -> str:
+def _line(scope: Scope, answer: _LoggedResponse) -> str:
     took_s = time.monotonic() - answer.began
     parts = [f"{scope['method']} {_short(scope['path'])} {answer.status or 'unanswered'} {took_s:.3f} s"]
     if answer.status and not answer.is_whole:

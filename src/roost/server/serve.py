@@ -1,8 +1,8 @@
-"""Serve: the life of a server, from its socket to its last request.
+"""Serve: the life of a server, from its listening socket to its last request.
 
-It listens at once and says 503 until the model is there. At the first SIGTERM or Ctrl-C it takes nothing new and gives
-what runs some time to end; a second Ctrl-C ends it on the spot. If the engine ends unexpectedly, so does the server.
-Called by the command line.
+It listens at once and answers 503 until the model is loaded. At the first SIGTERM or Ctrl-C it refuses new requests and
+gives running ones some time to finish; a second Ctrl-C ends it at once. If the engine ends unexpectedly, so does the
+server. Called by the command line.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
 
 HEADER_BYTES_MAX = 32 * 1024
-_SWITCH_S = 0.001  # the event loop waits so long for each thread with long work, which takes turns with it
-_LAST_WORDS_S = 5  # for answers to leave, after what still ran was ended
-_INTERRUPTED = 128 + signal.SIGINT  # the exit code by which shells know it
+_SWITCH_S = 0.001  # longest that a thread with large work keeps the GIL from the event loop
+_LAST_WORDS_S = 5  # for responses to be sent, after running requests were aborted
+_INTERRUPTED = 128 + signal.SIGINT  # the shells' exit code for it
 
 
 def serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys = NO_KEYS) -> int:
@@ -49,7 +49,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
     asyncio.get_running_loop().set_exception_handler(_report)
     desk = Desk(config, Link(engine), keys)
     app = make_app(desk)
-    checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_asked_for), app.state.origins)
+    checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
         uvicorn.Config(
             RequestLog(checked, config.log_requests),
@@ -81,7 +81,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
 
 
 class _Server(uvicorn.Server):
-    """A server that refuses new work from the moment it is told to stop."""
+    """uvicorn's server, which drains when it is told to stop: refuses new requests, lets running ones finish."""
 
     def __init__(self, config: uvicorn.Config, desk: Desk, connections: Connections) -> None:
         super().__init__(config)
@@ -89,14 +89,14 @@ class _Server(uvicorn.Server):
         self._connections = connections
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """Begin to listen; another program may have been quicker."""
+        """Begin to listen; another program may have taken the port meanwhile."""
         try:
             await super().startup(sockets)
         except OSError as error:
             raise cannot_listen(self._desk.config, error) from error
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Say that nothing new is taken, let what runs end, and end it when its time is up."""
+        """Refuse new requests, let running ones finish, and abort them after `drain_s`."""
         self._desk.is_draining = True
         limit = asyncio.get_running_loop().call_later(self._desk.config.drain_s, self._end_all)
         try:
@@ -105,23 +105,23 @@ class _Server(uvicorn.Server):
             limit.cancel()
 
     def _end_all(self) -> None:
-        """End what runs, and leave those whose request has not arrived."""
+        """Abort running requests, and close connections whose request has not arrived."""
         self._desk.link.abort_where(lambda name: True)
         while self._connections.evict():
             pass
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever runs this: raised once more, as usual, they would end us before the engine."""
+        """Leave signals to `_signals`: uvicorn would raise them again at the end, before the engine has stopped."""
         yield
 
     def stop(self, number: signal.Signals) -> None:
-        """Stop at a signal; at once if it is the second, and somebody's who waits."""
+        """Stop at a signal; at once if it is a second Ctrl-C."""
         if self.should_exit and number == signal.SIGINT:
             print("roost: stopped at once", file=sys.stderr, flush=True)
             self._desk.link.kill()
             logging.shutdown()
-            os._exit(_INTERRUPTED)  # threads may be at work that nobody can end
+            os._exit(_INTERRUPTED)  # offload threads cannot be interrupted
         if not self.should_exit:
             num_left = len(self.server_state.tasks)
             whose = "1 running request gets" if num_left == 1 else f"{num_left} running requests get"
@@ -132,7 +132,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _signals(server: _Server) -> Iterator[None]:
-    """Stop at a signal, until the engine has ended too."""
+    """Handle signals until the engine has ended, too."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop, number)
@@ -144,7 +144,7 @@ def _signals(server: _Server) -> Iterator[None]:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What the event loop could tell nobody; that the system has nothing left for a connection is no bug."""
+    """Log an exception that the event loop caught; an OSError (out of file descriptors, say) is no bug."""
     error = context.get("exception")
     if isinstance(error, OSError):
         logging.getLogger("roost.server").error("%s: %s", context.get("message", "a connection failed"), error)
@@ -153,7 +153,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 async def _watch(desk: Desk, server: uvicorn.Server, port: int) -> None:
-    """Start the engine, say when it is ready, and end the server if the engine ends."""
+    """Start the engine, print when it is ready, and end the server if the engine ends."""
     with suppress(CapacityError):
         await desk.link.start()
         desk.open()

@@ -1,7 +1,7 @@
-"""Tokens: texts and conversations to token ids and back, as vLLM's clients ask for it; nothing is generated.
+"""Tokens: /tokenize and /detokenize, in vLLM's form; nothing is generated.
 
-The ids are those that a completion of the same prompt or messages would begin with, and no more than one may have.
-Called by the app's routes.
+The ids are those that a completion of the same prompt or messages would begin with, with the same limit on their
+number. Called by the app's routes.
 """
 
 from typing import Any
@@ -44,11 +44,11 @@ async def detokenize(request: Request) -> Response:
         raise RequestError(400, "tokens", f"ids must be in [0, {end - 1}]")
     tokenizer = desk.language.tokenizer
     text = tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens, at_start=True)
-    return json_response({"prompt": text, "text": text})  # by vLLM's name, and by SGLang's
+    return json_response({"prompt": text, "text": text})  # vLLM's name, and SGLang's
 
 
 async def _prompt_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
-    """The tokens of a text, with the one that begins a prompt, or without."""
+    """The tokens of a text, with or without the leading bos token."""
     assert body.prompt is not None
     if not body.add_generation_prompt:
         raise RequestError(400, "add_generation_prompt", "is for messages")
@@ -59,7 +59,7 @@ async def _prompt_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
 
 
 async def _chat_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
-    """The tokens of a conversation, up to where the model speaks, or to its end."""
+    """The tokens of a conversation, with or without the generation prompt."""
     assert body.messages is not None
     if body.add_special_tokens:
         raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")

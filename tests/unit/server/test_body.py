@@ -21,7 +21,7 @@ from roost.server.body import (
     PARTS_MAX,
     VALUES_MAX,
     convert,
-    whole,
+    read_bytes,
 )
 from roost.server.schema import ChatBody, CompletionBody, GenerateBody
 
@@ -151,10 +151,10 @@ def test_a_body_is_as_long_as_it_may_be(num_more: int) -> None:
             yield b"x" * (1 + num_more)
 
     if num_more == 0:
-        assert len(asyncio.run(whole(Sent()))) == BODY_BYTES_MAX  # type: ignore[arg-type]
+        assert len(asyncio.run(read_bytes(Sent()))) == BODY_BYTES_MAX  # type: ignore[arg-type]
     else:
         with pytest.raises(RequestError, match=f"body: must be at most {BODY_BYTES_MAX} bytes"):
-            asyncio.run(whole(Sent()))  # type: ignore[arg-type]
+            asyncio.run(read_bytes(Sent()))  # type: ignore[arg-type]
 
 
 def test_real_numbers_of_a_long_body_are_read_one_by_one_so_that_others_have_their_turn() -> None:

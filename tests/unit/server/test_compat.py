@@ -7,7 +7,7 @@ import pytest
 
 from roost.errors import RequestError
 from roost.server.compat import NO_OP_VALUES
-from roost.server.refusals import shaped
+from roost.server.refusals import error_for_path
 from roost.server.schema import UNSUPPORTED, ChatBody, GenerateBody, Message, Part, SamplingBody, refuse_unsupported
 
 NEEDED = {"messages": [], "prompt": "", "role": "user", "type": "text"}
@@ -68,7 +68,7 @@ def fault(status: int, param: str | None = None, message: str = "said") -> dict[
 def test_the_code_of_an_error_is_a_word_on_openais_endpoints_and_the_status_elsewhere(
     path: str, status: int, param: str | None, told: tuple[int, Any]
 ) -> None:
-    shown, body = shaped(path, status, fault(status, param, f"{param}: too long: 9 of 8"), 8)
+    shown, body = error_for_path(path, status, fault(status, param, f"{param}: too long: 9 of 8"), 8)
     assert (shown, body["error"]["code"]) == told
     assert ("maximum context length is 8 tokens" in body["error"]["message"]) == (told[0] != status)
     assert body["error"]["message"].startswith(f"{param}: ") and body["error"]["message"].endswith("too long: 9 of 8")
