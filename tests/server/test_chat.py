@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roost.cli.main import main
-from roost.cli.remote import Remote, RemoteSession, WholeSession
+from roost.cli.remote_sessions import ClientSideSession, RemoteServer, RemoteSession
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.options import Options
 from tests.server.process import Server
@@ -77,7 +77,7 @@ def test_chat_with_a_server_is_a_session_of_it(
 
 
 def test_an_answer_that_is_left_is_undone_in_the_server(chain_server: Server) -> None:
-    session = Remote(chain_server.url).session()
+    session = RemoteServer(chain_server.url).session()
     assert isinstance(session, RemoteSession)
     for _ in range(2):
         pieces = session.chat(USER, ENDLESS)
@@ -94,7 +94,7 @@ def test_an_answer_that_is_left_is_undone_in_the_server(chain_server: Server) ->
         assert session.rewind(turn=1).turns == 1 == fork.state().turns
     with pytest.raises(RequestError, match="turn: "):
         session.rewind(turn=9)
-    with pytest.raises(RequestError, match="n: cannot be asked"):
+    with pytest.raises(RequestError, match="n: is not supported in a chat"):
         next(session.chat(USER, Options(n=2)))
     session.close()
     session.close()
@@ -185,11 +185,11 @@ def test_a_server_without_sessions_is_sent_the_whole_conversation(
     assert printed.out == "1!\n3!\n5!\n3!\n1!\n"
     said = " ".join(printed.err.split())
     assert "foreign is ready" in said and "messages: too long" in said
-    assert "1 turns, 12 tokens" in said and "does not say how its engine stands" in said
+    assert "1 turns, 12 tokens" in said and "reports no statistics of its engine" in said
     assert [message["content"] for message in Foreign.heard[4]["messages"]] == ["one", "1!", "four"]
     asked = {"model": "foreign", "temperature": 0, "max_tokens": 512, "stream": True}
     assert asked.items() <= Foreign.heard[0].items() and "top_k" not in Foreign.heard[0]
-    assert isinstance(Remote(foreign).session(), WholeSession)
+    assert isinstance(RemoteServer(foreign).session(), ClientSideSession)
 
 
 def test_levels_of_a_bench_ask_a_foreign_server_for_other_texts(foreign: str) -> None:
@@ -225,7 +225,7 @@ def test_a_key_is_shown_and_a_server_that_goes_away_ends_the_answer_with_an_erro
     monkeypatch.setenv("ROOST_API_KEY", "secret")
     assert say(monkeypatch, server.url, "/stats") == 0
     assert "0 turns, 0 tokens" in capsys.readouterr().err
-    pieces = Remote(server.url).session().chat(USER, ENDLESS)
+    pieces = RemoteServer(server.url).session().chat(USER, ENDLESS)
     next(pieces)
     server.kill()
     with pytest.raises((CapacityError, ConfigError)):

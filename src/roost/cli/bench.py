@@ -1,8 +1,8 @@
-"""Measure a running server, or an engine in this process: throughput, times, cache hits, accepted drafts.
+"""Measure a running server, or an engine in this process: throughput, latencies, cache hits, accepted drafts.
 
-Prompts come from a file (one JSON object with `prompt` a line, or plain lines) or are those that come with the project.
-Each run has prompts of its own: none finds in the prefix cache what an earlier one has left there. Prints a table, and
-JSON if asked for. Numbers of one run, side by side; no run is better than the machine was quiet. Called by `main`.
+Prompts come from a file (JSON lines with a `prompt`, or plain lines) or are the project's own. Each run uses a cache
+salt of its own, so none finds what an earlier one left in the prefix cache. Prints a table, and writes JSON if asked
+for. Figures are only as good as the machine was quiet. Called by `main`.
 """
 
 import json
@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from roost.cli.api import Api, NotJson
 from roost.cli.flags import add_engine, check_no_engine, engine_of
+from roost.cli.http_client import HttpClient, NotJson
 from roost.cli.prompts import PROMPTS, read_turns
 from roost.errors import ConfigError, RequestError
 from roost.front import speculation
@@ -42,7 +42,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=None,
-        help="a running server, with the key in $ROOST_API_KEY; an engine in this process if absent",
+        help="a running server, whose key is in $ROOST_API_KEY; an engine in this process if absent",
     )
     parser.add_argument(
         "--prompts", type=Path, default=None, metavar="FILE", help="a file; the project's own prompts if absent"
@@ -61,21 +61,20 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Times:
-    """One request: when its tokens came, and what it used."""
+class RequestTimes:
+    """One request: when its tokens arrived, and its usage."""
 
     began: float = 0.0
-    stamps: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # (time, tokens that came then, as far as one can see)
+    # (time, tokens that arrived then; a server's chunk counts as one)
+    stamps: list[tuple[float, int]] = field(default_factory=list)
     output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The results of one concurrency."""
+class BenchRun:
+    """The results at one concurrency."""
 
     concurrency: int
     requests: int
@@ -87,36 +86,36 @@ class Run:
     between_ms_p99: float
     cached_share: float
     wall_s: float
-    spec: SpecStats  # of this run; zeros where nothing is drafted, or nothing is known of it
+    spec: SpecStats  # of this run; zeros where nothing is drafted, or the server does not report it
 
     def as_json(self) -> dict[str, Any]:
         """The results for a file."""
         return {**asdict(self), "spec": speculation.as_json(self.spec)}
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """What is measured."""
 
-    def ask(self, prompt: str, mark: str) -> Times:
-        """One request, to its end; it finds nothing cached that was asked for under another mark."""
+    def ask(self, prompt: str, salt: str) -> RequestTimes:
+        """Run one request to its end; it shares no cached prefix with requests of another salt."""
         ...
 
     def spec(self) -> SpecStats:
-        """Speculation's sums since the start."""
+        """Speculation's counters since the start."""
         ...
 
 
-class InProcess:
+class EngineTarget:
     """An engine in this process."""
 
     def __init__(self, llm: LLM, options: Options) -> None:
         self._llm = llm
         self._options = options
 
-    def ask(self, prompt: str, mark: str) -> Times:
-        """One request, to its end."""
-        times = Times(began=time.perf_counter())
-        options = replace(self._options, cache_salt=mark)
+    def ask(self, prompt: str, salt: str) -> RequestTimes:
+        """Run one request to its end."""
+        times = RequestTimes(began=time.perf_counter())
+        options = replace(self._options, cache_salt=salt)
         for piece in self._llm.stream_chat([{"role": "user", "content": prompt}], options):
             if piece.tokens:
                 times.stamps.append((time.perf_counter(), len(piece.tokens)))
@@ -127,15 +126,15 @@ class InProcess:
         return times
 
     def spec(self) -> SpecStats:
-        """Speculation's sums since the start."""
+        """Speculation's counters since the start."""
         return self._llm.stats().spec
 
 
-class Server:
+class ServerTarget:
     """A server that speaks OpenAI's API."""
 
     def __init__(self, url: str, new_tokens: int, temperature: float) -> None:
-        self._api = Api(url)
+        self._http = HttpClient(url)
         self._body = {
             "model": "default",
             "max_tokens": new_tokens,
@@ -144,15 +143,15 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        self._has_salts = self._sums() is not None  # one of ours; others need other texts
+        self._has_salts = self._counters() is not None  # a Roost server; others get different texts instead of a salt
 
-    def ask(self, prompt: str, mark: str) -> Times:
-        """One request, to its end."""
-        times = Times(began=time.perf_counter())
-        fresh = {"cache_salt": mark} if self._has_salts else {}
-        text = prompt if self._has_salts else f"[{mark}] {prompt}"
+    def ask(self, prompt: str, salt: str) -> RequestTimes:
+        """Run one request to its end."""
+        times = RequestTimes(began=time.perf_counter())
+        fresh = {"cache_salt": salt} if self._has_salts else {}
+        text = prompt if self._has_salts else f"[{salt}] {prompt}"
         body = {**self._body, **fresh, "messages": [{"role": "user", "content": text}]}
-        for chunk in self._api.stream("/v1/chat/completions", body):
+        for chunk in self._http.stream("/v1/chat/completions", body):
             if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                 times.stamps.append((time.perf_counter(), 1))
             if chunk.get("usage"):
@@ -162,14 +161,14 @@ class Server:
         return times
 
     def spec(self) -> SpecStats:
-        """Speculation's sums since the start, other clients' too; a server that does not say them has none."""
-        return self._sums() or SpecStats()
+        """Speculation's counters since the start, other clients included; zeros if the server does not report any."""
+        return self._counters() or SpecStats()
 
-    def _sums(self) -> SpecStats | None:
+    def _counters(self) -> SpecStats | None:
         try:
-            return speculation.from_json(self._api.get("/server_info")["stats"]["spec"])
+            return speculation.from_json(self._http.get("/server_info")["stats"]["spec"])
         except (RequestError, NotJson, KeyError, TypeError):
-            return None  # not one of ours
+            return None  # not a Roost server
 
 
 def run(args: Namespace) -> int:
@@ -180,37 +179,37 @@ def run(args: Namespace) -> int:
         raise ConfigError("--requests and --new-tokens must be at least 1")
     if args.url is not None:
         check_no_engine(args)
-        server = Server(args.url, args.new_tokens, args.temperature)
+        server = ServerTarget(args.url, args.new_tokens, args.temperature)
         return _report([measure(server, prompts, args, n) for n in levels], args)
     options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
     with loading_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
-        return _report([measure(InProcess(llm, options), prompts, args, n) for n in levels], args)
+        return _report([measure(EngineTarget(llm, options), prompts, args, n) for n in levels], args)
 
 
-def measure(target: Target, prompts: list[str], args: Namespace, concurrency: int) -> Run:
-    """One run: `concurrency` clients that take the next prompt as soon as they are done."""
-    with counting_bar(f"{concurrency} at once", args.requests) as told:
-        return _measured(target, prompts, args, concurrency, told)
+def measure(target: BenchTarget, prompts: list[str], args: Namespace, concurrency: int) -> BenchRun:
+    """One run: `concurrency` clients, each of which takes the next prompt as soon as it is done."""
+    with counting_bar(f"{concurrency} at once", args.requests) as progress:
+        return _measured(target, prompts, args, concurrency, progress)
 
 
 def _measured(
-    target: Target, prompts: list[str], args: Namespace, concurrency: int, told: Callable[[int], None]
-) -> Run:
-    mark = secrets.token_hex(4)
+    target: BenchTarget, prompts: list[str], args: Namespace, concurrency: int, progress: Callable[[int], None]
+) -> BenchRun:
+    salt = secrets.token_hex(4)
     work: SimpleQueue[int] = SimpleQueue()
     for number in range(args.requests):
         work.put(number)
-    done: list[Times] = []
+    done: list[RequestTimes] = []
     errors: list[BaseException] = []
 
     def client() -> None:
         try:
             while True:
                 number = work.get_nowait()
-                done.append(target.ask(prompts[number % len(prompts)], mark))
-                told(len(done))
+                done.append(target.ask(prompts[number % len(prompts)], salt))
+                progress(len(done))
         except Empty:
             pass
         except Exception as error:  # noqa: BLE001 (raised again below, on the main thread)
@@ -229,7 +228,7 @@ def _measured(
     return _summary(done, concurrency, wall_s, speculation.since(before, target.spec()))
 
 
-def _summary(done: list[Times], concurrency: int, wall_s: float, spec: SpecStats) -> Run:
+def _summary(done: list[RequestTimes], concurrency: int, wall_s: float, spec: SpecStats) -> BenchRun:
     firsts = [times.stamps[0][0] - times.began for times in done if times.stamps]
     gaps = [
         (after - before) / count * 1000
@@ -237,7 +236,7 @@ def _summary(done: list[Times], concurrency: int, wall_s: float, spec: SpecStats
         for (before, _), (after, count) in zip(times.stamps, times.stamps[1:], strict=False)
     ]
     prompt_tokens = sum(times.prompt_tokens for times in done)
-    return Run(
+    return BenchRun(
         concurrency=concurrency,
         requests=len(done),
         output_tokens_s=sum(times.output_tokens for times in done) / wall_s,
@@ -258,7 +257,7 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _report(runs: list[Run], args: Namespace) -> int:
+def _report(runs: list[BenchRun], args: Namespace) -> int:
     table = Table(title=f"{args.requests} requests of {args.new_tokens} tokens, {args.url or 'in this process'}")
     for heading in ("at once", "out tok/s", "prompt tok/s", "first p50 s", "p99", "between p50 ms", "p99", "cached"):
         table.add_column(heading, justify="right")
@@ -268,7 +267,7 @@ def _report(runs: list[Run], args: Namespace) -> int:
         cells = [f"{number:.1f}" for number in numbers] + [f"{number:.3g}" for number in times]
         table.add_row(str(each.concurrency), *cells, f"{each.cached_share:.0%}")
     Console(file=sys.stdout).print(table)
-    for each in runs:  # not columns: the table is as wide as a terminal
+    for each in runs:  # not in the table, which is as wide as a terminal already
         if each.spec.drafts_offered:
             length = f"{each.concurrency} at once: accept length {each.spec.accept_length:.2f}"
             print(f"{length}, rounds by accept length from 1:", *each.spec.histogram)
@@ -288,7 +287,7 @@ def _levels(text: str) -> list[int]:
     try:
         levels = [int(each) for each in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--concurrency must be numbers with commas between them, got {text}") from error
+        raise ConfigError(f"--concurrency must be numbers separated by commas, got {text}") from error
     if min(levels) < 1:
         raise ConfigError(f"--concurrency must be at least 1, got {text}")
     return levels

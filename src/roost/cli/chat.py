@@ -1,8 +1,8 @@
-"""Talk with a model in the terminal: one in this process, or a running server's.
+"""Chat with a model in the terminal: one in this process, or a running server's.
 
-The conversation is a session: each turn sends only what is new, and says how much it inherited, when the first token
-came and how fast the others followed, and how many tokens a round of speculation gave if there was one. An answer that
-is interrupted is forgotten. Called by `main`.
+The conversation is a session: each turn sends only what is new, and reports how many tokens it inherited, the time to
+the first token, the rate of the others, and the accept length if drafts were verified. An interrupted answer is
+forgotten. Called by `main`.
 """
 
 import sys
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from roost.cli import sample
+from roost.cli import generation_flags
 from roost.cli.flags import add_engine, check_no_engine, engine_of
-from roost.cli.input_lines import Lines, is_command
-from roost.cli.remote import Remote
+from roost.cli.input_lines import MessageReader, is_command
+from roost.cli.remote_sessions import RemoteServer
 from roost.errors import CapacityError, RequestError, RoostError
 from roost.front.answer import Piece
 from roost.front.options import Options
@@ -29,12 +29,12 @@ from roost.terminal import loading_bar
 
 ENGINE_GONE = 503
 DIGITS_MAX = 9
-HELP = """/system [text]  begin anew with this system message; alone: say what it is; - is none
-/clear          forget the conversation, copies too, and begin anew
-/rewind [n]     forget the last n turns (1)
-/fork           go on in a copy of this conversation
+HELP = """/system [text]  start over with this system message (- for none); without text: show it
+/clear          forget the conversation and its copies, and start over
+/rewind [n]     forget the last n turns (default: 1)
+/fork           continue in a copy of this conversation
 /back           leave the copy, back to where it was made
-/stats          how the conversation and the engine stand
+/stats          sizes of the conversation, statistics of the engine
 /help           this
 /exit           end, as Ctrl-D does
 A paste of several lines is one message; so is what stands between \"\"\" and \"\"\".
@@ -45,41 +45,41 @@ EXAMPLES = """\
   roost chat --url http://127.0.0.1:8000             with a server that runs already"""
 
 
-class Conversation(Protocol):
-    """A session, wherever its engine is."""
+class ChatSession(Protocol):
+    """A session of an engine in this process or of a server."""
 
     def chat(self, messages: Messages, options: Options) -> Generator[Piece, None, None]:
         """Pieces of the answer to new messages; leaving the loop undoes the turn."""
         ...
 
     def rewind(self, *, turn: int) -> SessionState:
-        """Cut it back to so many turns."""
+        """Keep only the first `turn` turns."""
         ...
 
-    def fork(self) -> "Conversation":
-        """Another that goes on from here."""
+    def fork(self) -> "ChatSession":
+        """A copy that continues from here."""
         ...
 
     def state(self) -> SessionState:
-        """How it stands; a turn that was left has been undone."""
+        """Its state, once a turn that was abandoned has been undone."""
         ...
 
     def close(self) -> None:
-        """Forget it."""
+        """Close it and forget its tokens."""
         ...
 
 
-class Partner(Protocol):
-    """Who answers."""
+class ChatModel(Protocol):
+    """A model that answers: the library's LLM, or a server."""
 
     name: str
 
-    def session(self) -> Conversation:
-        """A new conversation."""
+    def session(self) -> ChatSession:
+        """A new session."""
         ...
 
     def stats(self) -> Stats | None:
-        """How things stand in the engine, as far as it says."""
+        """The engine's statistics; None if the server does not report them."""
         ...
 
 
@@ -89,9 +89,9 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=None,
-        help="a running server, with the key in $ROOST_API_KEY; a model in this process if absent",
+        help="a running server, whose key is in $ROOST_API_KEY; a model in this process if absent",
     )
-    sample.add_flags(parser, temperature=0.7, max_new_tokens=512)
+    generation_flags.add_flags(parser, temperature=0.7, max_new_tokens=512)
     add_engine(parser)
 
 
@@ -99,25 +99,25 @@ def run(args: Namespace) -> int:
     """Read, answer, repeat."""
     console = Console(stderr=True, highlight=False)
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # what is no text is shown so, and ends nothing
-    lines = Lines()
-    with _partner(args) as partner:
-        console.print(f"{partner.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
-        talk = _Talk(partner, console, args.system, sample.options_of(args))
+        sys.stdin.reconfigure(errors="replace")  # invalid bytes become replacement characters instead of errors
+    reader = MessageReader()
+    with _model(args) as model:
+        console.print(f"{model.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
+        chat = _Chat(model, console, args.system, generation_flags.options_of(args))
         try:
-            while (text := lines.next()) is not None and text != "/exit":
-                _take(talk, text, console)
+            while (text := reader.next()) is not None and text != "/exit":
+                _take(chat, text, console)
         finally:
-            talk.close()
+            chat.close()
     return 0
 
 
 @contextmanager
-def _partner(args: Namespace) -> Iterator[Partner]:
+def _model(args: Namespace) -> Iterator[ChatModel]:
     """A running server, or a model that is loaded here."""
     if args.url is not None:
         check_no_engine(args)
-        yield Remote(args.url)
+        yield RemoteServer(args.url)
         return
     with loading_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
@@ -125,28 +125,28 @@ def _partner(args: Namespace) -> Iterator[Partner]:
         yield llm
 
 
-def _take(talk: "_Talk", text: str, console: Console) -> None:
-    """One message; what cannot be done is said, and the chat goes on."""
+def _take(chat: "_Chat", text: str, console: Console) -> None:
+    """Handle one message; errors are printed and the chat continues, unless the engine is gone."""
     try:
-        talk.take(text)
+        chat.take(text)
     except (RequestError, CapacityError) as error:
         if isinstance(error, CapacityError) and error.status == ENGINE_GONE:
             raise
         console.print(str(error), style="red", markup=False)
 
 
-class _Talk:
-    """A conversation, and those that it was forked from."""
+class _Chat:
+    """The current session, and those that it was forked from."""
 
-    def __init__(self, partner: Partner, console: Console, system: str | None, options: Options) -> None:
-        self._partner = partner
+    def __init__(self, model: ChatModel, console: Console, system: str | None, options: Options) -> None:
+        self._model = model
         self._console = console
         self._system = system
         self._options = options
-        self._sessions: list[Conversation] = [partner.session()]  # the last one is talked to
+        self._sessions: list[ChatSession] = [model.session()]  # the last one is the current one
 
     def take(self, text: str) -> None:
-        """A line: a command, something to answer, or nothing."""
+        """Handle a message: a command, a user's message, or an empty line."""
         if not text:
             return
         command, *words = text.split()
@@ -173,7 +173,7 @@ class _Talk:
                 self._turn(text)
 
     def close(self) -> None:
-        """Leave nothing behind in an engine that lives on; where it is gone, so are they."""
+        """Close all sessions, so that nothing is left in a server that runs on."""
         with suppress(RoostError):
             while self._sessions:
                 self._sessions.pop().close()
@@ -208,10 +208,10 @@ class _Talk:
         self._say(f"back, after {self._sessions[-1].state().turns} turns")
 
     def _stats(self) -> None:
-        state, stats = self._sessions[-1].state(), self._partner.stats()
+        state, stats = self._sessions[-1].state(), self._model.stats()
         self._say(f"{state.turns} turns, {state.length} tokens, {state.resident} of them resident")
         if stats is None:
-            self._say("the server does not say how its engine stands")
+            self._say("the server reports no statistics of its engine")
             return
         self._say(f"{stats.sessions} sessions, {stats.session_tokens} tokens resident in them")
         for pool in stats.pools:
@@ -223,7 +223,7 @@ class _Talk:
             self._say(f"accept length {stats.spec.accept_length:.2f} in {stats.spec.rounds} rounds")
 
     def _turn(self, text: str) -> None:
-        """One answer, printed as it comes."""
+        """Run one turn, and print the answer as it arrives."""
         session, before = self._sessions[-1], self._sessions[-1].state()
         messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
         if self._system and not before.length:

@@ -1,6 +1,6 @@
-"""Flags: the command line's options, made from the fields of the configuration and back.
+"""Flags: command-line options generated from the fields of the configuration, and back.
 
-A flag exists because a field does; its help, choices and default are the field's. Called by the commands.
+Each field has one flag; its help, choices and default are the field's. Called by the commands.
 """
 
 import types
@@ -63,7 +63,7 @@ def engine_of(args: Namespace) -> EngineConfig:
 
 
 def check_no_engine(args: Namespace) -> None:
-    """Refuse flags of the engine beside --url: the engine that answers has been told already."""
+    """Refuse flags of the engine together with --url: a running server's engine is already configured."""
     for group in _ENGINE_GROUPS.values():
         for field in fields(group):
             if vars(args)[field.name] != _default(field):
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(group: type, field: "Field[Any]") -> Any:
-    """What a flag's text becomes: int for `int | None`, a number or the word itself for `int | str | None`."""
+    """The type of a flag's value: int for `int | None`, a number or a word for `int | str | None`."""
     hint = typing.get_type_hints(group)[field.name]
     if isinstance(hint, types.UnionType):
         kinds = [each for each in typing.get_args(hint) if each is not types.NoneType]

@@ -1,4 +1,4 @@
-"""Print what follows a prompt.
+"""Generate text from a prompt and print it.
 
 The prompt comes from the command line or from standard input. Runs the model in this process. Called by `main`.
 """
@@ -6,7 +6,7 @@ The prompt comes from the command line or from standard input. Runs the model in
 import sys
 from argparse import ArgumentParser, Namespace
 
-from roost.cli import sample
+from roost.cli import generation_flags
 from roost.cli.flags import add_engine, engine_of
 from roost.library.llm import LLM
 from roost.terminal import loading_bar
@@ -20,18 +20,18 @@ EXAMPLES = """\
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("prompt", nargs="?", help="standard input if absent")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message, not a text to go on with")
-    sample.add_flags(parser, temperature=0.0, max_new_tokens=128)
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message, not a text to continue")
+    generation_flags.add_flags(parser, temperature=0.0, max_new_tokens=128)
     add_engine(parser)
 
 
 def run(args: Namespace) -> int:
-    """Generate once, token by token."""
+    """Generate one output, printed as it arrives."""
     prompt = args.prompt if args.prompt is not None else sys.stdin.read()
     with loading_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
-        options = sample.options_of(args)
+        options = generation_flags.options_of(args)
         message = [{"role": "user", "content": prompt}]
         pieces = llm.stream_chat(message, options) if args.chat else llm.stream(prompt, options)
         for piece in pieces:

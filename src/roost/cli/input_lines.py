@@ -1,8 +1,8 @@
-'''Lines: what somebody types or pastes, message by message.
+'''Input lines: what somebody types or pastes, as messages.
 
-A paste of several lines is one message: the terminal marks where it begins and ends, if it and the line editor know how
-(bracketed paste), and lines that come faster than anybody types belong together in any case, up to a command. What
-stands between """ and """ is one message everywhere, also where no terminal is. Called by `chat`.
+A paste of several lines is one message: terminals and line editors that know bracketed paste mark where it
+starts and ends, and otherwise lines that come faster than anybody types belong together, up to a command. What stands
+between """ and """ is one message everywhere, also without a terminal. Called by `chat`.
 '''
 
 import select
@@ -10,32 +10,32 @@ import sys
 from contextlib import suppress
 
 try:
-    import readline  # then input() edits lines, and takes longer ones than a terminal's own buffer
+    import readline  # lets input() edit lines, and read longer ones than a terminal's own buffer
 except ImportError:
     readline = None  # type: ignore[assignment]
 
 BLOCK = '"""'
-_PASTE_S = 0.05  # a paste's next line is there by then, and nobody's next keystroke is
+_PASTE_S = 0.05  # a paste's next line arrives within this time, a typed one does not
 
 
 def is_command(text: str) -> bool:
-    """Whether a line is said to the chat itself: a slash and a word."""
+    """Whether a line is a command to the chat itself: a slash and a word."""
     word = text.split(maxsplit=1)[0] if text.strip() else ""
     return word.startswith("/") and word[1:].isalpha()
 
 
-class Lines:
+class MessageReader:
     """Standard input, message by message."""
 
     def __init__(self) -> None:
         self._at_terminal = sys.stdin.isatty()
-        self._held: str | None = None  # a command that was read behind a message
+        self._held: str | None = None  # a command that was read together with the message before it
         self._has_ended = False
         if readline is not None and "GNU" in (readline.__doc__ or ""):
             readline.parse_and_bind("set enable-bracketed-paste on")
 
     def next(self) -> str | None:
-        """The next message; None at the end. Ctrl-C forgets only what was typed."""
+        """The next message; None at the end of input. Ctrl-C discards only the line being typed."""
         if self._held is not None:
             held, self._held = self._held, None
             return held
@@ -53,7 +53,7 @@ class Lines:
         return input(prompt if self._at_terminal else "")
 
     def _message(self, first: str) -> str:
-        """A line, and what belongs to it."""
+        """The message that begins with this line."""
         text = first.strip()
         if text.startswith(BLOCK):
             return self._block(text.removeprefix(BLOCK))
@@ -70,7 +70,7 @@ class Lines:
         return "\n".join(lines).strip()
 
     def _block(self, first: str) -> str:
-        """A message up to the mark that ends it, or to the end of all input."""
+        """A message up to the closing quotes, or to the end of input."""
         lines = [first]
         with suppress(EOFError):
             while not lines[-1].rstrip().endswith(BLOCK):

@@ -1,6 +1,6 @@
 """The `roost` command: finds the subcommand and turns errors into one line and an exit code.
 
-0: done; 1: it failed; 2: it cannot work like this. Called by the installed script and by `python -m roost`.
+0: done; 1: failed; 2: wrong usage or configuration. Called by the installed script and by `python -m roost`.
 """
 
 import sys
@@ -16,9 +16,9 @@ Command = Callable[[Namespace], int]
 
 COMMANDS = {
     "serve": "Serve a model over HTTP: OpenAI's API and SGLang's.",
-    "chat": "Talk with a model in the terminal.",
-    "generate": "Print what follows a prompt.",
-    "pull": "Fetch the default model and say where it is.",
+    "chat": "Chat with a model in the terminal.",
+    "generate": "Generate text from a prompt.",
+    "pull": "Download the default model and print where it is.",
     "bench": "Measure a running server, or an engine in this process.",
     "train-draft": "Train a draft head for a model on its own answers.",
 }
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(
         prog="roost",
         description="An LLM serving engine for conversations.",
-        epilog="roost COMMAND --help lists what a command can be told, with examples.",
+        epilog="roost COMMAND --help lists the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"roost {roost.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in words if word in COMMANDS), None)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, formatter_class=RawDescriptionHelpFormatter)
-        if name == chosen:  # a server has no use for the parts that run a model, and needs no time to load them
+        if name == chosen:  # only its modules are imported: the server's process needs none that run a model
             module = _module(name)
             module.add_flags(command)
             command.epilog = f"examples:\n{module.EXAMPLES}"
             command.usage = f"roost {name} [options]" + (" [prompt]" if name == "generate" else "")
     args, unknown = parser.parse_known_args(words)
-    if unknown:  # the parser of all commands would speak for itself
+    if unknown:  # reported by the command's own parser, with its usage
         commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     run: Command = _module(args.command).run
     try:

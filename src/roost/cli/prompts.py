@@ -1,7 +1,7 @@
-"""Prompts: those of a file, and some for a quick measurement.
+"""Prompts: read from a file, or the project's own for a quick measurement.
 
-The latter were written for this project: everyday questions of different lengths, none of a public evaluation set. Used
-by `bench` when no file is given; files are read for it and for the training of draft heads.
+The latter were written for this project: everyday questions of different lengths, none from a public evaluation set.
+Used by `bench`; files are read for `train-draft`, too.
 """
 
 import gzip
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 
-_KEYS = ("turns", "prompt", "text", "p")  # that public sets use
+_KEYS = ("turns", "prompt", "text", "p")  # used by public data sets
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -33,9 +33,9 @@ PROMPTS = (
 
 
 def read_turns(path: Path) -> list[list[str]]:
-    """Conversations of a file, each the list of its user's turns.
+    """The conversations in a file, each a list of its user's messages.
 
-    One JSON object a line with a prompt or turns, or plain lines; gzip where the name ends in .gz.
+    Each line is a JSON object with a prompt or turns, or plain text; .gz files are decompressed.
     """
     if not path.is_file():
         raise ConfigError(f"--prompts: there is no file {path}")
@@ -44,9 +44,8 @@ def read_turns(path: Path) -> list[list[str]]:
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except (OSError, EOFError, ValueError) as error:
         raise ConfigError(f"--prompts: {path} cannot be read: {error}") from error
-    lines = [
-        (number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
-    ]  # JSON has others in texts
+    # not splitlines: JSON strings may contain the other line separators
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise ConfigError(f"--prompts: {path} is empty")
     return [_turns(path, number, line) for number, line in lines]

@@ -1,6 +1,6 @@
-"""Fetch the default model and say where it is.
+"""Download the default model and print where it is.
 
-It is fetched once and checked; afterwards nothing is downloaded. Called by `main`.
+It is downloaded once and verified; afterwards nothing is fetched. Called by `main`.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -16,7 +16,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Fetch, if need be."""
+    """Download, if it is not there yet."""
     with loading_bar("fetching") as progress:
         path = default_model(progress)
     print(path)

@@ -1,7 +1,7 @@
 """Serve a model over HTTP: OpenAI's API and SGLang's.
 
-Needs the server's packages, the extra `server`. The default model is fetched on first use, before anything
-listens. Called by `main`.
+Needs the server's packages, the extra `server`. The port is bound first; then the default model is fetched if it is
+not there yet. Called by `main`.
 """
 
 import sys
@@ -46,14 +46,14 @@ def run(args: Namespace) -> int:
         print(f"roost: warning: {keys.warning}", file=sys.stderr)
     if keys.names:
         print(f"keys: {keys.names}")
-    listeners = bind_listeners(config)  # a port that is in use is said before anything is fetched
+    listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
     with loading_bar("fetching") as progress:
         find_model(args.model, progress)
     return serve(engine_of(args), config, listeners, keys)
 
 
 def _server_packages() -> str:
-    """The extra's packages by name: Roost itself is in no index that pip could find it in."""
+    """The extra's packages by name, since Roost itself is in no package index."""
     try:
         asked = [each.partition(";") for each in requires("roost") or ()]
     except PackageNotFoundError:  # run from its sources

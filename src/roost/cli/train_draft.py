@@ -1,7 +1,7 @@
-"""Train a draft head for a model: from a file of prompts to a checkpoint that speculates.
+"""Train a draft head for a model: from a file of prompts to a checkpoint for speculative decoding.
 
-The model answers the prompts itself, and the head learns to guess the answers. Everything lies in one folder, and goes
-on from there when the command is given again. Called by `main`.
+The model answers the prompts itself, and the head learns to predict the answers. Everything is kept in one folder, and
+the same command resumes from there. Called by `main`.
 """
 
 import signal
@@ -32,44 +32,48 @@ EXAMPLES = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """What is learned, from what, and for how long."""
+    """What is trained, on which data, and for how long."""
 
     model: str = field(default="default", metadata={"help": "the target: a GGUF file, a folder, or default"})
     device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     threads: int | None = field(default=None, metadata={"help": "of a CPU; PyTorch's choice if absent"})
     prompts: str | None = field(
-        default=None, metadata={"help": "a file, a JSON object or a line each; only what is answered already if absent"}
+        default=None, metadata={"help": "a file of JSON or plain lines; if absent, only existing answers are used"}
     )
     own_questions: int = field(default=0, metadata={"help": "questions that the model asks itself, besides the file's"})
     out: str = field(
         default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
     )
-    answer_tokens: int = field(default=512, metadata={"help": "tokens of an answer, at most"})
+    answer_tokens: int = field(default=512, metadata={"help": "most tokens of an answer"})
     answers_s: float | None = field(
-        default=None, metadata={"help": "seconds for the answers of this run, once all is asked; no limit if absent"}
+        default=None, metadata={"help": "seconds that this run may spend on answers; no limit if absent"}
     )
-    at_once: int = field(default=32, metadata={"help": "prompts that are answered at once"})
+    at_once: int = field(default=32, metadata={"help": "prompts that are answered concurrently"})
     draft_vocabulary: int | None = field(
         default=None,
-        metadata={"help": f"tokens that the head can say, the most frequent; as before, or {VOCABULARY}, if absent"},
+        metadata={
+            "help": f"size of the head's vocabulary, the most frequent tokens; default: as before, or {VOCABULARY}"
+        },
     )
     feed_size: int | None = field(
         default=None,
-        metadata={"help": "width of the head's feed-forward, at least the model's; as before, or that, if absent"},
+        metadata={"help": "width of the head's feed-forward, at least the model's; default: as before, or the model's"},
     )
     from_head: str | None = field(
         default=None,
-        metadata={"help": "folder of a head to go on from, as wide as it is; the model's own weights if absent"},
+        metadata={"help": "folder of a head to start from, with its sizes; the model's own weights if absent"},
     )
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
-    epochs: int = field(default=10, metadata={"help": "times that every row is seen, those of earlier runs included"})
+    epochs: int = field(default=10, metadata={"help": "passes over the data, including those of earlier runs"})
     train_s: float | None = field(
-        default=None, metadata={"help": "seconds for the training, those of earlier runs included; no limit if absent"}
+        default=None, metadata={"help": "seconds of training, including earlier runs; no limit if absent"}
     )
-    learning_rate: float = field(default=5e-4, metadata={"help": "at its highest"})
-    unrolled_steps: int = field(default=7, metadata={"help": "drafts one after the other that are trained"})
-    train_seed: int = field(default=0, metadata={"help": "of the order of rows"})
+    learning_rate: float = field(default=5e-4, metadata={"help": "the peak of the schedule"})
+    unrolled_steps: int = field(
+        default=7, metadata={"help": "consecutive draft steps that are trained (training-time test)"}
+    )
+    train_seed: int = field(default=0, metadata={"help": "for the order of rows"})
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -120,7 +124,7 @@ def run(args: Namespace) -> int:
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuse numbers that cannot work."""
+    """Raise ConfigError for the first number that is out of range."""
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
     for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0}.items():
         value = getattr(config, name)
@@ -144,17 +148,17 @@ def _bar(console: Console, label: str) -> Iterator[tuple[Progress, TaskID]]:
 
 @contextmanager
 def _interruptible(console: Console) -> Iterator[Callable[[], bool]]:
-    """Makes of Ctrl-C a wish that is granted after an update, however often it is pressed: what was learned is kept."""
-    wished = Event()
+    """Turn Ctrl-C into a request to stop after the current update, so that what was learned is kept."""
+    requested = Event()
 
-    def wish(_number: int, _frame: FrameType | None) -> None:
-        if not wished.is_set():
-            wished.set()
-            console.print("stopping after this update; the same command goes on from there")
+    def request_stop(_number: int, _frame: FrameType | None) -> None:
+        if not requested.is_set():
+            requested.set()
+            console.print("stopping after this update; the same command resumes from there")
 
-    before = signal.signal(signal.SIGINT, wish)
+    before = signal.signal(signal.SIGINT, request_stop)
     try:
-        yield wished.is_set
+        yield requested.is_set
     finally:
         signal.signal(signal.SIGINT, before)
 

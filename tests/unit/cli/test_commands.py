@@ -139,13 +139,13 @@ def test_chat_takes_several_lines_between_marks_as_one_message(
     lines = ['"""a', "", "/stats", 'b"""', '"""one line"""', "/stats", '"""', "not ended"]
     typed(monkeypatch, "\n".join(lines))
     heard: list[str] = []
-    take = chat._Talk.take
+    take = chat._Chat.take
 
-    def hear(talk: chat._Talk, text: str) -> None:
+    def hear(talk: chat._Chat, text: str) -> None:
         heard.append(text)
         take(talk, text)
 
-    monkeypatch.setattr(chat._Talk, "take", hear)
+    monkeypatch.setattr(chat._Chat, "take", hear)
     assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
     assert heard == ["a\n\n/stats\nb", "one line", "/stats", "not ended"]
     assert capsys.readouterr().out == "he12!\n" * 3
@@ -352,7 +352,7 @@ def test_bench_reads_a_servers_sums_and_does_without_them(status: int, said: str
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=lambda: [server.handle_request() for _ in range(2)])
         thread.start()
-        assert bench.Server(f"http://127.0.0.1:{server.server_port}", 1, 0.0).spec() == read
+        assert bench.ServerTarget(f"http://127.0.0.1:{server.server_port}", 1, 0.0).spec() == read
         thread.join()
 
 

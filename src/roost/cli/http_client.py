@@ -1,7 +1,8 @@
-"""Api: a running server as commands talk to it, over HTTP and with nothing but the standard library.
+"""HTTP client: a running server as the commands talk to it, with nothing but the standard library.
 
-Owns the address, the key and how refusals are read. Each call has a connection of its own, so any thread may call; a
-stream that is left closes its connection, which ends the turn behind it. Called by `bench` and by `remote`.
+Owns the address, the key and how error responses are read. Each call has a connection of its own, so any thread may
+call; a stream that is abandoned closes its connection, which aborts the turn behind it. Called by `bench` and
+`remote_sessions`.
 """
 
 import json
@@ -15,14 +16,14 @@ from roost.environment import api_keys
 from roost.errors import CapacityError, ConfigError, RequestError
 
 _TIMEOUT_S = 600
-_ERROR_BYTES_MAX = 65536  # of a refusal's body that is read
+_ERROR_BYTES_MAX = 65536  # of an error response, at most so much is read
 
 
 class NotJson(ConfigError):
-    """Something answers there that does not speak our language."""
+    """The server's answer is not JSON, so it is something else."""
 
 
-class Api:
+class HttpClient:
     """A server at a URL."""
 
     def __init__(self, url: str) -> None:
@@ -33,27 +34,27 @@ class Api:
             raise ConfigError(f"--url must be like http://host:port, got {url}") from error
         if place.scheme not in ("http", "https") or not self._host:
             raise ConfigError(f"--url must be like http://host:port, got {url}")
-        self._base = place.path.rstrip("/").removesuffix("/v1")  # OpenAI's clients are given it with /v1
+        self._base = place.path.rstrip("/").removesuffix("/v1")  # OpenAI's base URLs end in /v1
         self._secure = place.scheme == "https"
         keys = api_keys(())
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {keys[0]}"} if keys else {})
 
     def get(self, path: str) -> Any:
-        """What a GET answers."""
+        """The response to a GET."""
         return self.ask("GET", path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What a POST answers."""
+        """The response to a POST."""
         return self.ask("POST", path, body)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer to a request; a refusal is raised as the error that it says."""
-        with self._asked(method, path, body) as response:
+        """The response to a request; an error response is raised as the matching error."""
+        with self._request(method, path, body) as response:
             return _json(response.read())
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
-        """The events that a POST answers with; one that is a refusal is raised."""
-        with self._asked("POST", path, body) as response:
+        """The events that a POST streams; an error event is raised."""
+        with self._request("POST", path, body) as response:
             for line in response:
                 if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
                     event = _json(line[len(b"data:") :])
@@ -62,8 +63,8 @@ class Api:
                     yield event
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
-        """The server's answer, to be read inside."""
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+        """The server's response, to be read inside the context."""
         assert self._host is not None
         connection = (HTTPSConnection if self._secure else HTTPConnection)(self._host, self._port, timeout=_TIMEOUT_S)
         try:
@@ -76,7 +77,7 @@ class Api:
                 except ValueError:
                     said = {"error": {"message": text[:300].decode(errors="replace")}}
                 raise _refusal(response.status, said)
-            with response:  # one that the server closes behind itself is not the connection's any more
+            with response:  # after "connection: close" the connection does not own the response any more
                 yield response
         except (OSError, HTTPException) as error:
             raise ConfigError(f"--url: cannot reach {self._host}:{self._port}: {error!r}") from error
@@ -92,7 +93,7 @@ def _json(text: bytes) -> Any:
 
 
 def _refusal(status: int, body: Any) -> RequestError | CapacityError:
-    """A refusal as the error that the library would raise."""
+    """An error response as the error that the library would raise."""
     error = body.get("error", body) if isinstance(body, dict) else body
     said = error if isinstance(error, dict) else {"message": str(error)[:300]}
     message, param = str(said.get("message") or said.get("detail") or said), said.get("param")
