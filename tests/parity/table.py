@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parity import parameters
 from tests.parity.option_cases import CASES, CIRCUMSTANCES, OPTIONS, REFUSED, Case
 from tests.parity.rounds import MODES
 
@@ -56,7 +57,7 @@ def written(cells: Cells) -> str:
     lines = [*HEADER]
     for title, cases in sections.items():
         lines += ["", f"## {title}", "", *_rows(cases, cells)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *parameters.section()]) + "\n"
 
 
 def _rows(cases: dict[str, Case], cells: Cells) -> list[str]:

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from roost.messages import Submit
 from roost.sampling.params import SamplingParams
+from tests.parity import parameters
 from tests.tidy.source import ROOT
 
 NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options
@@ -13,7 +14,8 @@ NUM_CELLS = 8  # four modes, two depths
 
 def rows() -> dict[str, list[str]]:
     """The cells of each option."""
-    lines = [line for line in (ROOT / "docs" / "OPTIONS.md").read_text().splitlines() if line.startswith("| `")]
+    page, _, _ = (ROOT / "docs" / "OPTIONS.md").read_text().partition(parameters.TITLE)
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {option.strip("`"): results[:-1] for option, *results in cells}
 
@@ -26,3 +28,8 @@ def test_every_option_of_a_request_is_in_the_table() -> None:
 def test_every_cell_of_the_table_is_exact_or_refused() -> None:
     bad = {option: cells for option, cells in rows().items() if len(cells) != NUM_CELLS or not set(cells) <= GOOD}
     assert bad == {}
+
+
+def test_the_page_says_of_every_sampling_parameter_what_its_definition_says() -> None:
+    _, _, said = (ROOT / "docs" / "OPTIONS.md").read_text().partition(parameters.TITLE)
+    assert [parameters.TITLE, *said.splitlines()[1:]] == parameters.section(), "run `make table`"

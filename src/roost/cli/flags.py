@@ -1,11 +1,13 @@
 """Flags: command-line options generated from the fields of the configuration, and back.
 
-Each field has one flag; its help, choices and default are the field's. Called by the commands.
+A flag exists because a field does; its help, choices and default are the field's. Called by the commands, and by
+`cli.generation_flags` for the fields of `Options`.
 """
 
 import types
 import typing
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, _ArgumentGroup
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
@@ -28,21 +30,26 @@ def add_group(parser: ArgumentParser, group: type) -> None:
     """Add a flag for every field of a group of options."""
     section = parser.add_argument_group((group.__doc__ or "").rstrip("."))
     for field in fields(group):
-        flag, text, kind = "--" + field.name.replace("_", "-"), field.metadata["help"], _kind(group, field)
-        default, choices = _default(field), field.metadata.get("choices")
-        if kind is bool:
-            switch = section.add_argument(flag, action=BooleanOptionalAction, default=default)
-            switch.help = text if default is None else f"{text} (default: {'on' if default else 'off'})"
-        elif isinstance(default, tuple):
-            section.add_argument(flag, action="append", default=None, help=text, metavar=field.name.upper())
-        else:
-            shown = text if default is None else f"{text} (default: {default})"
-            bare = field.metadata.get("bare")  # what the flag means without a value
-            nargs = None if bare is None else "?"
-            metavar = None if choices else _METAVARS.get(kind)
-            section.add_argument(
-                flag, type=kind, default=default, help=shown, nargs=nargs, const=bare, choices=choices, metavar=metavar
-            )
+        add_field(section, group, field, _default(field))
+
+
+def add_field(section: _ArgumentGroup, group: type, field: "Field[Any]", default: Any) -> None:
+    """Add the flag of one field; without the flag it is `default`."""
+    flag, text, kind = "--" + field.name.replace("_", "-"), field.metadata["help"], _kind(group, field)
+    choices = field.metadata.get("choices")
+    if kind is bool:
+        switch = section.add_argument(flag, action=BooleanOptionalAction, default=default)
+        switch.help = text if default is None else f"{text} (default: {'on' if default else 'off'})"
+    elif isinstance(default, tuple):
+        section.add_argument(flag, action="append", default=None, help=text, metavar=field.name.upper())
+    else:
+        shown = text if default is None else f"{text} (default: {default})"
+        bare = field.metadata.get("bare")  # what the flag means without a value
+        nargs = None if bare is None else "?"
+        metavar = None if choices else _METAVARS.get(kind)
+        section.add_argument(
+            flag, type=kind, default=default, help=shown, nargs=nargs, const=bare, choices=choices, metavar=metavar
+        )
 
 
 def add_engine(parser: ArgumentParser) -> None:
@@ -53,8 +60,13 @@ def add_engine(parser: ArgumentParser) -> None:
 
 def group_of(args: Namespace, group: type[Group]) -> Group:
     """A group of options from parsed flags."""
-    values = {field.name: vars(args)[field.name] for field in fields(group)}  # type: ignore[arg-type]
-    return group(**{name: _plain(value) for name, value in values.items() if value is not None})
+    return group(**given(args, fields(group)))  # type: ignore[arg-type]
+
+
+def given(args: Namespace, flagged: Iterable["Field[Any]"]) -> dict[str, Any]:
+    """The fields that parsed flags give a value, by name."""
+    values = {field.name: vars(args)[field.name] for field in flagged}
+    return {name: _plain(value) for name, value in values.items() if value is not None}
 
 
 def engine_of(args: Namespace) -> EngineConfig:

@@ -15,17 +15,12 @@ from roost.cli.http_client import HttpClient
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front import speculation
 from roost.front.answer import Piece
-from roost.front.options import Options
+from roost.front.options import OPENAI_NAMES, Options
 from roost.library.session import Messages
 from roost.messages import Finished, PoolStats, SessionState, SpecStats, Stats, Usage
 
 _POLL_S = 0.02  # how often an abandoned turn is polled
 _ABANDONED_S_MAX = 10.0  # and for how long
-_NAMES = {  # options that OpenAI's bodies call something else
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "timeout_s": "timeout",
-}
 _UNSUPPORTED = ("no_stop_trim", "n", "logprobs", "prompt_logprobs_from")  # in a chat
 
 
@@ -176,7 +171,7 @@ def _body(options: Options) -> dict[str, Any]:
             continue
         if name in _UNSUPPORTED:
             raise RequestError(400, name, "is not supported in a chat with a running server")
-        body[_NAMES.get(name, name)] = dict(value) if name == "logit_bias" else value
+        body[OPENAI_NAMES.get(name, name)] = dict(value) if name == "logit_bias" else value
     return body
 
 

@@ -1,7 +1,8 @@
 """Options of a generation as people give them, and the requests that the engine gets for them.
 
-One record for every interface: what a caller may ask for is listed here and nowhere else. Types are checked here,
-ranges by the engine, which refuses by the same names. Called by the server's endpoints and the library.
+One record for every interface: what a caller may ask for is listed here, and of sampling in `sampling.params`. Types
+are checked here, ranges by the engine, which refuses by the same names. Called by the server's endpoints, the library
+and the command line.
 """
 
 import secrets
@@ -9,31 +10,25 @@ from dataclasses import dataclass
 
 from roost.errors import RequestError
 from roost.messages import Submit
-from roost.sampling.params import SEED_END, SamplingParams
+from roost.sampling.params import SEED_END, SamplingFields, SamplingParams, parameter
 from roost.text.tokenizer import Tokenizer
 from roost.values import fitted, real, shown
 
 N_MAX = 64
+# what OpenAI's bodies call an option, where they have another word
+OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "timeout_s": "timeout"}
 TIMEOUT_S_MIN = 0.001
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # outputs of one request get seeds far apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a generation may be asked for."""
+class Options(SamplingFields):
+    """What a generation may be asked for, with every sampling parameter."""
 
-    max_new_tokens: int | None = None  # None: what the context allows
+    seed: int | None = parameter(None, help="the same gives the same text; a new one if absent")
+    max_new_tokens: int | None = parameter(None, help="tokens of the answer, at most")  # None: what the context allows
     min_new_tokens: int = 0  # nothing stops the output before
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = -1  # -1: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # of prompt and output tokens
-    presence_penalty: float = 0.0  # of output tokens
-    frequency_penalty: float = 0.0  # of output tokens, for each time
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None  # None: a new one
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = parameter((), help="a text that ends the output; repeatable")
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # in the text that comes back
@@ -44,20 +39,6 @@ class Options:
     priority: int = 0
     timeout_s: float | None = None
     cache_salt: str = ""  # cached prefixes are shared only under the same salt
-
-    def sampling(self, seed: int) -> SamplingParams:
-        """How tokens are chosen, for one output."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            seed=seed,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +69,7 @@ def submits(
             tokens=tokens,
             max_new_tokens=options.max_new_tokens,
             min_new_tokens=options.min_new_tokens,
-            sampling=options.sampling(seed),
+            sampling=SamplingParams.of(options, seed),
             stop_token_ids=stop_ids,
             stop=options.stop,
             stop_in_special=not options.skip_special_tokens,

@@ -7,7 +7,7 @@ from a host mirror, so there is no host sync. Never keeps a token by itself. Cal
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -16,8 +16,12 @@ from torch import Tensor
 from roost.device.device import Device
 from roost.layers.ops import TORCH_OPS
 from roost.sampling import draw
+from roost.sampling.params import SamplingParams
 from roost.step import RowSetup
 
+# The numbers of a row: a parameter that is one is there by its name, whoever uses it.
+_REALS = tuple(each.name for each in fields(SamplingParams) if each.type is float)
+_WHOLES = (*(each.name for each in fields(SamplingParams) if each.type is int), "min_len")
 CHUNK_ELEMENTS_MAX = 2**24  # logits worked on at a time: a few tensors of 8 bytes each
 
 
@@ -66,12 +70,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._paths: list[_Path | None] = [None] * num_rows  # host mirror; None: not set yet
-        reals = torch.zeros(6, num_rows, dtype=torch.float64, device=device.torch)
-        self._reals = reals
-        self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = reals
-        wholes = torch.zeros(3, num_rows, dtype=torch.int64, device=device.torch)
-        self._wholes = wholes
-        self._top_k, self._seed, self._min_len = wholes
+        self._reals = torch.zeros(len(_REALS), num_rows, dtype=torch.float64, device=device.torch)
+        self._wholes = torch.zeros(len(_WHOLES), num_rows, dtype=torch.int64, device=device.torch)
+        # the numbers of every row by parameter: [num_rows] each, views of the two tables
+        self.numbers = dict(zip((*_REALS, *_WHOLES), (*self._reals, *self._wholes), strict=True))
         self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # [num_rows, widest so far]
         self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device.torch)  # 0: padding
         self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # -1: padding
@@ -96,10 +98,10 @@ class Sampler:
             has_min_p=sampling.min_p > 0,
         )
         self._paths[row] = path
-        reals = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
-        reals += [sampling.presence_penalty, sampling.frequency_penalty]
+        reals = [getattr(sampling, name) for name in _REALS]
         self._reals[:, row] = self._device.put(np.array(reals, dtype=np.float64))
-        wholes = [path.top_k, sampling.seed, setup.min_len]
+        own = {"top_k": path.top_k, "min_len": setup.min_len}
+        wholes = [own[name] if name in own else getattr(sampling, name) for name in _WHOLES]
         self._wholes[:, row] = self._device.put(np.array(wholes, dtype=np.int64))
         if path.has_bias:
             ids, biases = zip(*sampling.logit_bias, strict=True)
@@ -193,30 +195,30 @@ class Sampler:
             path = entries.extra.to(torch.int64)
             counts.scatter_add_(1, path.clamp(min=0), (path >= 0).to(torch.int32))
         in_output = counts > 0
-        repetition = self._repetition[rows].to(torch.float32).unsqueeze(1)
+        repetition = self.numbers["repetition_penalty"][rows].to(torch.float32).unsqueeze(1)
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits = torch.where(self._in_prompt[rows] | in_output, repeated, logits)
-        frequency = self._frequency[rows].to(torch.float32).unsqueeze(1)
-        presence = self._presence[rows].to(torch.float32).unsqueeze(1)
+        frequency = self.numbers["frequency_penalty"][rows].to(torch.float32).unsqueeze(1)
+        presence = self.numbers["presence_penalty"][rows].to(torch.float32).unsqueeze(1)
         return logits - frequency * counts - presence * in_output
 
     def _without_stops(self, logits: Tensor, entries: _Entries) -> Tensor:
         ids = self._stop_ids[entries.rows]  # [n, widest]
-        is_held = (entries.positions < self._min_len[entries.rows]).unsqueeze(1) & (ids >= 0)
+        is_held = (entries.positions < self.numbers["min_len"][entries.rows]).unsqueeze(1) & (ids >= 0)
         forbidden = torch.zeros_like(ids, dtype=torch.float32).masked_fill(is_held, -torch.inf)
         return logits.scatter_add(1, ids.clamp(min=0), forbidden)
 
     def _draw(self, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
         """Tokens drawn from sane logits; only rows that need an order are put in one, only for top-p alone in full."""
-        weights = draw.weights_of(logits, self._temperature[entries.rows])
+        weights = draw.weights_of(logits, self.numbers["temperature"][entries.rows])
         short = [path.top_k < self._vocab_size for path in paths]
         full = [path.has_top_p and not is_short for path, is_short in zip(paths, short, strict=True)]
         k_max = max((path.top_k for path, is_short in zip(paths, short, strict=True) if is_short), default=0)
         self._truncate(weights, logits, entries, short, k_max)
         self._truncate(weights, logits, entries, full, self._vocab_size)
         if any(path.has_min_p for path in paths):
-            weights = draw.above(weights, self._min_p[entries.rows])
-        return draw.drawn(weights, draw.uniform(self._seed[entries.rows], entries.positions))
+            weights = draw.above(weights, self.numbers["min_p"][entries.rows])
+        return draw.drawn(weights, draw.uniform(self.numbers["seed"][entries.rows], entries.positions))
 
     def _truncate(self, weights: Tensor, logits: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
         """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
@@ -224,7 +226,8 @@ class Sampler:
             return
         index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
         rows = entries.rows[index]
-        weights[index] = draw.truncated(logits[index], weights[index], self._top_k[rows], self._top_p[rows], k_max)
+        top_k, top_p = self.numbers["top_k"][rows], self.numbers["top_p"][rows]
+        weights[index] = draw.truncated(logits[index], weights[index], top_k, top_p, k_max)
 
     def _count(self, setup: RowSetup) -> None:
         """Count a row's prompt and output so far."""

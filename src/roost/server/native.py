@@ -176,12 +176,8 @@ def _params_path(body: GenerateBody, number: int) -> str:
 
 def _names(body: GenerateBody, number: int) -> dict[str, str]:
     """The client's names of the engine's parameters."""
-    inside = (
-        *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-        *("presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "n", "timeout"),
-    )
     path = _params_path(body, number)
-    names = {name: path + name for name in inside}
+    names = {name: path + name for name in SamplingBody.__struct_fields__}
     source = "text" if body.text is not None else "input_ids"
     return {**names, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
 

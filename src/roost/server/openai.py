@@ -21,6 +21,7 @@ from roost.front.options import Options
 from roost.messages import Finished, TokenLogprob
 from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
+from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, taken
 from roost.server.keys import caller
@@ -28,7 +29,7 @@ from roost.server.models import check_model
 from roost.server.refusals import aborted
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
 
-_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "tokens": "messages"}
+_NAMES = {**OPENAI.names, "tokens": "messages"}
 _TOP_LOGPROBS_MAX = 20
 
 

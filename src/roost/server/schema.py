@@ -4,7 +4,6 @@ A field of type `Any` is unsupported: other servers have it and this one does no
 are accepted (`compat` lists them). Called by the endpoints; the fuzz test reads them.
 """
 
-import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,7 +11,6 @@ from msgspec import Meta
 
 from roost.errors import RequestError
 from roost.front.options import Options
-from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, SEED_END
 from roost.sched.intake import STOP_IDS_MAX, STOP_LEN_MAX, STOPS_MAX
 from roost.server.compat import (
     Strict,
@@ -21,16 +19,15 @@ from roost.server.compat import (
     check_unsupported,
     unsupported_names,
 )
+from roost.server.dialects import OPENAI, SGLANG, sampling_of, with_sampling
 
 Value = TypeVar("Value", int, float, bool)
 REQUEST_ID_LEN_MAX = 256
-_TOKEN_ID = re.compile(r"[0-9]{1,18}")  # longer ones no engine could be told of
 
 # Every output of a request carries these to the engine, so their size is bounded here already.
 StopText = Annotated[str, Meta(min_length=1, max_length=STOP_LEN_MAX)]
 StopTexts = Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 StopIds = Annotated[list[int], Meta(max_length=STOP_IDS_MAX)]
-Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
 Label = Annotated[str, Meta(max_length=256)]
 Metadata = Annotated[dict[str, str], Meta(max_length=16)]  # as many as OpenAI allows
 # an output's name has its number after a #
@@ -79,6 +76,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: Any = None
 
 
+@with_sampling(OPENAI)
 class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
     """What chat and text completions have in common; the second group are labels, the last one extensions.
 
@@ -88,14 +86,8 @@ class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
     stop: StopText | StopTexts | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -104,9 +96,6 @@ class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: Metadata | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool = False
@@ -184,27 +173,18 @@ class CompletionBody(OpenAiBody, kw_only=True):
     prompt_embeds: Any = None
 
 
+@with_sampling(SGLANG)
 class SamplingBody(Strict):
     """`sampling_params` of POST /generate; null is the default, as there."""
 
     max_new_tokens: int | None = 128
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     n: int | None = None
-    logit_bias: Biases | None = None
-    sampling_seed: int | None = None
-    seed: int | None = None
     timeout: float | None = None
     spaces_between_special_tokens: Any = None
     stream_interval: Any = None
@@ -360,19 +340,9 @@ def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
 
 def openai_options(body: OpenAiBody) -> Options:
     """The options of a completion; parameters keep the meaning that OpenAI gives them."""
-    top_k, top_p = _nucleus(body.top_k, body.top_p)
     return Options(
         max_new_tokens=body.max_tokens,
         min_new_tokens=body.min_tokens or 0,
-        temperature=_or(body.temperature, 1.0),
-        top_p=top_p,
-        top_k=top_k,
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logit_bias=bias(body.logit_bias),
-        seed=_seed(body.seed),
         stop=stops(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
@@ -382,27 +352,15 @@ def openai_options(body: OpenAiBody) -> Options:
         priority=body.priority or 0,
         timeout_s=body.timeout,
         cache_salt=cache_salt(body),
+        **sampling_of(body, OPENAI),
     )
 
 
 def native_options(params: SamplingBody) -> Options:
     """The options of SGLang's sampling_params."""
-    if params.seed is not None and params.sampling_seed is not None:
-        raise RequestError(400, "seed", "is the same as sampling_seed: give one of them")
-    seed = params.seed if params.seed is not None else params.sampling_seed
-    top_k, top_p = _nucleus(params.top_k, params.top_p)
     return Options(
         max_new_tokens=params.max_new_tokens,
         min_new_tokens=params.min_new_tokens or 0,
-        temperature=_or(params.temperature, 1.0),
-        top_p=top_p,
-        top_k=top_k,
-        min_p=_or(params.min_p, 0.0),
-        repetition_penalty=_or(params.repetition_penalty, 1.0),
-        presence_penalty=_or(params.presence_penalty, 0.0),
-        frequency_penalty=_or(params.frequency_penalty, 0.0),
-        logit_bias=bias(params.logit_bias),
-        seed=_seed(seed),
         stop=stops(params.stop),
         stop_token_ids=tuple(params.stop_token_ids or ()),
         ignore_eos=params.ignore_eos or False,
@@ -410,6 +368,7 @@ def native_options(params: SamplingBody) -> Options:
         no_stop_trim=params.no_stop_trim or False,
         n=_or(params.n, 1),
         timeout_s=params.timeout,
+        **sampling_of(params, SGLANG),
     )
 
 
@@ -420,31 +379,9 @@ def cache_salt(body: OpenAiBody | GenerateBody) -> str:
     return body.cache_salt or body.extra_key or ""
 
 
-def _nucleus(top_k: int | None, top_p: float | None) -> tuple[int, float]:
-    """top_k and top_p: a top_k of 0 keeps all, as -1 does; a top_p of 0 keeps the best token, as OpenAI's does."""
-    if top_p == 0 and (top_k is None or top_k >= -1):
-        return 1, 1.0
-    return top_k or -1, _or(top_p, 1.0)
-
-
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
     """Stop strings, one or several."""
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def bias(biases: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Biases by token id; JSON's keys are texts."""
-    biases = biases or {}
-    if wrong := [token for token in biases if not _TOKEN_ID.fullmatch(token)]:
-        raise RequestError(400, "logit_bias", f"keys must be token ids, got {wrong[0][:40]!r}")
-    return tuple((int(token), value) for token, value in biases.items())
-
-
-def _seed(seed: int | None) -> int | None:
-    """A seed as OpenAI allows it, negative ones too."""
-    if seed is not None and abs(seed) >= SEED_END:
-        raise RequestError(400, "seed", "must be less than 2**63 in size")
-    return None if seed is None else seed % SEED_END
 
 
 def _or(value: Value | None, default: Value) -> Value:

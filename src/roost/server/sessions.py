@@ -33,6 +33,7 @@ from roost.messages import (
 )
 from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
+from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import Taken, plain_messages, taken
 from roost.server.keys import caller
@@ -47,8 +48,6 @@ from roost.server.schema import (
     refuse_unsupported,
 )
 from roost.server.turns import Change, Closing, Conversation
-
-_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 async def open_session(request: Request) -> Response:
@@ -257,7 +256,7 @@ async def _input(turn: Taken, body: AppendBody | TurnBody, *, generates: bool) -
 def _names(body: AppendBody | TurnBody) -> dict[str, str]:
     """The client's names of the engine's parameters."""
     given = "messages" if body.messages is not None else "input_ids" if body.input_ids is not None else "text"
-    return {**_NAMES, "tokens": given}
+    return {**OPENAI.names, "tokens": given}
 
 
 def _check_committed(finished: Finished) -> None:
