@@ -39,8 +39,8 @@ def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
     assert submit.max_new_tokens is not None
     output: tuple[int, ...] = ()
     while len(output) < submit.max_new_tokens:
-        scores = _changed(slow_logits(kind, submit.tokens + output)[-1], submit, output)
-        output += (_choice(scores, submit.sampling, len(submit.tokens) + len(output)),)
+        changed = _changed(slow_logits(kind, submit.tokens + output)[-1], submit, output)
+        output += (_choice(changed, submit.sampling, len(submit.tokens) + len(output)),)
         if len(output) > submit.min_new_tokens and output[-1] in submit.stop_token_ids:
             return output, "stop"
     return output, "length"
@@ -48,41 +48,41 @@ def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
 
 def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:
     """Logits after bias, penalties and what may not stop yet."""
-    sampling, scores = submit.sampling, logits.copy()
+    sampling, changed = submit.sampling, logits.copy()
     for token, bias in sampling.logit_bias:
-        scores[token] += bias
+        changed[token] += bias
     for token in {*submit.tokens, *output}:
         penalty = sampling.repetition_penalty
-        scores[token] *= 1 / penalty if scores[token] > 0 else penalty
+        changed[token] *= 1 / penalty if changed[token] > 0 else penalty
     for token, count in Counter(output).items():
-        scores[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+        changed[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
     if len(output) < submit.min_new_tokens:
-        scores[list(submit.stop_token_ids)] = -np.inf
-    return scores
+        changed[list(submit.stop_token_ids)] = -np.inf
+    return changed
 
 
-def _choice(scores: Reals, sampling: SamplingParams, position: int) -> int:
+def _choice(changed: Reals, sampling: SamplingParams, position: int) -> int:
     """The best token, or the one on which the position's random number falls."""
-    order = np.argsort(-scores, kind="stable")
-    best, second = scores[order[:2]]
+    order = np.argsort(-changed, kind="stable")
+    best, second = changed[order[:2]]
     if sampling.temperature == 0 or sampling.top_k == 1:
         assert best - second > MARGIN, f"too close to call: {best} and {second}"
         return int(order[0])
-    kept = _kept(order, scores, sampling)
-    weights = np.exp((scores[kept] - best) / sampling.temperature)
+    kept = _kept(order, changed, sampling)
+    weights = np.exp((changed[kept] - best) / sampling.temperature)
     sums = np.cumsum(weights) / weights.sum()
     number = float(uniform(torch.tensor([sampling.seed]), torch.tensor([position])))
     assert np.abs(sums[:-1] - number).min(initial=1) > MARGIN, f"too close to call: {number} and {sums}"
     return int(kept[np.searchsorted(sums, number, side="right")])
 
 
-def _kept(order: NDArray[np.int64], scores: Reals, sampling: SamplingParams) -> NDArray[np.int64]:
+def _kept(order: NDArray[np.int64], changed: Reals, sampling: SamplingParams) -> NDArray[np.int64]:
     """The tokens that top-k, then top-p of those, then min-p leave, in the order of their ids."""
     if 0 < sampling.top_k < len(order):
-        inside, outside = scores[order[sampling.top_k - 1 : sampling.top_k + 1]]
+        inside, outside = changed[order[sampling.top_k - 1 : sampling.top_k + 1]]
         assert inside - outside > MARGIN, "too close to call: top_k"
         order = order[: sampling.top_k]
-    weights = np.exp((scores[order] - scores[order[0]]) / sampling.temperature)
+    weights = np.exp((changed[order] - changed[order[0]]) / sampling.temperature)
     before = (np.cumsum(weights) - weights) / weights.sum()
     assert sampling.top_p == 1 or np.abs(before - sampling.top_p).min() > MARGIN, "too close to call: top_p"
     assert sampling.min_p == 0 or np.abs(weights - sampling.min_p).min() > MARGIN, "too close to call: min_p"

@@ -56,8 +56,8 @@ def exact(sampling: SamplingParams, num_tokens: int) -> dict[tuple[int, ...], fl
     for _ in range(num_tokens):
         grown = {}
         for output, share in shares.items():
-            scores = changed_logits(Case(sampling=sampling, prompt=PROMPT, output=output), logits_after(output), 0)
-            follows, unsure = distribution(sampling, scores)
+            changed = changed_logits(Case(sampling=sampling, prompt=PROMPT, output=output), logits_after(output), 0)
+            follows, unsure = distribution(sampling, changed)
             assert not unsure
             grown |= {(*output, token): share * each for token, each in follows.items()}
         shares = grown

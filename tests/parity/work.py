@@ -53,11 +53,11 @@ def dense(model: Decoder | Head) -> Attend:
 
 
 def reference_logits(kind: str, prompt: tuple[int, ...]) -> Tensor:
-    """Scores after every token, by transformers."""
+    """Logits after every token, by transformers."""
     with torch.no_grad():
         return tiny(kind).reference(torch.tensor([prompt])).logits[0]
 
 
 def logits_in_one_pass(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
-    """Scores after every token, by Roost without pages."""
+    """Logits after every token, by Roost without pages."""
     return model.logits(model.forward(torch.tensor(prompt), torch.arange(len(prompt)), dense(model)))

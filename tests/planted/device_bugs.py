@@ -294,7 +294,7 @@ DEVICE_BUGS = (
         "9: the host is told of fewer tokens than the device has moved on by",
         test=_COUNTS,
     ),
-    # --- sampling and scores ---
+    # --- sampling and log-probabilities ---
     Bug(
         "penalties_along_the_path",
         _RUNNER,
@@ -320,7 +320,7 @@ DEVICE_BUGS = (
         test=_OPTIONS + "[warm]",
     ),
     Bug(
-        "scores_at_the_accepted_nodes",
+        "logprobs_at_the_accepted_nodes",
         _RUNNER,
         "            at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()",
         "            at = (ahead.node_offsets[:, None] + 0 * accepted.nodes)[index].flatten()",
@@ -354,23 +354,23 @@ DEVICE_BUGS = (
         test=_CAPTURED + "[plain]",
     ),
     Bug(
-        "scores_of_parts_keep_their_rows",
+        "logprobs_of_parts_keep_their_rows",
         "roost.sampling.step_logprobs",
         "        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]",
         "        at, width = np.arange(len(columns.logprobs)), columns.top_ids.shape[1]",
-        "scores of chunks and of rounds beside them are mixed up",
+        "log-probabilities of chunks and of rounds beside them are mixed up",
         test=_SCORED,
     ),
     Bug(
-        "scores_of_prompts_beside_rounds_are_joined",
+        "logprobs_of_prompts_beside_rounds_are_joined",
         _RUNNER,
         "        prompt_logprobs=joined_logprobs([(part, result.prompt_logprobs) for part, result in parts]),",
         "        prompt_logprobs=parts[-1][1].prompt_logprobs,",
-        "scores of a prompt that is prefilled beside rounds are lost",
+        "log-probabilities of a prompt that is prefilled beside rounds are lost",
         test=_SCORED,
     ),
     Bug(
-        "scores_are_made_in_pieces",
+        "logprobs_are_made_in_pieces",
         "roost.sampling.step_logprobs",
         "    return _whole([log_probabilities(logits[at[part]], tokens[part], num_top) for part in _parts(len(at))])",
         "    return log_probabilities(logits[at], tokens, num_top)",

@@ -68,7 +68,7 @@ _OWN = (
         "roost.session.table",
         "        if session is not None and session.lease is not None:",
         "        if session is not None and session.lease is not None and match_max is None:",
-        "20: scores asked from before the inherited length cut the key, and the session's KV is orphaned",
+        "20: log-probabilities asked from before the inherited length cut the key, and the session's KV is orphaned",
         test=_SESSIONS + "test_20_logprobs_asked_from_the_start_are_raised_to_what_is_inherited[plain]",
     ),
     Bug(

@@ -229,11 +229,11 @@ SESSION_BUGS = (
         "a retried turn is told what another one cost",
     ),
     Bug(
-        "scores_say_where_they_begin",
+        "logprobs_say_where_they_begin",
         "roost.sched.admission",
         "        request.cached_len, request.prompt_logprobs_from = "
         "request.turn.cached_len, request.prompt_logprobs_next",
         "        request.cached_len = request.turn.cached_len",
-        "20: scores begin later than asked, and nobody is told",
+        "20: log-probabilities begin later than asked, and nobody is told",
     ),
 )

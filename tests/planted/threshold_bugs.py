@@ -18,7 +18,7 @@ _NEXT_VICTIM = "    while newer and num_freed(store, leaving + [each.lease for e
 THRESHOLD_BUGS = (
     # --- thresholds ---
     Bug(
-        "scores_past_the_first_piece",
+        "logprobs_past_the_first_piece",
         _SCORES,
         "    return [slice(first, first + LOGPROB_POSITIONS_MAX) for first in range(0, length, LOGPROB_POSITIONS_MAX)]",
         "    return [slice(0, LOGPROB_POSITIONS_MAX)]",
@@ -26,7 +26,7 @@ THRESHOLD_BUGS = (
         test=_SCORED,
     ),
     Bug(
-        "scores_of_their_own_piece",
+        "logprobs_of_their_own_piece",
         _SCORES,
         '        logits = logits_of(hidden[sent["index"][part]])',
         '        logits = logits_of(hidden[sent["index"][: len(sent["index"][part])]])',

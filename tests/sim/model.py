@@ -54,11 +54,11 @@ class Model:
         return (self.next_token(state) + offset) % self.vocab
 
     def logprob(self, state: int, token: int) -> float:
-        """The score of a token after this state; a float of 32 bits holds it."""
+        """The log-probability of a token after this state; a float of 32 bits holds it."""
         return -(mix(state, 100 + token) % 2**20) / 2**16
 
     def top(self, state: int, count: int) -> list[tuple[int, float]]:
-        """The alternatives reported after this state, with their scores."""
+        """The alternatives reported after this state, with their log-probabilities."""
         return [(mix(state, 5000 + i) % self.vocab, -(mix(state, 6000 + i) % 2**20) / 2**16) for i in range(count)]
 
 

@@ -360,7 +360,7 @@ class Rules:
                 if submit.prompt_logprobs_from is not None and (ask.prompt_logprobs_next or 0) < len(ask.prompt) - 1:
                     least = min(
                         least, ask.prompt_logprobs_next or submit.prompt_logprobs_from
-                    )  # the rest shall run, for scores
+                    )  # the rest shall run, for log-probabilities
                     if self._has_moved_on(name, floor_to(max(0, least), page_size)):
                         least = 0
                 if settled_len < least // page_size * page_size:

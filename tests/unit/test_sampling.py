@@ -81,7 +81,7 @@ def test_a_penalty_is_seen(change: dict[str, float]) -> None:
     assert penalising.penalises and penalising.greedy and not penalising.plain_greedy
 
 
-def test_plain_greedy_is_greedy_on_the_models_own_scores() -> None:
+def test_plain_greedy_is_greedy_on_the_models_own_logits() -> None:
     assert SamplingParams(temperature=0, top_p=0.5, min_p=0.5, seed=3).plain_greedy
     assert not SamplingParams(temperature=0, logit_bias=((1, 1.0),)).plain_greedy
     assert not SamplingParams().plain_greedy

@@ -78,7 +78,9 @@ class StreamOptions(Strict):
 
 @with_sampling(OPENAI)
 class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
-    """What chat and text completions have in common; the second group are labels, the last one extensions.
+    """What chat and text completions have in common, with every sampling parameter.
+
+    Of the fields below the second group are labels, the last one extensions.
 
     Labels need nothing done: they tell OpenAI whom it serves, or which requests share a prompt, which the prefix cache
     sees by itself; metadata would be kept with what is stored, and nothing is.

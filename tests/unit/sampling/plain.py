@@ -58,34 +58,34 @@ def uniform(seed: int, position: int) -> float:
 
 def changed_logits(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) -> Logits:
     """Logits after bias, penalties and held stop ids."""
-    sampling, scores = case.sampling, logits.astype(np.float32).copy()
+    sampling, changed = case.sampling, logits.astype(np.float32).copy()
     one = np.float32
     for token, bias in sampling.logit_bias:
-        scores[token] += one(bias)
+        changed[token] += one(bias)
     counts = Counter([*case.output, *path])
     for token in set(case.prompt) | set(counts):
         penalty = one(sampling.repetition_penalty)
-        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+        changed[token] = changed[token] / penalty if changed[token] > 0 else changed[token] * penalty
     for token, count in counts.items():
-        scores[token] = scores[token] - one(sampling.frequency_penalty) * one(count)
-        scores[token] = scores[token] - one(sampling.presence_penalty)
+        changed[token] = changed[token] - one(sampling.frequency_penalty) * one(count)
+        changed[token] = changed[token] - one(sampling.presence_penalty)
     if position < case.min_len:
         for token in case.stop_ids:
-            scores[token] = -np.inf
-    return scores
+            changed[token] = -np.inf
+    return changed
 
 
-def ranked(scores: Logits) -> list[int]:
-    """Ids, best score first, ties lowest id first."""
-    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+def ranked(changed: Logits) -> list[int]:
+    """Ids, best logit first, ties lowest id first."""
+    return sorted(range(len(changed)), key=lambda token: (-changed[token], token))
 
 
-def distribution(sampling: SamplingParams, scores: Logits) -> tuple[dict[int, float], bool]:
+def distribution(sampling: SamplingParams, changed: Logits) -> tuple[dict[int, float], bool]:
     """Probability of each kept token in id order, and whether a border was too close to be sure of it."""
-    order = ranked(scores)
+    order = ranked(changed)
     order = order[: sampling.top_k] if sampling.top_k > 0 else order
-    best = float(scores[order[0]])
-    weights = {token: math.exp((float(scores[token]) - best) / sampling.temperature) for token in order}
+    best = float(changed[order[0]])
+    weights = {token: math.exp((float(changed[token]) - best) / sampling.temperature) for token in order}
     total, held, kept, unsure = sum(weights.values()), 0.0, [], False
     for token in order:
         if sampling.top_p < 1:
@@ -102,10 +102,10 @@ def distribution(sampling: SamplingParams, scores: Logits) -> tuple[dict[int, fl
 
 def choice(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) -> int | None:
     """The token, or None where rounding may decide."""
-    scores = changed_logits(case, logits, position, path)
+    changed = changed_logits(case, logits, position, path)
     if case.sampling.greedy:
-        return ranked(scores)[0]
-    kept, unsure = distribution(case.sampling, scores)
+        return ranked(changed)[0]
+    kept, unsure = distribution(case.sampling, changed)
     number, held = uniform(case.sampling.seed, position), 0.0
     for token, probability in kept.items():
         held += probability

@@ -1,4 +1,4 @@
-"""Draws: random numbers, the order of scores, and sums that no device can get wrong."""
+"""Draws: random numbers, the order of tokens, and sums that no device can get wrong."""
 
 import math
 
@@ -57,12 +57,12 @@ def _check_unrelated(left: np.ndarray, right: np.ndarray) -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0]), min_size=1, max_size=40))
-def test_keys_are_distinct_and_order_by_score_then_lowest_id(values: list[float]) -> None:
-    scores = draw.sane(torch.tensor([values], dtype=torch.float32))
-    keys = draw.ranking_keys(scores)[0].tolist()
+def test_keys_are_distinct_and_order_by_logit_then_lowest_id(values: list[float]) -> None:
+    logits = draw.sane(torch.tensor([values], dtype=torch.float32))
+    keys = draw.ranking_keys(logits)[0].tolist()
     assert len(set(keys)) == len(keys)
     best_first = sorted(range(len(keys)), key=lambda token: -keys[token])
-    assert best_first == plain.ranked(scores[0].numpy())
+    assert best_first == plain.ranked(logits[0].numpy())
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 2**53 - 1))

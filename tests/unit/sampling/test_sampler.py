@@ -63,8 +63,8 @@ def test_every_option_does_what_the_reference_does(case: Case, logits: list[floa
     positions = [*range(begin, begin + 16), *range(begin + first, begin + first + 16)]  # below min_len, and far off
     table = np.array([logits] * len(positions), dtype=np.float32)
     got = sampled(sampler_of([case], VOCAB_SIZE), table, [0] * len(positions), positions)
-    for position, token, scores in zip(positions, got, table, strict=True):
-        expected = choice(case, scores, position)
+    for position, token, row_logits in zip(positions, got, table, strict=True):
+        expected = choice(case, row_logits, position)
         assert expected is None or token == expected
 
 
@@ -115,8 +115,8 @@ def test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones(vocab_size:
     logits = _flat_and_peaked(vocab_size)
     ks, ps = torch.full((3,), vocab_size), torch.full((3,), top_p, dtype=torch.float64)
     kept = draw.truncated(*_weights(logits), ks, ps, vocab_size) > 0
-    for row, scores in zip(kept, logits, strict=True):
-        expected, unsure = distribution(SamplingParams(top_p=top_p), scores)
+    for row, row_logits in zip(kept, logits, strict=True):
+        expected, unsure = distribution(SamplingParams(top_p=top_p), row_logits)
         assert not unsure and row.nonzero().flatten().tolist() == list(expected)
     assert kept[1].sum() > 0.9 * top_p * vocab_size
     cases = [Case(sampling=SamplingParams(top_p=top_p, seed=seed)) for seed in range(3)]
@@ -127,8 +127,8 @@ def test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones(vocab_size:
 
 
 def _weights(logits: Logits) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = draw.sane(torch.from_numpy(logits))
-    return scores, draw.weights_of(scores, torch.ones(len(logits), dtype=torch.float64))
+    row_logits = draw.sane(torch.from_numpy(logits))
+    return row_logits, draw.weights_of(row_logits, torch.ones(len(logits), dtype=torch.float64))
 
 
 def test_the_row_and_its_past_do_not_matter() -> None:
@@ -277,8 +277,8 @@ def test_noted_tokens_count_like_those_the_row_began_with(
         sampler.note(torch.tensor([0], dtype=torch.int32), torch.tensor([token], dtype=torch.int32))
     logits = _random_logits(20)
     assert sampled(sampler, logits, [0] * 20, range(20)) == sampled(sampler, logits, [1] * 20, range(20))
-    for scores, token in zip(logits, sampled(sampler, logits, [0] * 20, range(20)), strict=True):
-        assert token == choice(whole, scores, 0)
+    for row_logits, token in zip(logits, sampled(sampler, logits, [0] * 20, range(20)), strict=True):
+        assert token == choice(whole, row_logits, 0)
 
 
 def test_a_note_counts_repeats_and_skips_padding_and_rows_without_penalties() -> None:
@@ -320,10 +320,10 @@ def test_a_path_counts_for_its_own_entry_alone(case: Case, paths: list[tuple[int
     sampler = sampler_of([case], VOCAB_SIZE)
     positions = range(30, 30 + len(paths))
     got = sampled(sampler, logits, [0] * len(paths), positions, padded)
-    for scores, token, position, path in zip(logits, got, positions, paths, strict=True):
-        expected = choice(case, scores, position, path if case.sampling.penalises else ())
+    for row_logits, token, position, path in zip(logits, got, positions, paths, strict=True):
+        expected = choice(case, row_logits, position, path if case.sampling.penalises else ())
         assert expected is None or token == expected
-    plain = [choice(case, scores, position) for scores, position in zip(logits, positions, strict=True)]
+    plain = [choice(case, row_logits, position) for row_logits, position in zip(logits, positions, strict=True)]
     again = sampled(sampler, logits, [0] * len(paths), positions)  # nothing was kept
     assert all(expected in (None, token) for expected, token in zip(plain, again, strict=True))
 
@@ -370,7 +370,7 @@ BAD_ROWS = (
         SamplingParams(repetition_penalty=1e-300, frequency_penalty=-2, logit_bias=((0, 100.0), (3, -100.0))),
     ],
 )
-def test_scores_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float], sampling: SamplingParams) -> None:
+def test_logits_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float], sampling: SamplingParams) -> None:
     case = Case(sampling=sampling, prompt=(0, 3), output=(1, 3), min_len=9, stop_ids=(5,))
     good = Case(sampling=SamplingParams(seed=4))
     sampler = sampler_of([case, good], 6)
@@ -424,6 +424,6 @@ def test_the_reference_knows_the_order_of_changes() -> None:
         min_len=5,
         stop_ids=(3,),
     )
-    scores = changed_logits(case, np.array([2, 4, 4, 9], dtype=np.float32), 4)
-    assert scores.tolist() == [-2.0, 0.5, 0.0, -np.inf]  # bias comes first, and turns a quotient into a product
+    row_logits = changed_logits(case, np.array([2, 4, 4, 9], dtype=np.float32), 4)
+    assert row_logits.tolist() == [-2.0, 0.5, 0.0, -np.inf]  # bias comes first, and turns a quotient into a product
     assert sampled(sampler_of([case], 4), np.array([[2, 4, 4, 9]], dtype=np.float32), [0], [5]) == [3]
