@@ -95,7 +95,7 @@ class SamplingParams(SamplingFields):
     @classmethod
     def of(cls, given: SamplingFields, seed: int) -> "SamplingParams":
         """The parameters of one output of a request."""
-        return cls(**{each.name: getattr(given, each.name) for each in fields(SamplingFields)}, seed=seed)
+        return cls(**{name: getattr(given, name) for name in _SHARED}, seed=seed)
 
     @property
     def greedy(self) -> bool:
@@ -114,11 +114,10 @@ class SamplingParams(SamplingFields):
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestError for the first value out of its range; it names the parameter and what is allowed."""
-        for each in fields(self):
-            allowed: Allowed | None = each.metadata["allowed"]
-            if allowed is not None:
-                allowed.check(each.name, getattr(self, each.name))
-        self._check_bias(vocab_size)
+        for name, allowed in _RANGES:
+            allowed.check(name, getattr(self, name))
+        if self.logit_bias:
+            self._check_bias(vocab_size)
 
     def _check_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > LOGIT_BIAS_ENTRIES_MAX:
@@ -133,3 +132,7 @@ class SamplingParams(SamplingFields):
 
 
 _BIAS = Allowed(low=-LOGIT_BIAS_MAX, high=LOGIT_BIAS_MAX)
+_SHARED = tuple(each.name for each in fields(SamplingFields))
+_RANGES: tuple[tuple[str, Allowed], ...] = tuple(
+    (each.name, each.metadata["allowed"]) for each in fields(SamplingParams) if each.metadata["allowed"] is not None
+)
