@@ -28,7 +28,7 @@ from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.text.language import Language
-from roost.train.answers import Answer, complete_all
+from roost.train.answers import TrainingAnswer, complete_all
 from roost.weights.draft import load_head
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
@@ -63,7 +63,7 @@ class Parts:
 class Said:
     """An answer and how it was drafted."""
 
-    answer: Answer
+    answer: TrainingAnswer
     spec: SpecStats
 
 
@@ -95,7 +95,7 @@ def answer(
     for output, end in complete_all(engine, submits, at_once=max(1, len(prompts))):
         assert isinstance(end, Finished), end
         number = int(end.request_id)
-        answered = Answer(prompt=prompts[number], output=output, is_drawn=temperature > 0)
+        answered = TrainingAnswer(prompt=prompts[number], output=output, is_drawn=temperature > 0)
         said[number] = Said(answer=answered, spec=end.spec)
     executor.close()
     return [said[number] for number in range(len(prompts))]

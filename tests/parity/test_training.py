@@ -13,12 +13,12 @@ from roost.cli.main import main
 from roost.cli.prompts import read_turns
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.train.answers import Answer
+from roost.train.answers import TrainingAnswer
 from roost.train.head import HeadShape, TrainableHead
-from roost.train.loop import Recipe, Standing, Trainer, right_in_a_row, schedule
-from roost.train.rows import Rows, pack, split
-from roost.train.start import head_shape, warm_start, weight_sizes, write_head
-from roost.train.target import teach
+from roost.train.head_checkpoint import head_shape, warm_start, weight_sizes, write_head
+from roost.train.loop import Recipe, Trainer, TrainingState, right_in_a_row, schedule
+from roost.train.packing import PackedRows, pack, split
+from roost.train.target import run_target
 from roost.weights.draft import default_aux_layers, load_head
 from tests.parity.tiny import CPU, VOCAB, tiny
 from tests.parity.work import dense
@@ -58,7 +58,7 @@ def test_an_unrolled_step_is_a_draft(kind: str, tmp_path: Path) -> None:
     served = load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCAB, 20))
     with torch.no_grad():
-        lesson = teach(model, tokens[None], torch.zeros_like(tokens)[None], served.aux_layers, IDS)
+        lesson = run_target(model, tokens[None], torch.zeros_like(tokens)[None], served.aux_layers, IDS)
         embedded = [model.embed(tokens.roll(-1 - step))[None] for step in range(NUM_STEPS)]
         found = head.unroll(embedded, lesson.features, lesson.seen)
         for step in range(NUM_STEPS):
@@ -73,10 +73,10 @@ def test_an_answer_in_the_middle_of_a_row_is_taught_as_if_it_were_alone(kind: st
     tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCAB, (1, 30)))
     owners = torch.tensor([[0] * 9 + [1] * 17 + [-1] * 4])
     aux_layers = default_aux_layers(len(model.config.layers))
-    packed = teach(model, tokens, owners, aux_layers, IDS)
-    alone = teach(model, tokens[:, 9:26], torch.zeros(1, 17), aux_layers, IDS)
+    packed = run_target(model, tokens, owners, aux_layers, IDS)
+    alone = run_target(model, tokens[:, 9:26], torch.zeros(1, 17), aux_layers, IDS)
     torch.testing.assert_close(packed.features[:, 9:26], alone.features, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(packed.scores[:, 9:26], alone.scores, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(packed.logits[:, 9:26], alone.logits, rtol=1e-3, atol=1e-3)
 
 
 def bigrams() -> tuple[Decoder, dict[str, Tensor]]:
@@ -88,7 +88,7 @@ def bigrams() -> tuple[Decoder, dict[str, Tensor]]:
     return Decoder(tiny("llama").model().config, state, "fp32", CPU), state
 
 
-def wanderings(model: Decoder, number: int, length: int) -> tuple[Rows, Rows]:
+def wanderings(model: Decoder, number: int, length: int) -> tuple[PackedRows, PackedRows]:
     """What such a target says at a temperature, one answer a row; a fifth of it is held out."""
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(VOCAB, (number, 1), generator=generator)
@@ -96,7 +96,9 @@ def wanderings(model: Decoder, number: int, length: int) -> tuple[Rows, Rows]:
         last = model.forward(tokens[:, -1], torch.zeros(number, dtype=torch.int64), dense(model))
         following = torch.multinomial(model.logits(last).softmax(-1), 1, generator=generator)
         tokens = torch.cat([tokens, following], dim=1)
-    answers = [Answer(prompt=tuple(each[:2]), output=tuple(each[2:]), is_drawn=True) for each in tokens.tolist()]
+    answers = [
+        TrainingAnswer(prompt=tuple(each[:2]), output=tuple(each[2:]), is_drawn=True) for each in tokens.tolist()
+    ]
     learn, held_out = split(answers, 0.2)
     return pack(learn, length), pack(held_out, length)
 
@@ -116,7 +118,7 @@ def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:
         learn,
         held_out,
         report=lambda standing: seen.append(standing.loss),
-        looked=lambda standing, state: kept.append((right_in_a_row(standing.held_out), state is not None)),
+        evaluated=lambda standing, state: kept.append((right_in_a_row(standing.held_out), state is not None)),
     )
     after = trainer.agreement(held_out)
     assert all(late > early + 0.15 for early, late in zip(before, after, strict=True)), (before, after)
@@ -131,12 +133,12 @@ def test_training_that_is_interrupted_goes_on_with_what_it_had(tmp_path: Path) -
     learn, held_out = wanderings(bigrams()[0], 60, 16)
     first, path = trainer_of(epochs=2), tmp_path / "checkpoint.safetensors"
 
-    def report(standing: Standing) -> None:
+    def report(standing: TrainingState) -> None:
         if standing.update == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        first.train(learn, held_out, report=report, looked=lambda standing, state: None, checkpoint=path)
+        first.train(learn, held_out, report=report, evaluated=lambda standing, state: None, checkpoint=path)
     second = trainer_of(epochs=2)
     second.load(path)
     assert second.standing.update == 8
@@ -150,7 +152,7 @@ def test_training_that_is_interrupted_goes_on_with_what_it_had(tmp_path: Path) -
         learn,
         held_out,
         report=lambda standing: seen.append(standing.update),
-        looked=lambda standing, state: None,
+        evaluated=lambda standing, state: None,
         checkpoint=path,
     )
     assert seen == list(range(9, 2 * (len(learn) // 8) + 1))
@@ -160,7 +162,7 @@ def test_a_budget_of_seconds_ends_training_with_a_head_kept() -> None:
     learn, held_out = wanderings(bigrams()[0], 40, 16)
     trainer, kept = trainer_of(epochs=10**6, budget_s=1e-9), []
     trainer.train(
-        learn, held_out, report=lambda standing: None, looked=lambda standing, state: kept.append(standing.update)
+        learn, held_out, report=lambda standing: None, evaluated=lambda standing, state: kept.append(standing.update)
     )
     assert trainer.standing.update == 0 and kept == [0]
 
@@ -172,7 +174,7 @@ def test_who_has_had_enough_gets_the_head_and_a_checkpoint(tmp_path: Path) -> No
         learn,
         held_out,
         report=lambda standing: None,
-        looked=lambda standing, state: kept.append((standing.update, state is not None)),
+        evaluated=lambda standing, state: kept.append((standing.update, state is not None)),
         checkpoint=path,
         is_enough=lambda: trainer.standing.update == 3,
     )
@@ -184,7 +186,7 @@ def test_who_has_had_enough_gets_the_head_and_a_checkpoint(tmp_path: Path) -> No
 
 def test_compiling_is_in_the_budget_and_not_in_the_schedule() -> None:
     trainer = trainer_of(epochs=10**6, budget_s=100)
-    trainer.standing = Standing(update=1, num_updates=10**6, spent_s=40, compiling_s=40)
+    trainer.standing = TrainingState(update=1, num_updates=10**6, spent_s=40, compiling_s=40)
     assert trainer._done() < 0.001
     trainer.standing.spent_s = 70
     assert trainer._done() == pytest.approx(0.5)
@@ -194,11 +196,11 @@ def test_a_head_that_was_kept_is_judged_again_on_other_rows() -> None:
     trainer = trainer_of(epochs=1)
     learn, held_out = wanderings(bigrams()[0], 60, 16)
     before = {name: tensor.clone() for name, tensor in trainer.head.state().items()}
-    trainer.judge_kept({name: torch.zeros_like(tensor) for name, tensor in before.items()}, held_out)
+    trainer.evaluate_kept({name: torch.zeros_like(tensor) for name, tensor in before.items()}, held_out)
     assert trainer.standing.best_on == held_out.key != learn.key
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.head.state().items())
     best = trainer.standing.best
-    trainer.judge_kept(before, held_out)  # the same rows: nothing new
+    trainer.evaluate_kept(before, held_out)  # the same rows: nothing new
     assert trainer.standing.best == best
 
 
@@ -206,11 +208,11 @@ def test_a_head_that_could_not_be_kept_is_not_the_best() -> None:
     trainer = trainer_of(epochs=1)
     learn, held_out = wanderings(bigrams()[0], 60, 16)
 
-    def looked(standing: Standing, state: dict[str, Tensor] | None) -> None:
+    def evaluated(standing: TrainingState, state: dict[str, Tensor] | None) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        trainer.train(learn, held_out, report=lambda standing: None, looked=looked)
+        trainer.train(learn, held_out, report=lambda standing: None, evaluated=evaluated)
     assert trainer.standing.best == () and trainer.standing.best_on == ""
 
 

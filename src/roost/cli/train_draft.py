@@ -22,8 +22,8 @@ from roost.cli.prompts import read_turns
 from roost.config.options import DEVICES
 from roost.errors import ConfigError
 from roost.train.job import VOCABULARY, Job, check
-from roost.train.loop import Recipe, Standing
-from roost.train.run import make_answers, train_head
+from roost.train.loop import Recipe, TrainingState
+from roost.train.pipeline import make_answers, train_head
 
 EXAMPLES = """\
   roost train-draft --prompts questions.jsonl --out my-head
@@ -163,12 +163,12 @@ def _interruptible(console: Console) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(progress: Progress, task: TaskID, now: Standing) -> None:
+def _show(progress: Progress, task: TaskID, now: TrainingState) -> None:
     text = f"loss {now.loss:.2f}, agreement {_shares(now.agreement)}"
     progress.update(task, completed=now.update, total=now.num_updates, description=text)
 
 
-def _tell(console: Console, now: Standing) -> None:
+def _tell(console: Console, now: TrainingState) -> None:
     console.print(f"update {now.update} of {now.num_updates}: held-out agreement {_shares(now.held_out)}")
 
 

@@ -1,8 +1,8 @@
-"""Answers: what the target itself says to a list of prompts, as data to learn from.
+"""Answers: what the target itself generates for a list of prompts, as training data.
 
-Every prompt is answered twice, greedily and drawn at a temperature. Answers that go round in circles are marked, since
-there is nothing to learn from them. Kept in shards, so that an interrupted run goes on where it was. Called by the
-training command.
+Every prompt is answered twice, greedily and sampled at a temperature. Answers that end in a repetition loop are
+detected, since there is nothing to learn from them. Kept in shards, so that an interrupted run resumes where it was.
+Called by the training pipeline.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -17,29 +17,29 @@ from roost.messages import Event, Finished, Refused, Submit, Tokens
 from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 
-PERIOD_MAX = 32  # tokens of a circle that is looked for
-CIRCLES_MIN = 4  # times that it must have been gone round
-TEMPERATURE = 0.8  # of the answers that are not greedy
-BLOCK = 1024  # prompts that are answered in one way before they are in the other
-REFILL = 2 / 3  # of the requests at once: below that, new ones are begun
+PERIOD_MAX = 32  # longest repetition that is looked for, in tokens
+CIRCLES_MIN = 4  # how often it must repeat
+TEMPERATURE = 0.8  # of the sampled answers
+BLOCK = 1024  # prompts that are answered greedily before they are answered by sampling
+REFILL = 2 / 3  # new requests are submitted when fewer than this share of `at_once` run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt to be answered in one of two ways."""
+    """A prompt to be answered, greedily or by sampling."""
 
     prompt: tuple[int, ...]
-    is_drawn: bool  # at a temperature; else greedily
+    is_drawn: bool  # sampled at a temperature; else greedy
 
     @property
     def name(self) -> str:
-        """The same in every run, whatever else is asked."""
+        """Its request id, the same in every run."""
         return f"{key(self.prompt):x}-{'drawn' if self.is_drawn else 'greedy'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the target said."""
+class TrainingAnswer:
+    """What the target generated for a question."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -47,12 +47,12 @@ class Answer:
 
     @property
     def question(self) -> Question:
-        """What it answers."""
+        """The question that it answers."""
         return Question(prompt=self.prompt, is_drawn=self.is_drawn)
 
     @property
     def is_looping(self) -> bool:
-        """Whether it ends in a circle: its last tokens are several times the same few."""
+        """Whether it ends in a loop: its last tokens are the same few, repeated."""
         tokens = np.array(self.output[-PERIOD_MAX * CIRCLES_MIN :])
         for period in range(1, PERIOD_MAX + 1):
             tail = tokens[-max(period * CIRCLES_MIN, 2 * PERIOD_MAX) :]
@@ -62,12 +62,12 @@ class Answer:
 
 
 def key(prompt: Sequence[int]) -> int:
-    """A number that stands for a prompt."""
+    """A hash of a prompt."""
     return int.from_bytes(blake2b(np.asarray(prompt, dtype=np.int64).tobytes(), digest_size=7).digest())
 
 
 def questions(prompts: Sequence[tuple[int, ...]], done: Container[Question] = ()) -> list[Question]:
-    """Every prompt in both ways, many of one way together; each once, and those that are done are left out."""
+    """Every prompt greedily and sampled, in blocks of one kind; without duplicates, and without those done already."""
     unique = list(dict.fromkeys(prompts))
     both = [
         Question(prompt=prompt, is_drawn=is_drawn)
@@ -80,22 +80,22 @@ def questions(prompts: Sequence[tuple[int, ...]], done: Container[Question] = ()
 
 def answer_all(
     engine: Engine, asked: Sequence[Question], *, num_new: int, stop_ids: frozenset[int], at_once: int
-) -> Iterator[Answer]:
-    """The answers, as they end; a question that the engine refuses, or breaks at, has none."""
+) -> Iterator[TrainingAnswer]:
+    """The answers, as they finish; a question that the engine refuses, or fails at, has none."""
     by_name = {each.name: each for each in asked}
     submits = (_submit(each, num_new, stop_ids) for each in by_name.values())
     for output, end in complete_all(engine, submits, at_once):
         question = by_name[end.request_id]
         if output and isinstance(end, Finished) and end.reason in ("stop", "length"):
-            yield Answer(prompt=question.prompt, output=output, is_drawn=question.is_drawn)
+            yield TrainingAnswer(prompt=question.prompt, output=output, is_drawn=question.is_drawn)
 
 
 def complete_all(
     engine: Engine, submits: Iterator[Submit], at_once: int
 ) -> Iterator[tuple[tuple[int, ...], Finished | Refused]]:
-    """Of all requests the output and how it ended, as they end.
+    """The output and the final event of every request, as they finish.
 
-    New requests are begun many at a time: most steps are of decoding alone then, which a GPU does much faster.
+    New requests are submitted in groups, so that most steps are decode-only, which a GPU runs much faster.
     """
     outputs: dict[str, list[int]] = {}
     ended: list[Finished | Refused] = []
@@ -130,8 +130,8 @@ def _submit(question: Question, num_new: int, stop_ids: frozenset[int]) -> Submi
     )
 
 
-def write_shard(path: Path, answers: Sequence[Answer]) -> None:
-    """Answers as one file, whole or not at all."""
+def write_shard(path: Path, answers: Sequence[TrainingAnswer]) -> None:
+    """Write answers as one file, atomically."""
     part = path.with_name(path.name + ".part")
     tokens = np.array([token for each in answers for token in (*each.prompt, *each.output)], dtype=np.int32)
     columns = {
@@ -144,7 +144,7 @@ def write_shard(path: Path, answers: Sequence[Answer]) -> None:
     part.replace(path)
 
 
-def read_shards(paths: Sequence[Path]) -> list[Answer]:
+def read_shards(paths: Sequence[Path]) -> list[TrainingAnswer]:
     """All answers of some files."""
     found = []
     for path in paths:
@@ -154,6 +154,6 @@ def read_shards(paths: Sequence[Path]) -> list[Answer]:
         for is_drawn, prompt_len, output_len in zip(*columns, strict=True):
             middle, end = at + prompt_len, at + prompt_len + output_len
             prompt, output = tuple(tokens[at:middle]), tuple(tokens[middle:end])
-            found.append(Answer(prompt=prompt, output=output, is_drawn=is_drawn))
+            found.append(TrainingAnswer(prompt=prompt, output=output, is_drawn=is_drawn))
             at = end
     return found

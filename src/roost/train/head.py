@@ -1,8 +1,9 @@
-"""An EAGLE-3 head that can learn, and the passes of its training.
+"""An EAGLE-3 head with gradients, and the forward passes of its training.
 
-The same layer as `models.eagle.Eagle3`, with weights that take gradients, over rows of one length. Training-time test:
-step j goes on from the head's own states of step j - 1, as drafting does; its queries read the true features up to
-their place, and of later steps only what their own path wrote. Positions advance with the steps. Called by the loop.
+The same layer as `models.eagle.Eagle3`, with trainable weights, over rows of one length. Training-time test: step j
+continues from the head's own hidden states of step j - 1, as drafting does; its queries attend to the target's features
+up to their position, and for later steps only to what their own path wrote. Positions advance with the steps. Called by
+the training loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,12 @@ class HeadShape:
     """Sizes of a head for a target."""
 
     layers: DecoderConfig  # one layer; the vocabulary is the target's
-    num_features: int  # hidden states of the target that are fused
-    num_tokens: int  # of its own vocabulary
+    num_features: int  # hidden states of the target that `fc` fuses
+    num_tokens: int  # size of the draft vocabulary
 
 
 class TrainableHead(nn.Module):
-    """Weights of a head, in float32, by the names that checkpoints have."""
+    """Weights of a head, in float32, by their names in checkpoints."""
 
     def __init__(self, shape: HeadShape, state: Mapping[str, Tensor], device: torch.device) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class TrainableHead(nn.Module):
         return {name.replace("/", "."): tensor.detach() for name, tensor in self.weights.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take other weights."""
+        """Replace the weights."""
         for name, tensor in state.items():
             self.weights[name.replace(".", "/")].data.copy_(tensor)
 
@@ -104,12 +105,12 @@ class TrainableHead(nn.Module):
 
 
 def fused(function: Function, device: torch.device) -> Function:
-    """The function, on a GPU in few kernels: as it stands it is many passes over large tensors."""
+    """The function, compiled on a GPU: uncompiled it makes many passes over large tensors."""
     return cast(Function, torch.compile(function, dynamic=False, fullgraph=True)) if device.type == "cuda" else function
 
 
 def _shares(scores: Tensor, own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of attention over [..., row_len] places and [..., num_own] steps of the own path, together 1."""
+    """Softmax over [..., row_len] positions of the first step and [..., num_own] steps of the own path together."""
     first = scores.to(torch.float32).masked_fill(~seen, -torch.inf)
     beside = own.to(torch.float32)
     most = first.amax(-1, keepdim=True).detach()

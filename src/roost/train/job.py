@@ -1,7 +1,7 @@
-"""Job: what is to be trained, on what, and the folder where it lies; refuses what cannot work before anything is made.
+"""Job: what is trained, on what, and in which folder; refuses what cannot work before anything is computed.
 
-The folder belongs to one model and one form of head: `job.json` says which, and a run that wants another is refused.
-What a run leaves out is taken from there. Called by the training and its command.
+A folder belongs to one model and one shape of head: `job.json` says which, and a run that wants another is refused.
+Options that a run leaves out are taken from there. Called by the training pipeline and its command.
 """
 
 import json
@@ -15,50 +15,50 @@ from roost.errors import ConfigError
 from roost.models.decoder import DecoderConfig
 from roost.models.registry import decoder_config
 from roost.startup import device_of
+from roost.train.head_checkpoint import GivenHead, head_shape, read_head, weight_sizes
 from roost.train.loop import Recipe
-from roost.train.start import GivenHead, head_shape, read_head, weight_sizes
 from roost.weights.draft import default_aux_layers
 from roost.weights.load import open_source
 from roost.weights.pull import find_model
 from roost.weights.source import Source
 
-VOCABULARY = 8192  # tokens that a head can say, unless told otherwise
-_FLAGS = {"weights": "model"}  # of notes that are called otherwise
+VOCABULARY = 8192  # default size of the draft vocabulary
+_FLAGS = {"weights": "model"}  # entries of job.json whose flag has another name
 _KEYS = {"weights": "weights whose key is ", "from_head": "a head whose key is "}
-QUESTION_MAX = 256  # tokens of a question that the target asks itself; a longer one is none
+QUESTION_MAX = 256  # tokens of a question that the target generates; longer ones are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be trained, on what, and where it lies."""
+    """What is trained, on what, and in which folder."""
 
     folder: Path
     model: str = "default"
     device: str = "auto"
-    num_new: int = 512  # tokens of an answer, at most
-    at_once: int = 32  # prompts
-    own_questions: int = 0  # that the target asks itself
-    answers_s: float | None = None  # budget of seconds for the answers of a run
+    num_new: int = 512  # most tokens of an answer
+    at_once: int = 32  # prompts answered concurrently
+    own_questions: int = 0  # how many the target generates itself
+    answers_s: float | None = None  # seconds that a run may spend on answers
     row_len: int = 1024
-    vocabulary: int | None = None  # of the head; None: as it was, or the usual
-    feed_size: int | None = None  # of the head's feed-forward; None: as it was, or the target's
-    from_head: Path | None = None  # a head to go on from, with its vocabulary and its sizes
-    held_out: float = 0.02  # share of the prompts whose answers are not learned from
+    vocabulary: int | None = None  # size of the draft vocabulary; None: as before, or the default
+    feed_size: int | None = None  # width of the head's feed-forward; None: as before, or the target's
+    from_head: Path | None = None  # a head to start from, with its vocabulary and its sizes
+    held_out: float = 0.02  # share of the prompts whose answers are held out
 
     @property
     def weights(self) -> str:
-        """The form of the target's weights: the same for answers and lessons."""
+        """The precision of the target's weights: the same for answers and training."""
         return "bf16" if device_of(ModelConfig(device=self.device)).type == "cuda" else "fp32"
 
     @property
     def context(self) -> int:
-        """That questions and answers need."""
+        """The context that questions and answers need."""
         most = decoder_config(open_source(find_model(self.model)[1]).config()).context_max
         return min(max(self.row_len, 2 * QUESTION_MAX) + self.num_new, most)
 
 
 def check(job: Job, recipe: Recipe) -> None:
-    """Refuse what cannot work, before anything is answered; note whose folder it is."""
+    """Refuse what cannot work before anything is computed; write job.json in a new folder."""
     name, path = find_model(job.model)
     source = open_source(path)
     config = decoder_config(source.config())
@@ -96,13 +96,13 @@ def check(job: Job, recipe: Recipe) -> None:
 
 
 def noted_of(job: Job) -> dict[str, Any] | None:
-    """What the folder says about itself; None if it is new."""
+    """The folder's job.json; None if it is new."""
     path = job.folder / "job.json"
     return None if not path.exists() else read_note(path)
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """A JSON object of the folder."""
+    """Read a JSON object of the folder."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -112,14 +112,14 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file, whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
 def _sizes(job: Job, config: DecoderConfig, given: GivenHead | None, noted: dict[str, Any] | None) -> dict[str, int]:
-    """The head's vocabulary and feed-forward: as told, as they were, those of a given head, or the usual ones."""
+    """Sizes of the head's vocabulary and feed-forward: as given, as before, those of a given head, or the defaults."""
     if given is not None:
         return {"draft_vocabulary": len(given.vocabulary), "feed_size": given.feed_size}
     before = noted or {"draft_vocabulary": VOCABULARY, "feed_size": config.intermediate_size}
@@ -131,7 +131,7 @@ def _sizes(job: Job, config: DecoderConfig, given: GivenHead | None, noted: dict
 
 
 def _refuse_unlike(given: GivenHead, wanted: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a head whose weights have other names or sizes than are wanted."""
+    """Refuse a head whose weights have other names or sizes than this model's head would have."""
     for name, size in wanted.items():
         found = tuple(given.weights[name].shape) if name in given.weights else "none"
         if found != size:
@@ -141,6 +141,6 @@ def _refuse_unlike(given: GivenHead, wanted: dict[str, tuple[int, ...]]) -> None
 
 
 def _key(source: Source) -> str:
-    """Says which model it is, whatever it is called: its config, and some of its weights."""
+    """A hash that identifies a model whatever its name: of its config and some of its weights."""
     some = source["model.norm.weight"].float().numpy().tobytes()
     return blake2b(json.dumps(source.config(), sort_keys=True, default=str).encode() + some, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""The target as a teacher: hidden states and best tokens of packed rows, without pages and without gradients.
+"""The target as a teacher: features and logits of packed rows, without KV pages and without gradients.
 
 Attention is dense, within each answer. Called by the training loop.
 """
@@ -13,22 +13,24 @@ from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.train.head import fused
 
-_SCORED_MAX = 4096  # tokens whose scores over the vocabulary exist at one time
+_LOGITS_TOKENS_MAX = 4096  # tokens whose full logits are in memory at one time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lesson:
-    """What the target makes of some rows."""
+class TargetOutputs:
+    """The target's forward pass over packed rows."""
 
     embedded: Tensor  # [num_rows, row_len, hidden_size] inputs of its first layer
     features: Tensor  # [num_rows, row_len, num_features * hidden_size]
-    scores: Tensor  # [num_rows, row_len, num_tokens] of the next token, over the draft vocabulary
-    best: Tensor  # [num_rows, row_len] the next token over the whole vocabulary
-    seen: Tensor  # [num_rows, 1, row_len, row_len] bool: which places each reads
+    logits: Tensor  # [num_rows, row_len, num_tokens] of the next token, over the draft vocabulary
+    best: Tensor  # [num_rows, row_len] argmax over the whole vocabulary
+    seen: Tensor  # [num_rows, 1, row_len, row_len] bool: which positions each attends to
 
 
 @torch.no_grad()
-def teach(model: Decoder, tokens: Tensor, owners: Tensor, aux_layers: tuple[int, ...], vocabulary: Tensor) -> Lesson:
+def run_target(
+    model: Decoder, tokens: Tensor, owners: Tensor, aux_layers: tuple[int, ...], vocabulary: Tensor
+) -> TargetOutputs:
     """Run the target over rows of tokens [num_rows, row_len]."""
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
@@ -45,15 +47,15 @@ def teach(model: Decoder, tokens: Tensor, owners: Tensor, aux_layers: tuple[int,
         return mixed.transpose(1, 2).flatten(0, 1)
 
     last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)
-    scores, best = [], []
-    for first in range(0, len(last), _SCORED_MAX):
-        logits = model.logits(last[first : first + _SCORED_MAX])
-        scores.append(logits[:, vocabulary])
+    kept, best = [], []
+    for first in range(0, len(last), _LOGITS_TOKENS_MAX):
+        logits = model.logits(last[first : first + _LOGITS_TOKENS_MAX])
+        kept.append(logits[:, vocabulary])
         best.append(logits.argmax(dim=-1))
-    return Lesson(
+    return TargetOutputs(
         embedded=model.embed(tokens),
         features=torch.cat(aux_hidden, dim=-1).view(num_rows, row_len, -1),
-        scores=torch.cat(scores).view(num_rows, row_len, -1),
+        logits=torch.cat(kept).view(num_rows, row_len, -1),
         best=torch.cat(best).view(num_rows, row_len),
         seen=seen,
     )

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from roost.train.answers import Answer, Question, questions, read_shards, write_shard
+from roost.train.answers import Question, TrainingAnswer, questions, read_shards, write_shard
 
 
-def said(*output: int) -> Answer:
-    return Answer(prompt=(1, 2), output=output, is_drawn=False)
+def said(*output: int) -> TrainingAnswer:
+    return TrainingAnswer(prompt=(1, 2), output=output, is_drawn=False)
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 31, 32])
@@ -31,7 +31,7 @@ def test_other_answers_do_not(output: tuple[int, ...]) -> None:
 
 
 def test_every_prompt_is_asked_once_in_both_ways_unless_it_is_done() -> None:
-    done = Answer(prompt=(6, 7), output=(1,), is_drawn=False)
+    done = TrainingAnswer(prompt=(6, 7), output=(1,), is_drawn=False)
     asked = questions([(5,), (6, 7), (5,)], done={done.question})
     assert asked == [
         Question(prompt=(5,), is_drawn=False),
@@ -42,7 +42,9 @@ def test_every_prompt_is_asked_once_in_both_ways_unless_it_is_done() -> None:
 
 
 def test_shards_give_back_what_was_put_in(tmp_path: Path) -> None:
-    answers = [Answer(prompt=tuple(range(n)), output=(n, 70_000, *range(n)), is_drawn=bool(n % 2)) for n in range(5)]
+    answers = [
+        TrainingAnswer(prompt=tuple(range(n)), output=(n, 70_000, *range(n)), is_drawn=bool(n % 2)) for n in range(5)
+    ]
     write_shard(tmp_path / "a.safetensors", answers[:3])
     write_shard(tmp_path / "b.safetensors", answers[3:])
     assert read_shards([tmp_path / "a.safetensors", tmp_path / "b.safetensors"]) == answers

@@ -1,7 +1,7 @@
-"""Questions that a target asks itself: it goes on where a user would begin to speak.
+"""Own questions: prompts that the target generates itself, from where its chat template begins a user's message.
 
-They are as varied as what the model was taught with, and cost nothing but time. Kept in a file, so that the same ones
-are answered again in a later run. Called by the training.
+They are as varied as the model's training data, and cost nothing but time. Kept in a file, so that a later run answers
+the same ones. Called by the training pipeline.
 """
 
 import json
@@ -17,15 +17,15 @@ from roost.text.language import Language
 from roost.train.answers import complete_all
 from roost.train.job import QUESTION_MAX
 
-_MARK = chr(0xFFFFC)  # stands for what the user says
+_MARK = chr(0xFFFFC)  # placeholder for the user's message
 _CHARS_MIN = 8
-_TRIES = 8  # for each question that is kept, at most
+_TRIES = 8  # most attempts for each question that is kept
 
 
 def own_questions(engine: Engine, language: Language, number: int, path: Path, at_once: int) -> list[str]:
-    """So many different questions; those that the file has are kept, and the others are added as they come."""
+    """`number` different questions; those in the file are kept, and new ones are added to it as they come."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = text.split("\n")[:-1]  # what comes after the last one was cut off
+    lines = text.split("\n")[:-1]  # an interrupted run may have left an incomplete last line
     found = dict.fromkeys(json.loads(line)["prompt"] for line in lines)
     if len(found) < number:
         with path.open("w", encoding="utf-8") as file:
@@ -44,7 +44,7 @@ def own_questions(engine: Engine, language: Language, number: int, path: Path, a
 
 
 def _asked(engine: Engine, language: Language, *, first: int, most: int, at_once: int) -> Iterator[str]:
-    """Questions, as they end; what never ends, or says next to nothing, is left out."""
+    """Questions, as they finish; those cut by the length limit or too short are left out."""
     if language.template is None:
         raise ConfigError("--own-questions: the model has no chat template that says where a user begins")
     text = language.chat_text([{"role": "user", "content": _MARK}], add_generation_prompt=False)

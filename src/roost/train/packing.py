@@ -1,7 +1,7 @@
-"""Rows: answers packed side by side into rows of one length, so that every batch has the same shape.
+"""Packing: answers packed side by side into rows of one length, so that every batch has the same shape.
 
-A row says of each token which answer it belongs to and whether the target said it. What does not fit a row is cut.
-Called by the training loop.
+A row knows for each token which answer it belongs to and whether the target generated it. Answers longer than a row are
+cut. Called by the training pipeline.
 """
 
 from bisect import bisect_left, insort
@@ -12,39 +12,39 @@ from hashlib import blake2b
 
 import numpy as np
 
-from roost.train.answers import Answer, key
+from roost.train.answers import TrainingAnswer, key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class PackedRows:
     """Packed answers."""
 
     tokens: np.ndarray  # [num_rows, row_len] int32
     owners: np.ndarray  # [num_rows, row_len] int32: number of the answer within the row; -1: padding
-    is_said: np.ndarray  # [num_rows, row_len] bool: the target said it
+    is_said: np.ndarray  # [num_rows, row_len] bool: the target generated it
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def key(self) -> str:
-        """Says which rows these are."""
+        """A hash of the rows."""
         return blake2b(self.tokens.tobytes() + self.owners.tobytes(), digest_size=8).hexdigest()
 
-    def batches(self, size: int, seed: int) -> Iterator["Rows"]:
-        """Whole batches, shuffled; what is left over waits for another shuffle."""
+    def batches(self, size: int, seed: int) -> Iterator["PackedRows"]:
+        """Full batches in shuffled order; rows left over are not used in this epoch."""
         order = np.random.default_rng(seed).permutation(len(self))
         for first in range(0, len(self) - size + 1, size):
             yield self._pick(order[first : first + size])
 
-    def _pick(self, index: np.ndarray) -> "Rows":
-        return Rows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
+    def _pick(self, index: np.ndarray) -> "PackedRows":
+        return PackedRows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
 
 
-def split(answers: Sequence[Answer], share: float) -> tuple[list[Answer], list[Answer]]:
-    """All answers but those to about a share of the prompts, and those: both answers to a prompt are on one side.
+def split(answers: Sequence[TrainingAnswer], share: float) -> tuple[list[TrainingAnswer], list[TrainingAnswer]]:
+    """Training answers, and held-out ones: those to about `share` of the prompts, both answers to a prompt together.
 
-    What was learned from is never held out in a later run, also when there are more.
+    A prompt that was trained on is never held out in a later run, even if there are more prompts.
     """
     shares = [key(each.prompt) % 2**20 / 2**20 for each in answers]
     border = max(share, min(shares, default=0.0))  # at least one prompt is held out
@@ -52,10 +52,10 @@ def split(answers: Sequence[Answer], share: float) -> tuple[list[Answer], list[A
     return learn, [each for each, at in zip(answers, shares, strict=True) if at <= border]
 
 
-def pack(answers: Sequence[Answer], row_len: int) -> Rows:
-    """Answers in rows: from the longest on, each in the fullest row that has room for it."""
-    groups: list[list[Answer]] = []
-    rooms: list[tuple[int, int]] = []  # (tokens left, row), rising
+def pack(answers: Sequence[TrainingAnswer], row_len: int) -> PackedRows:
+    """Pack answers into rows by best fit: longest first, each into the fullest row that has room for it."""
+    groups: list[list[TrainingAnswer]] = []
+    rooms: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for answer in sorted(answers, key=lambda each: -len(each.prompt) - len(each.output)):
         length = min(len(answer.prompt) + len(answer.output), row_len)
         at = bisect_left(rooms, (length, 0))
@@ -66,7 +66,7 @@ def pack(answers: Sequence[Answer], row_len: int) -> Rows:
             room, row = rooms.pop(at)
         groups[row].append(answer)
         insort(rooms, (room - length, row))
-    rows = Rows(
+    rows = PackedRows(
         tokens=np.zeros((len(groups), row_len), dtype=np.int32),
         owners=np.full((len(groups), row_len), -1, dtype=np.int32),
         is_said=np.zeros((len(groups), row_len), dtype=np.bool_),
@@ -81,15 +81,15 @@ def pack(answers: Sequence[Answer], row_len: int) -> Rows:
     return rows
 
 
-def draft_vocabulary(answers: Sequence[Answer], size: int, always: Sequence[int]) -> np.ndarray:
-    """The ids said most often, in rising order."""
+def draft_vocabulary(answers: Sequence[TrainingAnswer], size: int, always: Sequence[int]) -> np.ndarray:
+    """The most frequent ids of the answers, in ascending order; `always` are included."""
     counts = Counter(token for answer in answers for token in answer.output)
     ranked = [*always, *(token for token, _ in counts.most_common() if token not in always)]
     return np.array(sorted(ranked[:size]), dtype=np.int64)
 
 
-def share_said(answers: Sequence[Answer], ids: Sequence[int]) -> float:
-    """The share of everything said that some ids cover."""
+def share_said(answers: Sequence[TrainingAnswer], ids: Sequence[int]) -> float:
+    """The share of all generated tokens that are among `ids`."""
     known = frozenset(ids)
     said = [token in known for answer in answers for token in answer.output]
     return sum(said) / max(1, len(said))

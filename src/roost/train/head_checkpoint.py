@@ -1,7 +1,7 @@
-"""Where training starts, and what it leaves: a head made of its target's weights, and a checkpoint that others read.
+"""Head checkpoints: initial weights made from the target's, and reading and writing a trained head.
 
-The format is that of SGLang and vLLM (`LlamaForCausalLMEagle3`): fc, midlayer, norm, lm_head, d2t, t2d and a
-config.json. Called by the training command.
+The format is SGLang's and vLLM's (`LlamaForCausalLMEagle3`): fc, midlayer, norm, lm_head, d2t, t2d and a config.json.
+Called by the training pipeline.
 """
 
 import json
@@ -22,13 +22,13 @@ from roost.models.decoder import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
 
 FEED = "midlayer.mlp.gate_proj.weight"
-NOISE = 0.02  # of weights that have nothing to start from
+NOISE = 0.02  # standard deviation of weights without a counterpart in the target
 
 
 def head_shape(target: DecoderConfig, num_features: int, num_tokens: int, feed_size: int) -> HeadShape:
-    """A head of one Llama layer of the target's sizes, but for that of its feed-forward.
+    """A head of one plain Llama layer with the target's sizes, except for its feed-forward.
 
-    Whatever else the target's layers have, that has not.
+    Other features of the target's layers (windows, extra norms, rope scaling) are not copied.
     """
     layers = DecoderConfig(
         vocab_size=target.vocab_size,
@@ -70,7 +70,7 @@ def weight_sizes(shape: HeadShape) -> dict[str, tuple[int, ...]]:
 def warm_start(
     weights: Mapping[str, Tensor], target: DecoderConfig, shape: HeadShape, vocabulary: Tensor
 ) -> dict[str, Tensor]:
-    """Weights to start from: the target's last layer, its norm, and the rows of its head that are drafted."""
+    """Initial weights: the target's last layer, its final norm, and the rows of its LM head that can be drafted."""
     generator = torch.Generator().manual_seed(0)
     hidden, more = shape.layers.hidden_size, shape.layers.intermediate_size - target.intermediate_size
 
@@ -83,12 +83,12 @@ def warm_start(
 
     last = f"model.layers.{len(target.layers) - 1}."
     state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
-    state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # it begins as what the last of its features is
+    state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # at first it passes the last feature through
     for name in "qkv":
         weight = take(f"{last}self_attn.{name}_proj.weight")
         state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
     state["midlayer.self_attn.o_proj.weight"] = take(f"{last}self_attn.o_proj.weight")
-    for name in ("gate", "up"):  # whatever is wider than the target's says nothing at first
+    for name in ("gate", "up"):  # the part wider than the target's has no effect at first: down_proj is zero there
         state[f"midlayer.mlp.{name}_proj.weight"] = torch.cat(
             [take(f"{last}mlp.{name}_proj.weight"), noise(more, hidden)]
         )
@@ -104,15 +104,15 @@ def warm_start(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GivenHead:
-    """A head to go on from."""
+    """A trained head."""
 
     weights: dict[str, Tensor]
-    vocabulary: Tensor  # ids of the target's tokens, rising
-    key: str  # says which head it is
+    vocabulary: Tensor  # ids of the target's tokens, ascending
+    key: str  # a hash that identifies it
 
     @property
     def feed_size(self) -> int:
-        """Of its feed-forward."""
+        """The width of its feed-forward."""
         return len(self.weights[FEED])
 
 
@@ -132,7 +132,7 @@ def read_head(folder: Path) -> GivenHead:
 
 
 def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
-    """A checkpoint of a head: model.safetensors, whole or not at all, and config.json."""
+    """Write a head's checkpoint: model.safetensors, atomically, and config.json."""
     layers, ids = shape.layers, vocabulary.cpu()
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
@@ -141,7 +141,7 @@ def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, voca
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # the library writes for the owner alone
+    part.chmod(0o644)  # safetensors creates files that only their owner can read
     part.replace(folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],

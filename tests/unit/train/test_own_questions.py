@@ -10,7 +10,7 @@ from roost.errors import ConfigError
 from roost.messages import Event, Finished, SpecStats, Submit, Tokens, Usage
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
-from roost.train.ask import own_questions
+from roost.train.own_questions import own_questions
 from tests.server.tiny import PLAIN_TEMPLATE
 from tests.unit.text.small import byte_level
 

@@ -1,7 +1,7 @@
-"""A whole training: answers of the target, rows of them, a head that learns, and its checkpoint as it gets better.
+"""The training pipeline: answers of the target, packed rows, a head that learns, and its checkpoint as it gets better.
 
-Everything lies in one folder: `job.json`, `answers/`, `checkpoint.safetensors`, `log.jsonl`, and `head/`, the best head
-so far. What is there already is not done again. Called by the training command.
+Everything is kept in one folder: `job.json`, `answers/`, `checkpoint.safetensors`, `log.jsonl`, and `head/`, the best
+head so far. What is there already is not computed again. Called by the training command.
 """
 
 import json
@@ -17,26 +17,26 @@ from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedC
 from roost.errors import ConfigError
 from roost.startup import backend_of, device_of, ops_of, start
 from roost.text.language import Language
-from roost.train.answers import Answer, answer_all, questions, read_shards, write_shard
-from roost.train.ask import own_questions
+from roost.train.answers import TrainingAnswer, answer_all, questions, read_shards, write_shard
 from roost.train.head import TrainableHead
+from roost.train.head_checkpoint import GivenHead, head_shape, read_head, warm_start, write_head
 from roost.train.job import Job, noted_of, read_note, write_whole
-from roost.train.loop import LOOK_EVERY, Recipe, Report, Standing, Trainer
-from roost.train.rows import draft_vocabulary, pack, share_said, split
-from roost.train.start import GivenHead, head_shape, read_head, warm_start, write_head
+from roost.train.loop import REPORT_EVERY, Recipe, Report, Trainer, TrainingState
+from roost.train.own_questions import own_questions
+from roost.train.packing import draft_vocabulary, pack, share_said, split
 from roost.weights.draft import default_aux_layers
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_model
 
 SHARD_ANSWERS = 4096
-CHUNK = 8192  # tokens of prompts in a step
-ALWAYS = (0, 1, 2)  # ids that are in every draft vocabulary: where the specials are
+CHUNK = 8192  # prompt tokens in a step
+ALWAYS = (0, 1, 2)  # ids in every draft vocabulary: usually special tokens
 CHECKPOINT = "checkpoint.safetensors"
 
-Told = Callable[[int, int], None]  # so many of so many answers
+AnswersDone = Callable[[int, int], None]  # (answers done, answers in all)
 
 
-def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
+def make_answers(job: Job, texts: Sequence[str], told: AnswersDone) -> None:
     """Have the target answer what it has not answered yet, its own questions too, until the budget is spent."""
     folder = job.folder / "answers"
     folder.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
             spec=SpecConfig(spec="none"),
         )
     )
-    fresh: list[Answer] = []
+    fresh: list[TrainingAnswer] = []
     stop_ids = running.language.tokenizer.eos_ids
 
     def put_away() -> None:
@@ -83,8 +83,8 @@ def make_answers(job: Job, texts: Sequence[str], told: Told) -> None:
 
 
 def train_head(
-    job: Job, recipe: Recipe, report: Report, looked: Report, is_enough: Callable[[], bool] = lambda: False
-) -> Standing:
+    job: Job, recipe: Recipe, report: Report, evaluated: Report, is_enough: Callable[[], bool] = lambda: False
+) -> TrainingState:
     """Train on the answers that there are, from where the last run stopped."""
     answers = _answers(job)
     learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
@@ -93,7 +93,7 @@ def train_head(
     if not learn:
         raise ConfigError(
             f"--out {job.folder}: of {len(answers)} answers none is left to learn from: some prompts are held out, and "
-            "answers in circles are left out; answer more prompts"
+            "looping answers are left out; answer more prompts"
         )
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
     ops = ops_of(backend_of(EngineConfig(), device))
@@ -118,7 +118,7 @@ def train_head(
         except SafetensorError as error:
             raise ConfigError(f"--out {job.folder}: {checkpoint.name} cannot be read: {error}") from error
     if kept_head.exists():
-        trainer.judge_kept(read_head(kept_head).weights, held_out_rows)
+        trainer.evaluate_kept(read_head(kept_head).weights, held_out_rows)
     else:
         trainer.standing.best, trainer.standing.best_on = (), ""
     log = _Log(job.folder / "log.jsonl")
@@ -129,34 +129,34 @@ def train_head(
         held_out_rows=len(held_out_rows),
     )
 
-    def reported(standing: Standing) -> None:
+    def reported(standing: TrainingState) -> None:
         report(standing)
-        if standing.update % LOOK_EVERY == 1:
+        if standing.update % REPORT_EVERY == 1:
             log.standing(standing)
 
-    def kept(standing: Standing, state: dict[str, Tensor] | None) -> None:
+    def kept(standing: TrainingState, state: dict[str, Tensor] | None) -> None:
         if state is not None:
             write_head(kept_head, state, shape, vocabulary)
         log.standing(standing)
-        looked(standing)
+        evaluated(standing)
 
-    trainer.train(rows, held_out_rows, report=reported, looked=kept, checkpoint=checkpoint, is_enough=is_enough)
+    trainer.train(rows, held_out_rows, report=reported, evaluated=kept, checkpoint=checkpoint, is_enough=is_enough)
     return trainer.standing
 
 
-def _answers(job: Job) -> list[Answer]:
+def _answers(job: Job) -> list[TrainingAnswer]:
     return read_shards(sorted((job.folder / "answers").glob("*.safetensors")))
 
 
 def _prompt(language: Language, text: str) -> tuple[int, ...]:
-    """A user's message, or a plain text for a model that knows no conversations."""
+    """Tokens of a user's message, or of a plain text for a model without a chat template."""
     if language.template is None:
         return language.prompt_tokens(text)
     return language.chat_tokens([{"role": "user", "content": text}])
 
 
-def _vocabulary(job: Job, learn: Sequence[Answer], size: int, given: GivenHead | None) -> Tensor:
-    """The draft vocabulary, that of a head that is gone on from if there is one; it stays when training goes on."""
+def _vocabulary(job: Job, learn: Sequence[TrainingAnswer], size: int, given: GivenHead | None) -> Tensor:
+    """The draft vocabulary, that of the given head if there is one; later runs keep it."""
     path = job.folder / "vocabulary.json"
     if not path.exists():
         ids = (draft_vocabulary(learn, size, ALWAYS) if given is None else given.vocabulary).tolist()
@@ -165,7 +165,7 @@ def _vocabulary(job: Job, learn: Sequence[Answer], size: int, given: GivenHead |
 
 
 class _Log:
-    """A file of what happened, one JSON object a line."""
+    """The log file, one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class _Log:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
 
-    def standing(self, standing: Standing) -> None:
+    def standing(self, standing: TrainingState) -> None:
         self.write(
             update=standing.update,
             of=standing.num_updates,
