@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from roost import LLM, Options
+from roost.front.session import ClientSession
 from roost.library.session import Session
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
@@ -25,7 +26,7 @@ def test_a_chat_in_a_session_is_the_same_chat_sent_whole(exact: LLM, template: s
         made = ChatTemplate(template, bos="<|im_start|>", eos="<|im_end|>")
         language = Language(tokenizer=language.tokenizer, template=made)
     with exact.session() as opened:
-        session = Session(opened._line, language, opened.id)
+        session = Session(opened._engine, language, ClientSession(opened.id))
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         sent = 0
         for max_new_tokens, text in CHATS:

@@ -3,7 +3,8 @@
 from tests.planted.bug import Bug
 
 _REPLACED = (
-    "tests/unit/server/test_turns.py::test_a_request_that_replaces_forgets_all_that_went_on_from_where_it_goes_on"
+    "tests/unit/server/test_request_history.py::"
+    "test_a_request_that_replaces_forgets_all_that_continued_the_same_request"
 )
 
 FOREIGN_BUGS = (
@@ -18,15 +19,15 @@ FOREIGN_BUGS = (
     ),
     Bug(
         "replaced_is_forgotten",
-        "roost.server.turns",
-        "            self._branches.drop_after(self.parent, self.number)",
-        "            self._branches.drop_after(self.number, self.number)",
-        "requests that another replaced can still be gone on from",
+        "roost.server.request_history",
+        "            self._history.drop_after(self.parent, self.number)",
+        "            self._history.drop_after(self.number, self.number)",
+        "requests that another replaced can still be continued",
         _REPLACED,
     ),
     Bug(
         "refused_replaces_nothing",
-        "roost.server.turns",
+        "roost.server.request_history",
         "        if self._replaces and not isinstance(event, Refused):",
         "        if self._replaces:",
         "a request that is refused takes others of its session with it",

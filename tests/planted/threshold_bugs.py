@@ -5,13 +5,15 @@ from tests.planted.bug import Bug
 _SCORES = "roost.sampling.step_logprobs"
 _ROOM = "roost.sched.reserve"
 _RADIX = "roost.kv.radix"
-_TURNS = "roost.server.turns"
+_CLIENT_SESSION = "roost.front.session"
+_HISTORY = "roost.server.request_history"
 _SCORED = "tests/parity/test_logprobs_exact.py::test_a_chunk_of_any_length_is_scored_to_its_end"
 _TOP_P = "tests/unit/sampling/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
 _SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_preempted"
 _SMALLEST = "tests/parity/test_captured.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
-_BRANCHES = "tests/unit/server/test_turns.py::"
+_CONTINUED = "tests/unit/server/test_request_history.py::"
+_SESSION_TESTS = "tests/unit/front/test_session.py::"
 _SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
 _NEXT_VICTIM = "    while newer and num_freed(store, leaving + [each.lease for each in victims], book) < missing:"
 
@@ -59,19 +61,19 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "usages_are_rewound",
-        _TURNS,
-        "            del self.usages[event.turns :]",
-        "            del self.usages[len(self.usages) :]",
+        _CLIENT_SESSION,
+        "        del self.usages[state.turns :]",
+        "        del self.usages[len(self.usages) :]",
         "after a rewind a new turn is taken for the one that had its number",
-        test=_BRANCHES + "test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told",
+        test=_SESSION_TESTS + "test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told",
     ),
     Bug(
         "oldest_branch_goes",
-        _TURNS,
-        "            self._tokens.popitem(last=False)",
-        "            self._tokens.popitem()",
-        "from the 257th on, a request cannot be gone on from",
-        test=_BRANCHES + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
+        _HISTORY,
+        "            self._ended.popitem(last=False)",
+        "            self._ended.popitem()",
+        "from the 257th on, a request cannot be continued",
+        test=_CONTINUED + "test_the_last_requests_to_end_can_be_continued_and_the_oldest_are_forgotten",
     ),
     Bug(
         "fork_has_its_own_tokens",
@@ -91,11 +93,11 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "fork_has_its_own_usages",
-        _TURNS,
+        _CLIENT_SESSION,
         "        self.usages = list(usages)  # of its committed turns",
         "        self.usages = usages",
         "what a fork's turns cost is gone when its source is rewound",
-        test=_BRANCHES + "test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound",
+        test=_SESSION_TESTS + "test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound",
     ),
     Bug(
         "menus_hold_their_last_size",
@@ -205,11 +207,11 @@ THRESHOLD_BUGS = (
     ),
     Bug(
         "branch_that_ends_again_is_the_newest",
-        _TURNS,
-        "        self._tokens.pop(name, None)  # another had this name before",
-        "        self._tokens.get(name)",
+        _HISTORY,
+        "        self._ended.pop(name, None)  # another had this name before",
+        "        self._ended.get(name)",
         "a request that ends again under its name is forgotten as if it had ended only once",
-        test=_BRANCHES + "test_a_request_that_ends_again_under_its_name_is_the_newest",
+        test=_CONTINUED + "test_a_request_that_ends_again_under_its_name_is_the_newest",
     ),
     Bug(
         "smallest_captured_round",

@@ -6,7 +6,7 @@ decides nothing, or only how good a guess is, says so. Whoever adds a number add
 
 _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
-_TURNS = "tests/unit/server/test_turns.py::"
+_SESSION_TABLE = "tests/unit/server/test_session_table.py::"
 _BODY = "tests/unit/server/test_body.py::"
 _REQUESTS = "tests/server/test_request_limits.py::"
 _GENERATION = "tests/unit/server/test_generation.py::"
@@ -127,12 +127,13 @@ TESTED: dict[str, str] = {
     "roost.server.body._NAME_LEN_MAX": _BODY + "test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length",
     "roost.server.body._NUMBER_END": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
     "roost.server.serve.HEADER_BYTES_MAX": "tests/server/test_access.py::test_headers_that_are_too_large_are_refused",
-    "roost.server.turns.BRANCHES_MAX": _TURNS
-    + "test_the_last_requests_to_end_can_be_gone_on_from_and_the_oldest_are_forgotten",
-    "roost.server.turns.CHECK_AT_MIN": _TURNS + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
-    "roost.server.turns.MESSAGE_COST": "tests/unit/server/test_context.py::"
+    "roost.server.request_history.ENDED_MAX": "tests/unit/server/test_request_history.py::"
+    "test_the_last_requests_to_end_can_be_continued_and_the_oldest_are_forgotten",
+    "roost.server.session_table.CHECK_AT_MIN": _SESSION_TABLE
+    + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
+    "roost.server.context.MESSAGE_COST": "tests/unit/server/test_context.py::"
     "test_long_conversations_are_rendered_beside_the_event_loop",
-    "roost.server.turns.WAITING_MAX": _TURNS + "test_no_more_turns_wait_for_a_session_than_may",
+    "roost.server.session_table.WAITING_MAX": _SESSION_TABLE + "test_no_more_turns_wait_for_a_session_than_may",
     "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
     "test_events_that_came_together_leave_together_in_order_and_none_is_lost",
     "roost.text.template.SOURCE_BYTES_MAX": "tests/unit/text/test_template.py::"
@@ -206,13 +207,13 @@ UNTESTED: dict[str, str] = {
     "roost.library.batch._RETRY_S": "how often is asked again",
     "roost.messages._ITEM": _NUMBER,
     "roost.server.keys.SESSION_TTL_S": _DEFAULT,
-    "roost.server.link._ANSWER_S": "seconds of patience with an answer on its way; a later one is heeded all the same",
+    "roost.server.engine_process._ANSWER_S": "seconds of patience with an answer on its way; a later one counts, too",
     "roost.server.refusals.ABORTED": _SIGN,
     "roost.server.refusals._OVERFLOW": _SIGN,
     "roost.server.serve._SWITCH_S": "how threads take turns, not what any of them does",
     "roost.text.stops.START": _SIGN,
     "roost.server.context.LOGPROB_LEAST": "the least number that is said, where JSON has none",
-    "roost.server.link._STOP_S": "seconds of patience with a process that does not end",
+    "roost.server.engine_process._STOP_S": "seconds of patience with a process that does not end",
     "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",
     "roost.text.template.REASON_CHARS_MAX": "how much of a template's words a client is told",
     "roost.train.answers.TEMPERATURE": _DEFAULT,

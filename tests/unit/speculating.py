@@ -12,12 +12,12 @@ from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
+from roost.front.engine_client import Observer
 from roost.library.llm import LLM
 from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
-from roost.server.link import Watcher
 from roost.server.wire import Started, pack, unpack
 from roost.startup import Running
 from roost.text.language import Language
@@ -65,8 +65,8 @@ def start(config: EngineConfig = CONFIG, progress: Progress = silent) -> Running
     )
 
 
-class EngineLink:
-    """What the server's link does, to an engine in this process; every event goes over the wire's encoding."""
+class LocalEngine:
+    """The server's way to an engine, which runs in this process here; events go through the wire's encoding."""
 
     def __init__(self, llm: LLM) -> None:
         self._engine = llm._running.engine
@@ -86,11 +86,13 @@ class EngineLink:
         self._num_ids += 1
         return f"r{self._num_ids}"
 
-    async def ask(self, command: Command, within_s: float, watcher: Watcher | None = None) -> Event:
+    async def ask(self, command: Command, within_s: float, observer: Observer | None = None) -> Event:
         """The answer to a command."""
         return await self._post(command).get()
 
-    async def converse(self, submit: Submit, name: str, watcher: Watcher | None = None) -> AsyncGenerator[Event, None]:
+    async def stream_events(
+        self, submit: Submit, name: str, observer: Observer | None = None
+    ) -> AsyncGenerator[Event, None]:
         """The events of a request."""
         inbox, ended = self._post(submit), False
         while not ended:

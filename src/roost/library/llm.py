@@ -15,8 +15,9 @@ from roost.config.options import EngineConfig
 from roost.errors import CapacityError, RequestError, RoostError
 from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, milliseconds, plain_options, submits
-from roost.library.batch import Feed
-from roost.library.engine_thread import Line
+from roost.front.session import ClientSession
+from roost.library.batch import RequestBatch
+from roost.library.engine_thread import EngineThread
 from roost.library.session import Messages, Prompt, Session, as_messages
 from roost.messages import (
     Finished,
@@ -96,7 +97,7 @@ class LLM:
         self.name = self._running.name
         self.settings = self._running.settings
         self.language = self._running.language
-        self._line = Line(self._running.engine)
+        self._engine = EngineThread(self._running.engine)
 
     def __enter__(self) -> "LLM":
         return self
@@ -145,22 +146,22 @@ class LLM:
         """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
         ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
         name = id if id is not None else uuid4().hex  # one that nobody would give to another
-        self._line.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
-        return Session(self._line, self.language, name)
+        self._engine.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
+        return Session(self._engine, self.language, ClientSession(name))
 
     def stats(self) -> Stats:
         """How things stand in the engine."""
-        answer = self._line.ask(GetStats())
+        answer = self._engine.ask(GetStats())
         assert isinstance(answer, Stats), answer
         return answer
 
     def flush_cache(self) -> None:
         """Forget every cached prefix; refused while a request runs."""
-        self._line.ask(FlushCache())
+        self._engine.ask(FlushCache())
 
     def close(self) -> None:
         """End the engine: running requests are aborted first."""
-        self._line.close()
+        self._engine.close()
         self._running.executor.close()
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
@@ -175,9 +176,9 @@ class LLM:
         answers = {request_id: Answer(self.language.tokenizer, options) for request_id in asked}
         num_left = Counter(asked.values())  # outputs of each prompt that have not ended
         errors: dict[int, RequestError | CapacityError] = {}
-        feed = Feed(self._line, list(chain(*groups)), self._running.resolved.sched.max_queued)
+        batch = RequestBatch(self._engine, list(chain(*groups)), self._running.resolved.sched.max_queued)
         try:
-            for event in feed.events():
+            for event in batch.events():
                 number = asked[event.request_id]
                 try:
                     answers[event.request_id].feed(checked(event))
@@ -216,14 +217,14 @@ class LLM:
         if options.n != 1:
             raise RequestError(400, "n", "a stream has one output; generate gives several")
         answer = Answer(self.language.tokenizer, options)
-        with self._line.asked(self._submits(tokens, options)) as events:
+        with self._engine.submit(self._submits(tokens, options)) as events:
             while answer.finished is None:
                 piece = answer.feed(checked(events.get()))
                 if piece is not None:
                     yield piece
 
     def _submits(self, tokens: tuple[int, ...], options: Options) -> list[Submit]:
-        return submits(self._line.new_id("llm"), tokens, options, self.language.tokenizer)
+        return submits(self._engine.new_id(), tokens, options, self.language.tokenizer)
 
 
 def _output(answers: list[Answer]) -> Output:

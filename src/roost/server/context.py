@@ -1,6 +1,6 @@
 """Desk: what every endpoint of the server shares, and how answers leave it.
 
-Owns the link to the engine, the model's language and the measurements. Called by the endpoints.
+Owns the client of the engine, the model's language and the measurements. Called by the endpoints.
 """
 
 import asyncio
@@ -18,31 +18,33 @@ from starlette.types import Message, Receive, Scope, Send
 
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn, refusal
+from roost.front.engine_client import Observer
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
 from roost.server.config import ServerConfig
+from roost.server.engine_process import EngineProcess
 from roost.server.generation import while_connected
 from roost.server.keys import NO_KEYS, Keys
-from roost.server.link import Link, Watcher
 from roost.server.metrics import Metrics
 from roost.server.offload import OffloadThreads
 from roost.server.refusals import error_for_path
-from roost.server.turns import MESSAGE_COST, Change, Conversations
+from roost.server.session_table import ChangeLock, SessionTable
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
 
 PROMPTS_MAX = 256  # in one request
+MESSAGE_COST = 64  # a template takes as long for a message as for so many characters of its content
 LOGPROB_LEAST = -9999.0  # as OpenAI reports it
 
 
 class Desk:
     """The server's state."""
 
-    def __init__(self, config: ServerConfig, link: Link, keys: Keys = NO_KEYS) -> None:
+    def __init__(self, config: ServerConfig, engine: EngineProcess, keys: Keys = NO_KEYS) -> None:
         self.config = config
-        self.link = link
+        self.engine = engine
         self.keys = keys
         self.metrics = Metrics()
-        self.conversations = Conversations()
+        self.sessions = SessionTable()
         self.offload = OffloadThreads()
         self.probe: asyncio.Task[None] | None = None  # the last question whether tokens are generated
         self.began = int(time.time())
@@ -51,12 +53,12 @@ class Desk:
 
     def open(self) -> None:
         """The engine is ready."""
-        assert self.link.started is not None
-        self._language = Language.from_json(self.link.started.language)
+        assert self.engine.started is not None
+        self._language = Language.from_json(self.engine.started.language)
 
     def check_alive(self) -> None:
         """Refuse to say that all is well when the engine is not there."""
-        if self.link.is_gone.is_set():
+        if self.engine.is_gone.is_set():
             raise CapacityError(503, "the engine is not running")
         if self._language is None:
             raise CapacityError(503, "the model is loading")
@@ -76,45 +78,45 @@ class Desk:
     @property
     def model_name(self) -> str:
         """The name the model is served by, the first if it has several."""
-        assert self.link.started is not None
-        return next(iter(self.config.served_model_name), self.link.started.model_name)
+        assert self.engine.started is not None
+        return next(iter(self.config.served_model_name), self.engine.started.model_name)
 
-    async def ask(self, command: Command, watcher: Watcher | None = None) -> Event:
+    async def ask(self, command: Command, observer: Observer | None = None) -> Event:
         """The engine's answer to a command that has one; 503 if it was not carried out in time, or nobody can say."""
         limit_s = self.config.health_answer_s
-        answer = await self.link.ask(command, limit_s, watcher)
+        answer = await self.engine.ask(command, limit_s, observer)
         if answer is None:
             raise CapacityError(503, f"the engine has not answered for {limit_s} s")
         if isinstance(answer, Refused) and answer.status == 503:
             raise refusal(answer)
         return answer
 
-    async def ask_state(self, command: Command, watcher: Watcher | None = None) -> SessionState:
+    async def ask_state(self, command: Command, observer: Observer | None = None) -> SessionState:
         """The state of a session that a command gives; a refusal is raised."""
-        answer = await self.ask(command, watcher)
+        answer = await self.ask(command, observer)
         if isinstance(answer, Refused):
             raise refusal(answer)
         assert isinstance(answer, SessionState), answer
         return answer
 
-    def close_overdue(self) -> None:
-        """Close the sessions whose time is up and of which the engine cannot know; those it has times by itself."""
-        for conversation in self.conversations.overdue():
-            self.conversations.forget(conversation)
-            # whenever it reads that: before what comes after
-            self.link.tell(CloseSession(session_id=conversation.id, client=conversation.client))
+    def close_expired(self) -> None:
+        """Close the sessions whose time is up as only the server knows; the engine does so with all others."""
+        for session in self.sessions.expired():
+            self.sessions.forget(session)
+            # whenever the engine reads it: that is before anything sent later
+            self.engine.tell(CloseSession(session_id=session.id, client=session.client))
 
-    def held(self, request: Request, session_id: str) -> AbstractAsyncContextManager[Change]:
-        """A session that no turn has and none gets meanwhile."""
-        return self.conversations.held(request, session_id, within_s=self.config.health_answer_s)
+    def lock_for_change(self, request: Request, session_id: str) -> AbstractAsyncContextManager[ChangeLock]:
+        """A session locked for a rewind or a fork."""
+        return self.sessions.lock_for_change(request, session_id, within_s=self.config.health_answer_s)
 
     @property
     def context(self) -> int:
         """The most tokens of a request."""
-        assert self.link.started is not None
-        return self.link.started.context
+        assert self.engine.started is not None
+        return self.engine.started.context
 
-    async def prompts(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
+    async def prompt_tokens(self, given: str | list[Any], param: str) -> list[tuple[int, ...]]:
         """The tokens of one or several prompts, given as text or as ids."""
         if isinstance(given, list) and len(given) > max(PROMPTS_MAX, self.context):
             if type(given[0]) is int:
@@ -127,10 +129,10 @@ class Desk:
             self.check_len(tokens, param)
         return prompts
 
-    async def conversation(
+    async def chat_tokens(
         self, messages: list[dict[str, Any]], param: str, *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
-        """The tokens of a conversation, up to where the model speaks unless told."""
+        """The tokens of a conversation, up to where the model answers unless told otherwise."""
         length = num_chars(messages) + MESSAGE_COST * len(messages)
         chat_tokens, asks = self.language.chat_tokens, add_generation_prompt
         work = partial(chat_tokens, messages, add_generation_prompt=asks, tokens_max=self.context)
@@ -202,7 +204,7 @@ def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
 def error_at(request: Request, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and body of an error in the form of the API that the request speaks."""
     desk: Desk = request.app.state.desk
-    context = 0 if desk.link.started is None else desk.link.started.context
+    context = 0 if desk.engine.started is None else desk.engine.started.context
     return error_for_path(request.scope["path"], status, body, context)
 
 

@@ -1,6 +1,6 @@
 """Generation: the outputs of one HTTP request, from prompts to pieces of text.
 
-Owns the conversations with the engine, one per output; when one is refused, or the reader leaves, all of them end.
+Owns the exchanges with the engine, one per output; when one is refused, or the reader leaves, all of them end.
 Measures times on the way. Called by the endpoints.
 """
 
@@ -15,10 +15,11 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.answer import Answer, Piece, checked
+from roost.front.engine_client import Observer
 from roost.front.options import Options, TurnOf, submits
 from roost.messages import Finished, Submit
-from roost.server.link import Link, Watcher
-from roost.server.metrics import LatencyTimer, Metrics
+from roost.server.engine_process import EngineProcess
+from roost.server.metrics import Metrics, LatencyTimer
 from roost.server.request_log import count_tokens
 from roost.text.language import Language
 
@@ -42,7 +43,7 @@ class Prompt:
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
     offset: int = 0  # tokens of the session before these
     client: str = ""  # whose it is
-    watcher: Watcher | None = None  # is told of all events of the turn, whoever else is
+    observer: Observer | None = None  # sees all its events, also those that nobody waits for
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,13 +59,13 @@ class Output:
 class Generation:
     """All outputs of one request."""
 
-    def __init__(self, link: Link, language: Language, metrics: Metrics, prompts: list[Prompt]) -> None:
-        self._link = link
+    def __init__(self, engine: EngineProcess, language: Language, metrics: Metrics, prompts: list[Prompt]) -> None:
+        self._engine = engine
         self._metrics = metrics
         self.outputs: list[Output] = []
         for prompt in prompts:
             try:
-                self.outputs += _outputs(prompt, link.new_id(), language)
+                self.outputs += _outputs(prompt, engine.new_id(), language)
                 if len(self.outputs) > OUTPUTS_MAX:
                     raise RequestError(400, "n", f"all prompts together may have {OUTPUTS_MAX} outputs")
             except RequestError as error:
@@ -100,7 +101,9 @@ class Generation:
     async def _follow(self, number: int, merged: Merged) -> None:
         output, watch = self.outputs[number], LatencyTimer(self._metrics)
         try:
-            async with aclosing(self._link.converse(output.submit, output.request_id, output.prompt.watcher)) as events:
+            async with aclosing(
+                self._engine.stream_events(output.submit, output.request_id, output.prompt.observer)
+            ) as events:
                 async for event in events:
                     watch.observe(event)
                     if isinstance(event, Finished):

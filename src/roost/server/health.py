@@ -74,8 +74,8 @@ def _probe(desk: Desk) -> "asyncio.Task[None]":
 async def _generate_one(desk: Desk) -> None:
     """Generate a token; it is nobody's, so that its times are not measured."""
     options = Options(max_new_tokens=1, temperature=0, priority=PRIORITY_MAX, timeout_s=desk.config.health_step_s)
-    (submit,) = submits(desk.link.new_id(), (0,), options, desk.language.tokenizer)
-    async with aclosing(desk.link.converse(submit, f"health-{uuid4().hex}")) as events:
+    (submit,) = submits(desk.engine.new_id(), (0,), options, desk.language.tokenizer)
+    async with aclosing(desk.engine.stream_events(submit, f"health-{uuid4().hex}")) as events:
         async for event in events:
             checked(event)
 
@@ -135,7 +135,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _stats(desk: Desk) -> Stats:
-    desk.close_overdue()
+    desk.close_expired()
     answer = await desk.ask(GetStats())
     if not isinstance(answer, Stats):
         raise CapacityError(503, "the engine is not running")

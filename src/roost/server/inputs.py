@@ -1,39 +1,45 @@
-"""Inputs: what a turn of a session is given, in any of its forms, as the tokens that it adds.
+"""Inputs: what an HTTP request gives to a turn of a session, as the tokens that it adds.
 
-Text, token ids or chat messages; for messages, only what the template adds after what the session has. Called by every
-endpoint that takes a session.
+Checks text, token ids and chat messages, tokenises long ones beside the event loop, and names the client's parameter
+when it refuses. Called by every endpoint that takes a session.
 """
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
-from roost.server.context import Desk, renamed_to
+from roost.server.context import MESSAGE_COST, Desk, renamed_to
 from roost.server.generation import Prompt
 from roost.server.keys import caller
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported
-from roost.server.turns import MESSAGE_COST, Turn
+from roost.server.session_table import TurnLock
 from roost.text.language import num_chars
 
 _ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """A session that is this request's for one turn."""
+class SessionTurn:
+    """The turn that an HTTP request makes of a session, which is locked for it."""
 
     desk: Desk
-    turn: Turn
+    lock: TurnLock
     of: TurnOf
     ends_at: float | None  # when its time is up, part of which it may have waited for the session
 
-    async def input(
+    @property
+    def length_before(self) -> int:
+        """Tokens that the session holds before this turn."""
+        return self.lock.turn.length_before
+
+    async def input_tokens(
         self,
         *,
         text: str | None = None,
@@ -42,24 +48,27 @@ class Taken:
         param: str = "",
         generates: bool = True,
     ) -> tuple[int, ...]:
-        """The tokens of what is new, given in one form or in none; only a session's first text begins like a text."""
-        turn, plain = self.turn, text if text is not None else ids
-        if messages is None and (plain is None or (not plain and turn.length_before)):
-            return await self.desk.offload.run(turn.num_chars_before, lambda: turn.no_tokens(generates=generates))
-        if messages is not None:
-            param = param or "messages"
-            length = turn.num_chars_before + num_chars(messages) + MESSAGE_COST * len(messages)
-            tokens = await self.desk.offload.run(length, lambda: self._chat(messages, param, generates=generates))
-        elif text is not None:
-            param = param or "text"
-            encoded = await self.desk.offload.run(len(text), lambda: self._encoded(text, param))
-            tokens = turn.plain_tokens(encoded, generates=generates)
+        """The tokens of what is new, given in one form or in none; `param` is what the client calls it."""
+        param = param or ("messages" if messages is not None else "text" if text is not None else "input_ids")
+        if ids is not None and not all(type(each) is int for each in ids):
+            raise RequestError(400, param, "must be a text or a list of token ids: a turn has one prompt")
+        work = partial(
+            self.lock.turn.input_tokens,
+            text=text,
+            ids=ids,
+            messages=messages,
+            generates=generates,
+            tokens_max=self.desk.context,
+        )
+        if messages is None and (text or ids):
+            num_chars_read = len(text or "")
         else:
-            assert ids is not None
-            param = param or "input_ids"
-            if not all(type(each) is int for each in ids):
-                raise RequestError(400, param, "must be a text or a list of token ids: a turn has one prompt")
-            tokens = turn.plain_tokens(tuple(ids), generates=generates)
+            num_chars_read = self._num_chars_before + num_chars(messages or ()) + MESSAGE_COST * len(messages or ())
+        try:
+            tokens = await self.desk.aside.do(num_chars_read, work)
+        except RequestError as error:
+            is_of_input = error.param == "tokens" or (text is not None and error.param == "text")
+            raise (renamed_to(error, param) if is_of_input else error) from error
         self.desk.check_len(tokens, param)
         return tokens
 
@@ -73,47 +82,38 @@ class Taken:
             options=options,
             names=names,
             turn=self.of,
-            offset=self.turn.length_before,
-            client=self.turn.conversation.client,
-            watcher=self.turn,
+            offset=self.length_before,
+            client=self.lock.session.client,
+            observer=self.lock,
         )
 
-    def _encoded(self, text: str, param: str) -> tuple[int, ...]:
-        language, most = self.desk.language, self.desk.context
-        try:
-            if self.turn.length_before == 0:
-                return language.prompt_tokens(text, tokens_max=most)
-            return tuple(language.tokenizer.encode(text, special=False, tokens_max=most))
-        except RequestError as error:
-            raise renamed_to(error, param) from error
-
-    def _chat(self, messages: list[dict[str, Any]], param: str, *, generates: bool) -> tuple[int, ...]:
-        try:
-            return self.turn.chat_tokens(messages, generates=generates, tokens_max=self.desk.context)
-        except RequestError as error:
-            raise (renamed_to(error, param) if error.param == "tokens" else error) from error
+    @property
+    def _num_chars_before(self) -> int:
+        """Characters that a template may have to render again for the session's next messages."""
+        transcript = self.lock.session.client_session.transcript
+        return transcript.num_chars + MESSAGE_COST * transcript.num_messages
 
 
 @asynccontextmanager
-async def taken(
+async def session_turn(
     request: Request,
     session_id: str,
     *,
     number: int | None = None,
     queue: bool = False,
     timeout_s: float | None = None,
-) -> AsyncIterator[Taken]:
-    """A session for one turn of it; 404, 409 and 410 come from here, or later from the engine."""
+) -> AsyncIterator[SessionTurn]:
+    """A turn of a session that is locked for it; 404, 409 and 410 come from here, or later from the engine."""
     desk: Desk = request.app.state.desk
     if timeout_s is not None:
         milliseconds("timeout", timeout_s)  # refuses what is no time
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     of = TurnOf(session_id=session_id, number=number, queue=queue)
-    waiting_max = desk.link.limits_of(caller(request).name).queued
-    async with desk.conversations.turn(
+    waiting_max = desk.engine.limits_of(caller(request).name).queued
+    async with desk.sessions.lock_for_turn(
         request, of, desk.language, timeout_s=timeout_s, waiting_max=waiting_max
-    ) as turn:
-        yield Taken(desk=desk, turn=turn, of=of, ends_at=ends_at)
+    ) as lock:
+        yield SessionTurn(desk=desk, lock=lock, of=of, ends_at=ends_at)
 
 
 def check_no_session(body: OpenAiBody) -> None:

@@ -57,9 +57,9 @@ def check_model(desk: Desk, name: str | None) -> None:
 
 
 def started(desk: Desk) -> Started:
-    """What the engine reported when it became ready; call only once it is."""
-    assert desk.link.started is not None
-    return desk.link.started
+    """What the engine said when it was ready, which it is."""
+    assert desk.engine.started is not None
+    return desk.engine.started
 
 
 def _card(desk: Desk) -> dict[str, Any]:

@@ -94,7 +94,7 @@ async def abort_request(request: Request) -> Response:
         raise RequestError(400, "rid", "must be given, or abort_all: true")
     client = caller(request)
     whose = None if body.abort_all and client.is_admin else client.name
-    desk.link.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
+    desk.engine.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
     return json_response({"success": True})
 
 
@@ -118,12 +118,12 @@ async def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]]
     if (body.text is None) == (body.input_ids is None):
         raise RequestError(400, "text", "give either text or input_ids")
     if body.text is not None:
-        return await desk.prompts(body.text, "text"), isinstance(body.text, list)
+        return await desk.prompt_tokens(body.text, "text"), isinstance(body.text, list)
     assert body.input_ids is not None
     if any(isinstance(each, str) for each in body.input_ids):
         raise RequestError(400, "input_ids", "must be a list of token ids, or a list of such lists")
     is_list = bool(body.input_ids) and isinstance(body.input_ids[0], list)
-    return await desk.prompts(body.input_ids, "input_ids"), is_list
+    return await desk.prompt_tokens(body.input_ids, "input_ids"), is_list
 
 
 def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
@@ -191,7 +191,7 @@ class _Answers:
         self._is_list = is_list
         self.streams = bool(body.stream)
         self._began = time.monotonic()
-        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> Any:
         """The answer that is not streamed: an object, or a list of them."""

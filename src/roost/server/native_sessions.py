@@ -1,8 +1,8 @@
 """SGLang's sessions: opened and closed at its endpoints, used by /generate with session_params.
 
-A streaming session is the engine's: append only, its KV stays with it. One that does not stream has only the tokens of
-its ended requests, kept by the server; going on from one, from any of its tokens, is a plain request, whose KV is found
-in the prefix tree. What is refused leaves the session as it is. Called by the app's routes and by /generate.
+A streaming session is the engine's: append only, its KV stays with it. One that does not stream consists of the tokens
+of its ended requests, kept by the server; continuing one, from any of its tokens, is a plain request, whose KV is found
+in the prefix cache. What is refused leaves the session as it is. Called by the app's routes and by /generate.
 """
 
 from collections.abc import AsyncIterator
@@ -16,16 +16,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
+from roost.front.session import ClientSession
 from roost.messages import OpenSession
 from roost.sched.sessions import TTL_MS_MAX
 from roost.server.body import read
 from roost.server.context import Desk, json_response
 from roost.server.generation import Prompt
-from roost.server.inputs import taken
+from roost.server.inputs import session_turn
 from roost.server.keys import caller
+from roost.server.request_history import RequestHistory, RunningRequest
 from roost.server.schema import CloseNativeBody, GenerateBody, OpenNativeBody, SessionParams
-from roost.server.sessions import closed, opened
-from roost.server.turns import Branch, Branches, Conversation
+from roost.server.session_table import ServerSession
+from roost.server.sessions import close_in_engine, open_in_engine
 
 
 async def open_session(request: Request) -> Response:
@@ -38,15 +40,15 @@ async def open_session(request: Request) -> Response:
     name, streams = body.session_id or uuid4().hex, bool(body.streaming)
     ttl_ms = None if body.timeout is None else int(body.timeout * 1000)
     if not streams:
-        ttl_ms = TTL_MS_MAX  # the engine does not see it being used: its time is told here
+        ttl_ms = TTL_MS_MAX  # the engine does not see it being used: the server keeps its time
     said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
     notes = {"capacity_of_str_len": said, "streaming": streams}
     client = caller(request).name
-    timeout_s = body.timeout if body.timeout is not None else desk.link.limits_of(client).session_ttl_s
-    branches = None if streams else Branches(timeout_s)
+    timeout_s = body.timeout if body.timeout is not None else desk.engine.limits_of(client).session_ttl_s
+    history = None if streams else RequestHistory(timeout_s)
+    session = ServerSession(ClientSession(name), client=client, notes=notes, history=history)
     try:
-        conversation = Conversation(name, notes=notes, branches=branches, client=client)
-        await opened(desk, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), conversation)
+        await open_in_engine(desk, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), session)
     except RequestError as error:
         raise RequestError(400 if error.status == 409 else error.status, error.param, error.reason) from error
     return json_response(name)
@@ -57,7 +59,7 @@ async def close_session(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, CloseNativeBody)
     desk.check_alive()
-    await closed(desk, body.session_id, caller(request).name)
+    await close_in_engine(desk, body.session_id, caller(request).name)
     return Response(status_code=200)
 
 
@@ -78,21 +80,21 @@ def one_input(body: GenerateBody) -> tuple[str | None, list[int] | None]:
 async def session_prompt(
     request: Request, params: SessionParams, text: str | None, ids: list[int] | None, prompt: Prompt
 ) -> AsyncIterator[Prompt]:
-    """The prompt of a turn, with its tokens; the session is its own meanwhile."""
+    """The prompt of a turn, with its tokens; a streaming session is locked meanwhile."""
     desk: Desk = request.app.state.desk
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
-    desk.close_overdue()
-    branches = desk.conversations.find(params.id, prompt.client).branches
-    if branches is not None:
+    desk.close_expired()
+    history = desk.sessions.find(params.id, prompt.client).history
+    if history is not None:
         new = ids if ids is not None else await _encoded(desk, text or "")
-        yield _branched(desk, branches, params, new, prompt)
+        yield _continuing(desk, history, params, new, prompt)
         return
     _check_appends(params)
-    async with taken(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
-        if ids is not None and turn.turn.length_before:
+    async with session_turn(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
+        if ids is not None and turn.length_before:
             ids = _without_bos(desk, ids)
-        tokens = await turn.input(text=text, ids=ids)
+        tokens = await turn.input_tokens(text=text, ids=ids)
         yield turn.prompt(prompt.request_id, tokens, prompt.options, prompt.names)
 
 
@@ -109,24 +111,24 @@ def _check_appends(params: SessionParams) -> None:
             raise RequestError(400, f"session_params.{name}", reason)
 
 
-def _branched(desk: Desk, branches: Branches, params: SessionParams, new: list[Any], prompt: Prompt) -> Prompt:
-    """The prompt of a request that goes on from another one, or from none."""
+def _continuing(desk: Desk, history: RequestHistory, params: SessionParams, new: list[Any], prompt: Prompt) -> Prompt:
+    """The prompt of a request that continues an ended one, or begins a new branch."""
     request_id, replaces = prompt.request_id, bool(params.replace)
     before: tuple[int, ...] = ()
     parent = None
     if params.rid:
-        parent = branches.number_of(params.rid, may_run=replaces)
-        before = branches.find(params.rid, with_output=not params.drop_previous_output, may_run=replaces)
+        parent = history.number_of(params.rid, may_run=replaces)
+        before = history.find(params.rid, with_output=not params.drop_previous_output, may_run=replaces)
         before, new = before[: params.offset or None], _without_bos(desk, new)
     tokens = (*before, *new)
     desk.check_len(tokens, prompt.names["tokens"])
-    abort = partial(desk.link.abort_where, lambda other: other == request_id, prompt.client)
-    branch = Branch(branches, request_id, tokens, parent=parent, replaces=replaces, abort=abort)
-    return replace(prompt, tokens=tokens, watcher=branch)
+    abort = partial(desk.engine.abort_where, lambda other: other == request_id, prompt.client)
+    request = RunningRequest(history, request_id, tokens, parent=parent, replaces=replaces, abort=abort)
+    return replace(prompt, tokens=tokens, observer=request)
 
 
 async def _encoded(desk: Desk, text: str) -> list[int]:
-    (tokens,) = await desk.prompts(text, "text")
+    (tokens,) = await desk.prompt_tokens(text, "text")
     return list(tokens)
 
 

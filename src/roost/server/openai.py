@@ -23,7 +23,7 @@ from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, while_connected
-from roost.server.inputs import check_no_session, plain_messages, taken
+from roost.server.inputs import check_no_session, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
 from roost.server.refusals import aborted
@@ -56,14 +56,14 @@ async def chat(request: Request) -> Response:
     request_id, messages = _request_id("chatcmpl", body), await plain_messages(desk, body.messages)
     if body.session_id is None:
         check_no_session(body)
-        tokens = await desk.conversation(messages, "messages")
+        tokens = await desk.chat_tokens(messages, "messages")
         prompt = Prompt(request_id=request_id, tokens=tokens, options=options, names=names, client=caller(request).name)
         return await _answer(request, body, _Chat(desk, [prompt], body.service_tier))
-    async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
-        tokens = await turn.input(messages=messages)
-        return await _answer(
-            request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier)
-        )
+    async with session_turn(
+        request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
+    ) as turn:
+        tokens = await turn.input_tokens(messages=messages)
+        return await _answer(request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier))
 
 
 async def completions(request: Request) -> Response:
@@ -94,7 +94,7 @@ async def completions(request: Request) -> Response:
             names=names,
             client=caller(request).name,
         )
-        for number, tokens in enumerate(await desk.prompts(body.prompt, "prompt"))
+        for number, tokens in enumerate(await desk.prompt_tokens(body.prompt, "prompt"))
     ]
     return await _answer(request, body, _Text(desk, prompts, echo=bool(body.echo)))
 
@@ -106,14 +106,14 @@ async def _session_completion(
     if body.echo:
         raise RequestError(400, "echo", "is not for a session: what it held before is not at hand")
     assert body.session_id is not None
-    async with taken(request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
+    async with session_turn(
+        request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
+    ) as turn:
         if isinstance(body.prompt, str):
-            tokens = await turn.input(text=body.prompt, param="prompt")
+            tokens = await turn.input_tokens(text=body.prompt, param="prompt")
         else:
-            tokens = await turn.input(ids=body.prompt, param="prompt")
-        return await _answer(
-            request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False)
-        )
+            tokens = await turn.input_tokens(ids=body.prompt, param="prompt")
+        return await _answer(request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False))
 
 
 def _check(desk: Desk, body: OpenAiBody) -> None:
@@ -151,7 +151,7 @@ class _Chat:
         self._base = {"id": prompts[0].request_id, "created": int(time.time()), "model": desk.model_name}
         if service_tier is not None:  # who asks for one is told which it was
             self._base["service_tier"] = "default"
-        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -221,7 +221,7 @@ class _Text:
             "created": int(time.time()),
             "model": desk.model_name,
         }
-        self.generation = Generation(desk.link, desk.language, desk.metrics, prompts)
+        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
         """The answer that is not streamed."""

@@ -26,9 +26,9 @@ from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.context import Desk
+from roost.server.engine_process import EngineProcess
 from roost.server.host_check import AllowedHosts, HostCheck
 from roost.server.keys import NO_KEYS, Keys
-from roost.server.link import Link
 from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
 
@@ -47,7 +47,7 @@ def serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys
 
 async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
-    desk = Desk(config, Link(engine), keys)
+    desk = Desk(config, EngineProcess(engine), keys)
     app = make_app(desk)
     checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
@@ -75,9 +75,9 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
             watcher.cancel()
             with suppress(asyncio.CancelledError):
                 await watcher
-            failed = desk.link.is_gone.is_set()
-            await desk.link.stop()
-    return (desk.link.exit_code or 1) if failed else 0
+            failed = desk.engine.is_gone.is_set()
+            await desk.engine.stop()
+    return (desk.engine.exit_code or 1) if failed else 0
 
 
 class _Server(uvicorn.Server):
@@ -105,8 +105,8 @@ class _Server(uvicorn.Server):
             limit.cancel()
 
     def _end_all(self) -> None:
-        """Abort running requests, and close connections whose request has not arrived."""
-        self._desk.link.abort_where(lambda name: True)
+        """End what runs, and leave those whose request has not arrived."""
+        self._desk.engine.abort_where(lambda name: True)
         while self._connections.evict():
             pass
 
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
         """Stop at a signal; at once if it is a second Ctrl-C."""
         if self.should_exit and number == signal.SIGINT:
             print("roost: stopped at once", file=sys.stderr, flush=True)
-            self._desk.link.kill()
+            self._desk.engine.kill()
             logging.shutdown()
             os._exit(_INTERRUPTED)  # offload threads cannot be interrupted
         if not self.should_exit:
@@ -155,14 +155,14 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 async def _watch(desk: Desk, server: uvicorn.Server, port: int) -> None:
     """Start the engine, print when it is ready, and end the server if the engine ends."""
     with suppress(CapacityError):
-        await desk.link.start()
+        await desk.engine.start()
         desk.open()
-        started = desk.link.started
+        started = desk.engine.started
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
         host = f"[{desk.config.host}]" if ":" in desk.config.host else desk.config.host
         place = f"http://{host}:{port}"
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
-    await desk.link.is_gone.wait()
+    await desk.engine.is_gone.wait()
     server.should_exit = True

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
+from roost.front.session import ClientSession, check_committed
 from roost.front.speculation import as_json
 from roost.messages import (
     CloseSession,
@@ -35,7 +36,7 @@ from roost.server.body import read
 from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
-from roost.server.inputs import Taken, plain_messages, taken
+from roost.server.inputs import SessionTurn, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
 from roost.server.schema import (
@@ -47,7 +48,7 @@ from roost.server.schema import (
     openai_options,
     refuse_unsupported,
 )
-from roost.server.turns import Change, Closing, Conversation
+from roost.server.session_table import ChangeLock, PendingClose, ServerSession
 
 
 async def open_session(request: Request) -> Response:
@@ -63,7 +64,8 @@ async def open_session(request: Request) -> Response:
         client=caller(request).name,
     )
     try:
-        state = await opened(desk, command, Conversation(command.session_id, client=command.client))
+        session = ServerSession(ClientSession(command.session_id), client=command.client)
+        state = await open_in_engine(desk, command, session)
     except RequestError as error:
         raise renamed(error, {"session_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -73,7 +75,7 @@ async def sessions(request: Request) -> Response:
     """GET /v1/sessions."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    desk.close_overdue()
+    desk.close_expired()
     answer = await desk.ask(GetSessions(client=caller(request).name))
     if not isinstance(answer, SessionStates):
         raise CapacityError(503, "the engine is not running")
@@ -84,7 +86,7 @@ async def session(request: Request) -> Response:
     """GET /v1/sessions/{id}."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    desk.close_overdue()
+    desk.close_expired()
     command = GetSession(session_id=request.path_params["id"], client=caller(request).name)
     return json_response(state_json(desk, await desk.ask_state(command)))
 
@@ -93,7 +95,7 @@ async def close_session(request: Request) -> Response:
     """DELETE /v1/sessions/{id}."""
     desk: Desk = request.app.state.desk
     desk.check_alive()
-    await closed(desk, request.path_params["id"], caller(request).name)
+    await close_in_engine(desk, request.path_params["id"], caller(request).name)
     return json_response({"id": request.path_params["id"], "object": "session", "deleted": True})
 
 
@@ -104,11 +106,11 @@ async def rewind(request: Request) -> Response:
     desk.check_ready()
     if (body.turn is None) == (body.length is None):
         raise RequestError(400, "turn", "give exactly one of turn and length")
-    async with desk.held(request, request.path_params["id"]) as change:
-        client, session_id = change.conversation.key
+    async with desk.lock_for_change(request, request.path_params["id"]) as lock:
+        client, session_id = lock.session.key
         command = RewindSession(session_id=session_id, turn=body.turn, length=body.length, client=client)
-        change.follow = change.conversation.rewound
-        state = await desk.ask_state(command, change)
+        lock.apply = lock.session.client_session.rewind
+        state = await desk.ask_state(command, lock)
     return json_response(state_json(desk, state))
 
 
@@ -117,12 +119,12 @@ async def fork(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read(request, ForkBody)
     desk.check_ready()
-    async with desk.held(request, request.path_params["id"]) as change:
-        source = change.conversation
+    async with desk.lock_for_change(request, request.path_params["id"]) as lock:
+        source = lock.session
         command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex, client=source.client)
-        copy = Conversation(command.new_id, source.transcript, source.usages, client=source.client)
+        fork = ServerSession(source.client_session.fork(command.new_id), client=source.client)
         try:
-            state = await opened(desk, command, copy, change)
+            state = await open_in_engine(desk, command, fork, lock)
         except RequestError as error:
             raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(desk, state), 201)
@@ -136,13 +138,15 @@ async def append(request: Request) -> Response:
     _check_forms(body, needed=True)
     session_id = request.path_params["id"]
     options = Options(max_new_tokens=0, priority=body.priority or 0, timeout_s=body.timeout)
-    async with taken(request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
-        tokens = await _input(turn, body, generates=False)
+    async with session_turn(
+        request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
+    ) as turn:
+        tokens = await _input_tokens(turn, body, generates=False)
         answers = _Answers(turn, turn.prompt(f"append-{uuid4().hex}", tokens, options, _names(body)))
         (output,) = await while_connected(request, answers.generation.finish())
     finished = output.answer.finished
     assert finished is not None
-    _check_committed(finished)
+    check_committed(finished)
     return json_response({"usage": _usage(finished), "session": await answers.state()})
 
 
@@ -158,8 +162,10 @@ async def generate(request: Request) -> Response:
     _check_forms(body, needed=False)
     options = replace(openai_options(body), logprobs=body.logprobs)
     session_id = request.path_params["id"]
-    async with taken(request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s) as turn:
-        tokens = await _input(turn, body, generates=True)
+    async with session_turn(
+        request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
+    ) as turn:
+        tokens = await _input_tokens(turn, body, generates=True)
         answers = _Answers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
         if body.stream:
             return await events(request, answers.chunks())
@@ -167,65 +173,68 @@ async def generate(request: Request) -> Response:
     return json_response(await answers.whole(output))
 
 
-async def opened(
-    desk: Desk, command: OpenSession | ForkSession, conversation: Conversation, change: Change | None = None
+async def open_in_engine(
+    desk: Desk, command: OpenSession | ForkSession, session: ServerSession, source: ChangeLock | None = None
 ) -> SessionState:
-    """Open a session in the engine, and here; where it is a fork, `change` is what has the other one meanwhile.
+    """Open a session in the engine, and here; a fork's source is locked meanwhile.
 
     One that the engine opens after its opener was told that it did not, or has left, is closed again.
     """
-    desk.close_overdue()
-    if desk.conversations.are_many:
-        before = desk.conversations.snapshot()
+    desk.close_expired()
+    if desk.sessions.needs_check:
+        before = desk.sessions.snapshot()
         answer = await desk.ask(GetSessions())
         if isinstance(answer, SessionStates):
-            desk.conversations.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
-    opening = _Opening(desk, conversation)
-    if change is not None:
-        change.follow = opening.saw
+            desk.sessions.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
+    opening = _PendingOpen(desk, session)
+    if source is not None:
+        source.apply = opening.apply
     try:
-        return await desk.ask_state(command, change or opening)
+        return await desk.ask_state(command, source or opening)
     finally:
         opening.is_awaited = False
 
 
-async def closed(desk: Desk, session_id: str, client: str) -> None:
-    """Close a client's session; who waits for it is told that it is too late."""
-    conversation = desk.conversations.known(session_id, client)  # the engine knows best whether there is one
-    closing = None if conversation is None else Closing(desk.conversations, conversation)
+async def close_in_engine(desk: Desk, session_id: str, client: str) -> None:
+    """Close a client's session in the engine, and here; turns that wait for it are refused."""
+    session = desk.sessions.get(session_id, client)  # the engine knows best whether there is one
+    closing = None if session is None else PendingClose(desk.sessions, session)
     answer = await desk.ask(CloseSession(session_id=session_id, client=client), closing)
     if isinstance(answer, Refused):
         raise refusal(answer)
 
 
-class _Opening:
+class _PendingOpen:
     """An open or a fork on its way."""
 
-    def __init__(self, desk: Desk, conversation: Conversation) -> None:
+    def __init__(self, desk: Desk, session: ServerSession) -> None:
         self._desk = desk
-        self._conversation = conversation
+        self._session = session
         self.is_awaited = True
 
-    def began(self) -> None:
-        """Nothing is there yet."""
+    def on_sent(self) -> None:
+        """There is no session yet."""
 
-    def saw(self, event: Event) -> None:
-        """The engine has opened it, or not."""
-        if not isinstance(event, SessionState):
-            return
+    def on_event(self, event: Event) -> None:
+        """The engine has opened it, or refuses."""
+        if isinstance(event, SessionState):
+            self.apply(event)
+
+    def apply(self, state: SessionState) -> None:
+        """The engine has opened it: it is in the table now, or closed if nobody waits for it any more."""
         if self.is_awaited:
-            self._desk.conversations.open(self._conversation)
+            self._desk.sessions.add(self._session)
         else:
-            client, session_id = self._conversation.key
-            self._desk.link.tell(CloseSession(session_id=session_id, client=client))
+            client, session_id = self._session.key
+            self._desk.engine.tell(CloseSession(session_id=session_id, client=client))
 
 
 def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
     """How a session stands, as clients read it."""
-    conversation = desk.conversations.known(state.session_id, state.client)
+    session = desk.sessions.get(state.session_id, state.client)
     ttl_s, idle_s = None if state.ttl_ms is None else state.ttl_ms / 1000, state.idle_ms / 1000
-    if conversation is not None and conversation.branches is not None:
-        ttl_s, idle_s = conversation.branches.timeout_s, conversation.branches.idle_s
+    if session is not None and session.history is not None:
+        ttl_s, idle_s = session.history.timeout_s, session.history.idle_s
     return {
         "id": state.session_id,
         "object": "session",
@@ -236,7 +245,7 @@ def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
         "idle_s": idle_s,
         "limits": {"ttl_s": ttl_s, "max_tokens": state.max_tokens},
         "salt": state.cache_salt,
-        **({} if conversation is None else conversation.notes),
+        **({} if session is None else session.notes),
     }
 
 
@@ -248,20 +257,15 @@ def _check_forms(body: AppendBody | TurnBody, *, needed: bool) -> None:
         raise RequestError(400, name, f"give {'exactly' if needed else 'at most'} one of text, input_ids and messages")
 
 
-async def _input(turn: Taken, body: AppendBody | TurnBody, *, generates: bool) -> tuple[int, ...]:
+async def _input_tokens(turn: SessionTurn, body: AppendBody | TurnBody, *, generates: bool) -> tuple[int, ...]:
     messages = None if body.messages is None else await plain_messages(turn.desk, body.messages)
-    return await turn.input(text=body.text, ids=body.input_ids, messages=messages, generates=generates)
+    return await turn.input_tokens(text=body.text, ids=body.input_ids, messages=messages, generates=generates)
 
 
 def _names(body: AppendBody | TurnBody) -> dict[str, str]:
     """The client's names of the engine's parameters."""
     given = "messages" if body.messages is not None else "input_ids" if body.input_ids is not None else "text"
     return {**OPENAI.names, "tokens": given}
-
-
-def _check_committed(finished: Finished) -> None:
-    if finished.reason not in ("stop", "length"):
-        raise RequestError(409, "session_id", "the turn was ended before it was done; the session is where it was")
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
@@ -271,11 +275,11 @@ def _usage(finished: Finished) -> dict[str, Any]:
 class _Answers:
     """What goes back for a turn."""
 
-    def __init__(self, turn: Taken, prompt: Prompt) -> None:
+    def __init__(self, turn: SessionTurn, prompt: Prompt) -> None:
         self._desk = turn.desk
         self._prompt = prompt
-        self._client, self._session_id = turn.turn.conversation.key
-        self.generation = Generation(turn.desk.link, turn.desk.language, turn.desk.metrics, [prompt])
+        self._client, self._session_id = turn.lock.session.key
+        self.generation = Generation(turn.desk.engine, turn.desk.language, turn.desk.metrics, [prompt])
 
     async def state(self) -> dict[str, Any] | None:
         """How the session stands now; None if it is gone already, or nobody says: the turn's own answer comes first."""

@@ -52,7 +52,7 @@ async def _prompt_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
     assert body.prompt is not None
     if not body.add_generation_prompt:
         raise RequestError(400, "add_generation_prompt", "is for messages")
-    (tokens,) = await desk.prompts(body.prompt, "prompt")
+    (tokens,) = await desk.prompt_tokens(body.prompt, "prompt")
     tokenizer = desk.language.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos_id,)
     return tokens[1:] if begins and body.add_special_tokens is False else tokens
@@ -64,4 +64,4 @@ async def _chat_tokens(desk: Desk, body: TokenizeBody) -> tuple[int, ...]:
     if body.add_special_tokens:
         raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")
     messages = await plain_messages(desk, body.messages)
-    return await desk.conversation(messages, "messages", add_generation_prompt=body.add_generation_prompt)
+    return await desk.chat_tokens(messages, "messages", add_generation_prompt=body.add_generation_prompt)

@@ -1,6 +1,6 @@
 """Wire: messages as bytes between the server and the engine's process; msgpack, never pickle.
 
-Each travels with the number of the conversation it belongs to; a command also with the time by which it must be read,
+Each travels with the number of the exchange it belongs to; a command also with the time by which it must be read,
 of the machine's monotonic clock, which both processes see. Only what is listed here can be decoded, and only into the
 fields it has. Called on both sides of the socket.
 """
@@ -38,7 +38,7 @@ from roost.messages import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The engine's process is ready; conversation 0."""
+    """The engine's process is ready; sent as exchange 0."""
 
     model_name: str
     language: str  # as text.language writes it

@@ -1,7 +1,8 @@
 """Worker: the engine's process. Reads its settings from standard input, loads the model, and runs the loop.
 
 Commands come in on one socket, read by a thread; events go out on another, written by a thread that takes whatever has
-come together. When standard input ends, the server is gone, and so is this process. Started by the link.
+come together. When standard input ends, the server is gone, and this process ends. Started by
+`server.engine_process`.
 """
 
 import os

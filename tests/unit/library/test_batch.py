@@ -11,10 +11,10 @@ import pytest
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
 from roost.errors import CapacityError, RequestError
-from roost.library.batch import Feed
-from roost.library.engine_thread import Inbox, Line
+from roost.library.batch import RequestBatch
+from roost.library.engine_thread import EngineThread, Events
 from roost.library.llm import BatchError
-from roost.messages import Command, Refused, Submit
+from roost.messages import Command, Refused, Reply, Submit
 from roost.step import StepPlan
 from tests.unit.chain import save_chain, token
 from tests.unit.library.test_llm import WAIT_S, idle, in_thread
@@ -62,21 +62,21 @@ def test_more_outputs_of_a_prompt_than_the_queue_holds_come_too(llm: LLM) -> Non
 
 def test_others_that_fill_the_queue_are_waited_for(llm: LLM) -> None:
     others = [submit for _ in range(6) for submit in llm._submits((token("a"),), ENDLESS)]
-    inbox = llm._line.inbox(*(submit.request_id for submit in others))
+    events = Events()
     for submit in others[:2]:
-        llm._line.send(submit, inbox)
+        llm._engine.send(submit, events.put)
     while llm.stats().running < 2:
         pass
     for submit in others[2:]:
-        llm._line.send(submit, inbox)
+        llm._engine.send(submit, events.put)
     asked, found = in_thread(lambda: [output.text for output in llm.generate_all(["a", "hell", "1"], ONE)])
     with pytest.raises(CapacityError, match="--max-queued 4"):
         next(llm.stream("a", ONE))
     assert not found
-    llm._line.abort(inbox)
+    for submit in others:
+        llm._engine.abort(submit.request_id)
     asked.join(WAIT_S)
     assert found == [["b", "o", "2"]]
-    llm._line.forget(inbox)
 
 
 def test_a_long_list_leaves_room_in_the_queue_for_others(llm: LLM) -> None:
@@ -92,34 +92,26 @@ def test_a_long_list_leaves_room_in_the_queue_for_others(llm: LLM) -> None:
 
 
 class Gone:
-    """A line on which nothing is heard but that the engine has ended."""
+    """An engine of which nothing is heard but that it has ended."""
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
 
-    def inbox(self, *request_ids: str) -> Inbox:
-        """A place for that."""
-        inbox = Inbox(number=0, request_ids=request_ids)
-        inbox.events.put(Refused(request_id="", status=503, message="the engine has ended"))
-        return inbox
-
-    def send(self, command: Command, inbox: Inbox) -> None:
+    def send(self, command: Command, deliver: Reply) -> None:
         """Note what is sent."""
         self.sent.append(command)
+        deliver(Refused(request_id="", status=503, message="the engine has ended"))
 
-    def abort(self, inbox: Inbox) -> None:
+    def abort(self, request_id: str) -> None:
         """Nothing runs."""
-
-    def forget(self, inbox: Inbox) -> None:
-        """Nothing is kept."""
 
 
 @pytest.mark.parametrize(("max_queued", "share"), [(1, 1), (2, 1), (3, 1), (4, 2), (1024, 512)])
 def test_half_of_the_queue_is_left_to_others_while_nothing_has_started(max_queued: int, share: int) -> None:
-    line, asked = Gone(), [Submit(request_id=str(number), tokens=(1,)) for number in range(2000)]
+    engine, asked = Gone(), [Submit(request_id=str(number), tokens=(1,)) for number in range(2000)]
     with pytest.raises(CapacityError, match="the engine has ended"):
-        next(Feed(cast(Line, line), asked, max_queued).events())
-    assert line.sent == asked[:share]
+        next(RequestBatch(cast(EngineThread, engine), asked, max_queued).events())
+    assert engine.sent == asked[:share]
 
 
 def test_several_lists_at_once_are_all_answered(llm: LLM) -> None:
@@ -185,7 +177,7 @@ def test_an_engine_that_ends_hands_over_what_was_done(folder: Path) -> None:
 def test_leaving_a_list_early_ends_what_runs_and_sends_nothing_more(llm: LLM) -> None:
     ended = sum(count for _, count in idle(llm).endings)
     submits = [submit for _ in range(30) for submit in llm._submits((token("a"),), ENDLESS)]
-    events = Feed(llm._line, submits, 4).events()
+    events = RequestBatch(llm._engine, submits, 4).events()
     next(events)
     events.close()
     assert sum(count for _, count in idle(llm).endings) - ended <= 4

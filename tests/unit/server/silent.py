@@ -1,15 +1,15 @@
-"""A link to an engine that says only what the test says; commands are kept as they were sent."""
+"""An engine process that says only what the test says; commands are kept as they were sent."""
 
 from roost.config.options import EngineConfig
 from roost.messages import Command, Event
-from roost.server.link import Link
+from roost.server.engine_process import EngineProcess
 from roost.server.wire import Started
 from roost.text.language import Language
 from tests.unit.text.small import byte_level
 
 
-class Silent(Link):
-    """A link whose engine says only what the test says."""
+class SilentEngine(EngineProcess):
+    """An engine without a process: the test reads its commands and answers them."""
 
     def __init__(self) -> None:
         super().__init__(EngineConfig())
@@ -33,4 +33,4 @@ class Silent(Link):
     def answer(self, kind: type[Command], event: Event) -> None:
         """Answer the last command of a kind."""
         number = [number for number, command in self.sent if isinstance(command, kind)][-1]
-        self._hand_out(number, event)
+        self.receive(number, event)

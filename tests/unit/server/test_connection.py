@@ -17,7 +17,7 @@ from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.context import Desk
-from roost.server.link import Link
+from roost.server.engine_process import EngineProcess
 from roost.server.listener import bind_listeners
 from roost.server.logs import REQUESTS
 from roost.server.request_log import _PATH_LEN_MAX, RequestLog
@@ -134,7 +134,7 @@ def test_a_bug_is_reported_once_with_the_path_of_its_request(caplog: pytest.LogC
             assert said.startswith(b"HTTP/1.1 500 ")
             assert b"bug" not in said
 
-    desk = BrokenDesk(LIMITS, cast(Link, None))
+    desk = BrokenDesk(LIMITS, cast(EngineProcess, None))
     talk(RequestLog(make_app(desk) if is_early else breaks_off, "usual"), client)
     (report,) = [record for record in caplog.records if record.exc_info]
     assert report.getMessage() == "GET /server_info failed"

@@ -12,7 +12,7 @@ from roost.server.generation import OUTPUTS_MAX, Generation, Prompt
 from tests.unit.text.small import byte_level
 
 TOKENIZER = byte_level()
-ANY: Any = SimpleNamespace(new_id=lambda: "e", tokenizer=TOKENIZER)  # a link, a language
+ANY: Any = SimpleNamespace(new_id=lambda: "e", tokenizer=TOKENIZER)  # an engine, a language
 
 
 @pytest.mark.parametrize("n", [0, 1, N_MAX, N_MAX + 1])

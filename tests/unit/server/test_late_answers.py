@@ -1,6 +1,6 @@
 """Answers that come when nobody waits any more: the server's sessions are what the engine says they are.
 
-The link is the server's own; the engine is the test, which reads commands and answers when it likes.
+The server's part is its own; the engine is the test, which reads commands and answers when it likes.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from roost.front.session import ClientSession
 from roost.messages import (
     CloseSession,
     ForkSession,
@@ -20,13 +21,13 @@ from roost.messages import (
     SessionState,
     Submit,
 )
-from roost.server import link as link_module
+from roost.server import engine_process
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.context import Desk
-from roost.server.turns import Conversation
+from roost.server.session_table import ServerSession
 from roost.text.continuation import Transcript
-from tests.unit.server.silent import Silent
+from tests.unit.server.silent import SilentEngine
 
 
 def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
@@ -44,23 +45,23 @@ def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
     )
 
 
-Scene = tuple[Desk, Silent, httpx.AsyncClient]
+Scene = tuple[Desk, SilentEngine, httpx.AsyncClient]
 
 
 @asynccontextmanager
 async def scene(monkeypatch: pytest.MonkeyPatch, *, patience_s: int = 0) -> AsyncIterator[Scene]:
     """A server that waits for its engine no longer than it has to, with a session of one turn."""
-    monkeypatch.setattr(link_module, "_ANSWER_S", 0)
-    link = Silent()
-    desk = Desk(ServerConfig(health_answer_s=patience_s), link)
+    monkeypatch.setattr(engine_process, "_ANSWER_S", 0)
+    engine = SilentEngine()
+    desk = Desk(ServerConfig(health_answer_s=patience_s), engine)
     desk.open()
     one = Transcript().add(desk.language, length=9, messages=None, output=None)
-    desk.conversations.open(Conversation("talk", one))
+    desk.sessions.add(ServerSession(ClientSession("talk", one)))
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(desk)), base_url="http://test") as http:
-            yield desk, link, http
+            yield desk, engine, http
     finally:
-        await link.stop()
+        await engine.stop()
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -70,26 +71,26 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_session_opened_after_its_opener_was_refused_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, link, http):
+        async with scene(monkeypatch) as (desk, engine, http):
             for path, body in (("/v1/sessions", {"id": "new"}), ("/v1/sessions/talk/fork", {"id": "new"})):
                 kind = OpenSession if path == "/v1/sessions" else ForkSession
                 assert (await http.post(path, json=body)).status_code == 503
-                link.answer(kind, state("new"))
-                assert link.commands(CloseSession)[-1] == CloseSession(session_id="new")
-                assert desk.conversations.known("new") is None
-            assert len(link.commands(CloseSession)) == 2
-            assert desk.conversations.find("talk").holder is None, "it can be forked again"
+                engine.answer(kind, state("new"))
+                assert engine.commands(CloseSession)[-1] == CloseSession(session_id="new")
+                assert desk.sessions.get("new") is None
+            assert len(engine.commands(CloseSession)) == 2
+            assert desk.sessions.find("talk").holder is None, "it can be forked again"
 
     run(story)
 
 
 def test_a_refusal_that_comes_late_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, link, http):
+        async with scene(monkeypatch) as (desk, engine, http):
             assert (await http.post("/v1/sessions", json={"id": "talk"})).status_code == 503
-            link.answer(OpenSession, Refused(request_id="talk", status=409, message="is open already"))
-            assert link.commands(CloseSession) == [], "the name is another's"
-            assert desk.conversations.known("talk") is not None
+            engine.answer(OpenSession, Refused(request_id="talk", status=409, message="is open already"))
+            assert engine.commands(CloseSession) == [], "the name is another's"
+            assert desk.sessions.get("talk") is not None
 
     run(story)
 
@@ -98,18 +99,18 @@ def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, link, http):
+        async with scene(monkeypatch) as (desk, engine, http):
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503, "not free yet"
-            assert len(link.commands(RewindSession)) == 1
+            assert len(engine.commands(RewindSession)) == 1
             turn = asyncio.create_task(http.post("/v1/sessions/talk/generate", json={"text": "a", "max_tokens": 1}))
             await _settle()
-            assert link.commands(Submit) == [], "what it adds depends on what the session holds"
-            link.answer(RewindSession, state("talk"))
-            assert desk.conversations.find("talk").transcript.length == 0
+            assert engine.commands(Submit) == [], "what it adds depends on what the session holds"
+            engine.answer(RewindSession, state("talk"))
+            assert desk.sessions.find("talk").client_session.transcript.length == 0
             await _settle()
-            assert len(link.commands(Submit)) == 1
-            link.answer(Submit, Refused(request_id="r0", status=429, message="full"))
+            assert len(engine.commands(Submit)) == 1
+            engine.answer(Submit, Refused(request_id="r0", status=429, message="full"))
             assert (await turn).status_code == 429
 
     run(story)
@@ -117,21 +118,21 @@ def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_fo
 
 def test_a_close_is_taken_over_when_it_comes_and_undone_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, link, http):
+        async with scene(monkeypatch) as (desk, engine, http):
             assert (await http.delete("/v1/sessions/talk")).status_code == 503
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 410
-            link.answer(CloseSession, Refused(request_id="talk", status=503, message="too late"))
-            assert desk.conversations.find("talk").num_closing == 0
+            engine.answer(CloseSession, Refused(request_id="talk", status=503, message="too late"))
+            assert desk.sessions.find("talk").num_closing == 0
             assert (await http.delete("/v1/sessions/talk")).status_code == 503
-            link.answer(CloseSession, SessionClosed(session_id="talk"))
-            assert desk.conversations.known("talk") is None
+            engine.answer(CloseSession, SessionClosed(session_id="talk"))
+            assert desk.sessions.get("talk") is None
 
     run(story)
 
 
 def test_whoever_is_cancelled_while_it_waits_leaves_both_sides_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch, patience_s=60) as (desk, link, http):
+        async with scene(monkeypatch, patience_s=60) as (desk, engine, http):
             asked = {
                 OpenSession: http.post("/v1/sessions", json={"id": "new"}),
                 RewindSession: http.post("/v1/sessions/talk/rewind", json={"turn": 0}),
@@ -139,23 +140,23 @@ def test_whoever_is_cancelled_while_it_waits_leaves_both_sides_the_same(monkeypa
             for kind, request in asked.items():
                 task = asyncio.create_task(request)
                 await _settle()
-                assert len(link.commands(kind)) == 1
+                assert len(engine.commands(kind)) == 1
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                link.answer(kind, state("new" if kind is OpenSession else "talk"))
-            assert link.commands(CloseSession) == [CloseSession(session_id="new")]
-            assert desk.conversations.known("new") is None
-            assert desk.conversations.find("talk").transcript.length == 0
+                engine.answer(kind, state("new" if kind is OpenSession else "talk"))
+            assert engine.commands(CloseSession) == [CloseSession(session_id="new")]
+            assert desk.sessions.get("new") is None
+            assert desk.sessions.find("talk").client_session.transcript.length == 0
 
     run(story)
 
 
 def test_nothing_is_kept_of_what_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (_, link, http):
+        async with scene(monkeypatch) as (_, engine, http):
             await http.delete("/v1/sessions/talk")
-            link.answer(CloseSession, SessionClosed(session_id="talk"))
-            assert not (link._answers or link._watchers or link._inboxes)
+            engine.answer(CloseSession, SessionClosed(session_id="talk"))
+            assert not engine._exchanges
 
     run(story)
 

@@ -17,7 +17,7 @@ from roost.messages import SpecStats
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.context import Desk
-from roost.server.link import Link
+from roost.server.engine_process import EngineProcess
 from roost.server.metrics import Metrics
 from roost.server.native import _speculation
 from tests.unit import speculating
@@ -39,7 +39,7 @@ def ask(llm: LLM, work: Callable[[httpx.AsyncClient], Awaitable[Value]]) -> Valu
     """What comes of some requests to a server over the engine."""
 
     async def run() -> Value:
-        desk = Desk(ServerConfig(), cast(Link, speculating.EngineLink(llm)))
+        desk = Desk(ServerConfig(), cast(EngineProcess, speculating.LocalEngine(llm)))
         desk.open()
         transport = httpx.ASGITransport(app=make_app(desk))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

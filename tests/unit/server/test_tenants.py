@@ -8,14 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
+from roost.front.session import ClientSession
 from roost.messages import Abort, Finished, FlushCache, SpecStats, Submit, Usage
-from roost.server import link as link_module
+from roost.server import engine_process
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.context import Desk
 from roost.server.keys import read_keys
-from roost.server.turns import Conversation
-from tests.unit.server.silent import Silent
+from roost.server.session_table import ServerSession
+from tests.unit.server.silent import SilentEngine
 
 MINE = {"authorization": "Bearer two"}
 SESSION = "/v1/sessions/talk"
@@ -41,18 +42,18 @@ ASKED: tuple[tuple[str, str, Any], ...] = (
 
 
 @asynccontextmanager
-async def served(*keys: str) -> AsyncIterator[tuple[Silent, httpx.AsyncClient]]:
+async def served(*keys: str) -> AsyncIterator[tuple[SilentEngine, httpx.AsyncClient]]:
     """A server with keys, where each client has a session of one name."""
-    link = Silent()
-    desk = Desk(ServerConfig(health_answer_s=0), link, read_keys(ServerConfig(api_key=keys)))
+    engine = SilentEngine()
+    desk = Desk(ServerConfig(health_answer_s=0), engine, read_keys(ServerConfig(api_key=keys)))
     desk.open()
     for client in ("", "key-1", "key-2"):
-        desk.conversations.open(Conversation("talk", client=client))
+        desk.sessions.add(ServerSession(ClientSession("talk"), client=client))
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(desk)), base_url="http://test") as http:
-            yield link, http
+            yield engine, http
     finally:
-        await link.stop()
+        await engine.stop()
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -60,9 +61,9 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
 
 
-async def arrived(link: Silent, count: int, *tasks: asyncio.Task[Any]) -> None:
+async def arrived(engine: SilentEngine, count: int, *tasks: asyncio.Task[Any]) -> None:
     """Wait until so many commands were sent, as long as nobody who should send one was answered without."""
-    while len(link.sent) < count:
+    while len(engine.sent) < count:
         assert not any(task.done() for task in tasks)
         await asyncio.sleep(0)
 
@@ -72,13 +73,13 @@ async def arrived(link: Silent, count: int, *tasks: asyncio.Task[Any]) -> None:
 def test_every_command_says_whose_key_it_came_with(
     monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], client: str, method: str, path: str, body: Any
 ) -> None:
-    monkeypatch.setattr(link_module, "_ANSWER_S", 0)
+    monkeypatch.setattr(engine_process, "_ANSWER_S", 0)
 
     async def story() -> None:
-        async with served(*keys) as (link, http):
+        async with served(*keys) as (engine, http):
             task = asyncio.create_task(http.request(method, path, json=body, headers=MINE))
-            await arrived(link, 4 if body == {"text": ["a", "b"], "sampling_params": {"n": 2}} else 1)
-            assert {command.client for _, command in link.sent} == {client}  # type: ignore[union-attr]
+            await arrived(engine, 4 if body == {"text": ["a", "b"], "sampling_params": {"n": 2}} else 1)
+            assert {command.client for _, command in engine.sent} == {client}  # type: ignore[union-attr]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -87,19 +88,21 @@ def test_every_command_says_whose_key_it_came_with(
 
 def test_a_request_can_be_named_as_anothers_and_is_ended_by_its_own_key_alone() -> None:
     async def story() -> None:
-        async with served("one", "two") as (link, http):
+        async with served("one", "two") as (engine, http):
             body, hers = {"text": "a", "rid": "same"}, {"authorization": "Bearer one"}
             tasks = [asyncio.create_task(http.post("/generate", json=body, headers=each)) for each in (hers, MINE)]
-            await arrived(link, 2, *tasks)
-            names = {each.client: each.request_id for each in link.commands(Submit) if isinstance(each, Submit)}
+            await arrived(engine, 2, *tasks)
+            names = {each.client: each.request_id for each in engine.commands(Submit) if isinstance(each, Submit)}
             assert set(names) == {"key-1", "key-2"}
             assert (await http.post("/generate", json=body, headers=MINE)).status_code == 409
             for asked in ({"rid": "same"}, {"abort_all": True}):
                 assert (await http.post("/abort_request", json=asked, headers=MINE)).status_code == 200
-                assert link.sent.pop() == (0, Abort(request_id=names["key-2"]))
-                assert link.commands(Abort) == []
+                assert engine.sent.pop() == (0, Abort(request_id=names["key-2"]))
+                assert engine.commands(Abort) == []
             await http.post("/abort_request", json={"abort_all": True}, headers=hers)
-            assert link.commands(Abort) == [Abort(request_id=name) for name in names.values()], "an admin's is for all"
+            assert engine.commands(Abort) == [Abort(request_id=name) for name in names.values()], (
+                "an admin's is for all"
+            )
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,35 +113,35 @@ def test_a_request_can_be_named_as_anothers_and_is_ended_by_its_own_key_alone() 
 def test_what_concerns_everybody_is_for_admin_keys_and_for_whoever_has_the_only_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "_ANSWER_S", 0)
+    monkeypatch.setattr(engine_process, "_ANSWER_S", 0)
 
     async def story() -> None:
         for keys, status in ((("one", "two"), 403), (("two",), 503), (("two", "one"), 503)):
-            async with served(*keys) as (link, http):
+            async with served(*keys) as (engine, http):
                 assert (await http.post("/flush_cache", headers=MINE)).status_code == status
                 assert (await http.get("/metrics", headers=MINE)).status_code == status
                 assert (await http.get("/server_info", headers=MINE)).status_code == (200 if status == 403 else 503)
-                assert bool(link.commands(FlushCache)) == (status == 503)
+                assert bool(engine.commands(FlushCache)) == (status == 503)
 
     run(story)
 
 
 def test_however_many_ask_whether_a_token_is_generated_one_is() -> None:
     async def story() -> None:
-        async with served("one", "two") as (link, http):
+        async with served("one", "two") as (engine, http):
             asked = [asyncio.create_task(http.get("/health_generate", headers=MINE)) for _ in range(5)]
-            await arrived(link, 1, *asked)
+            await arrived(engine, 1, *asked)
             for _ in range(50):
                 await asyncio.sleep(0)
-            assert len(link.commands(Submit)) == 1
+            assert len(engine.commands(Submit)) == 1
             asked[0].cancel()  # who leaves ends nobody else's question
             usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
             end = Finished(request_id="", reason="length", usage=usage, max_new_tokens=1, spec=SpecStats())
-            link.answer(Submit, end)
+            engine.answer(Submit, end)
             assert [answer.status_code for answer in await asyncio.gather(*asked[1:])] == [200] * 4
             again = asyncio.create_task(http.get("/health_generate", headers=MINE))
-            await arrived(link, 2, again)
-            link.answer(Submit, end)
+            await arrived(engine, 2, again)
+            engine.answer(Submit, end)
             assert (await again).status_code == 200
 
     run(story)

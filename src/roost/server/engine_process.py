@@ -1,8 +1,8 @@
-"""Link: the server's end of the engine's process: start it, talk to it, notice when it is gone.
+"""Engine process: the engine in a process of its own, as the server uses it: start it, talk to it, notice its end.
 
-Every command opens a numbered conversation; what comes back is put into its inbox, and shown to its watcher whether or
-not anybody still waits. The process lives as long as its standard input is open, so it cannot outlive the server.
-Called on the server's event loop.
+Owns the process, the sockets to it, and the names that clients gave to their requests. The process lives as long as its
+standard input is open, so it cannot outlive the server; what runs in it is `server.worker`. Called on the server's
+event loop.
 """
 
 import asyncio
@@ -13,9 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import zmq
@@ -24,41 +22,26 @@ import zmq.asyncio
 from roost.clients import ClientLimits
 from roost.config.options import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
-from roost.messages import Abort, Command, Event, Finished, Refused, Submit
+from roost.front.engine_client import EngineClient, Observer
+from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.server.wire import Started, pack_command, unpack
 
 _STOP_S = 10  # the engine's process gets this long to end by itself
 _ANSWER_S = 2  # an answer to what was read in time gets this long to arrive
 
-Inbox = asyncio.Queue[Event]
 
-
-class Watcher(Protocol):
-    """Who follows a request, or a command, whether or not anybody stays to hear of it."""
-
-    def began(self) -> None:
-        """It is on its way to the engine: a terminal event, or an answer, will come."""
-
-    def saw(self, event: Event) -> None:
-        """Its next event."""
-
-
-class Link:
-    """The engine's process as the server sees it."""
+class EngineProcess(EngineClient):
+    """An engine in a process of its own."""
 
     def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="roost-"))  # only this user may enter it
         self._context = zmq.asyncio.Context()
         self._commands = self._socket(zmq.PUSH, "commands")
         self._events = self._socket(zmq.PULL, "events")
         self._process: asyncio.subprocess.Process | None = None
-        self._inboxes: dict[int, Inbox] = {}
-        self._answers: dict[int, asyncio.Future[Event]] = {}  # of commands, to come
-        self._watchers: dict[int, Watcher] = {}  # of what has not ended, though who asked for it may have left
-        self._names: dict[tuple[str, str], str] = {}  # of those that have not ended: whose, its name, and the engine's
-        self._numbers = count(1)  # of conversations; 0 is for what nobody answers or asked for
-        self._ids = count()
+        self._request_ids: dict[tuple[str, str], str] = {}  # of open requests, by client and the client's name for it
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
         self.is_gone = asyncio.Event()
@@ -81,7 +64,7 @@ class Link:
         self._process.stdin.write(settings + b"\n")
         await self._process.stdin.drain()
         ready = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._receive(ready)), asyncio.create_task(self._watch(ready))]
+        self._tasks = [asyncio.create_task(self._read_events(ready)), asyncio.create_task(self._await_end(ready))]
         await ready.wait()
         if self.started is None:
             raise CapacityError(503, "the engine did not start")
@@ -98,19 +81,20 @@ class Link:
         """How the process ended, None while it runs."""
         return None if self._process is None else self._process.returncode
 
-    async def ask(self, command: Command, within_s: float, watcher: Watcher | None = None) -> Event | None:
+    def check_running(self) -> None:
+        """Raise CapacityError before the engine is ready and after it has ended."""
+        if self.is_gone.is_set() or self.started is None:
+            raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
+
+    async def ask(self, command: Command, within_s: float, observer: Observer | None = None) -> Event | None:
         """Send a command that has one answer, and wait for it; None if none came.
 
-        What the engine has not read `within_s` later it refuses, and the answer is awaited longer than that: no answer
-        means that the engine was stopped between reading and answering. Whenever one comes, the watcher sees it, also
+        The engine refuses what it has not read `within_s` later, and the answer is awaited longer than that: no answer
+        means that the engine was stopped between reading and answering. Whenever one comes, the observer sees it, also
         after the caller was cancelled.
         """
-        self._check_running()
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        if watcher is not None:
-            self._watchers[number] = watcher
-            watcher.began()
+        answer: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        number = self.open_exchange(command, answer.set_result, observer)
         await self._send(number, command, time.monotonic_ns() + int(within_s * 1e9))
         await asyncio.wait({answer}, timeout=within_s + _ANSWER_S)
         return answer.result() if answer.done() else None
@@ -121,46 +105,35 @@ class Link:
             with suppress(zmq.Again):
                 self._commands.send(pack_command(0, command, None), flags=zmq.NOBLOCK)
 
-    def new_id(self) -> str:
-        """A name for a request that no other has or had."""
-        return f"r{next(self._ids)}"
+    async def stream_events(
+        self, submit: Submit, name: str, observer: Observer | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Submit a request and yield its events, the last one included; a reader that leaves ends the request.
 
-    async def converse(self, submit: Submit, name: str, watcher: Watcher | None = None) -> AsyncGenerator[Event, None]:
-        """Submit a request and give its events, the terminal one last; a reader that leaves ends the request.
-
-        The watcher sees every event as it comes, also those after the reader has left.
+        `name` is what the client calls it. The observer sees every event as it comes, also after the reader has left.
         """
         own = (submit.client, name)
-        if own in self._names:
+        if own in self._request_ids:
             raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
-        self._check_running()
-        number, inbox, ended = next(self._numbers), Inbox(), False
-        self._inboxes[number] = inbox
-        self._names[own] = submit.request_id
-        if watcher is not None:
-            self._watchers[number] = watcher
-            watcher.began()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        number, has_ended = self.open_exchange(submit, events.put_nowait, observer), False
+        self._request_ids[own] = submit.request_id
         try:
             await self._send(number, submit)
-            while not ended:
-                event = await inbox.get()
-                ended = isinstance(event, Finished | Refused)
+            while not has_ended:
+                event = await events.get()
+                has_ended = isinstance(event, Finished | Refused)
                 yield event
         finally:
-            self._inboxes.pop(number, None)
-            del self._names[own]
-            if not ended:
+            del self._request_ids[own]
+            if not has_ended:
                 self.abort(submit.request_id)
 
     def abort_where(self, is_meant: Callable[[str], bool], client: str | None = None) -> None:
         """End the requests to which a client gave such names; None: any client."""
-        asked = [(name, found) for (whose, name), found in self._names.items() if client in (None, whose)]
-        for request_id in [request_id for name, request_id in asked if is_meant(name)]:
-            self.abort(request_id)
-
-    def abort(self, request_id: str) -> None:
-        """End a request, if it has not ended yet."""
-        self.tell(Abort(request_id=request_id))
+        for (whose, name), request_id in list(self._request_ids.items()):
+            if client in (None, whose) and is_meant(name):
+                self.abort(request_id)
 
     async def stop(self) -> None:
         """End the process: it finishes nothing more."""
@@ -183,38 +156,22 @@ class Link:
             self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _check_running(self) -> None:
-        if self.is_gone.is_set() or self.started is None:
-            raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
-
     async def _send(self, number: int, command: Command, read_by: int | None = None) -> None:
         await self._commands.send(pack_command(number, command, read_by))
 
-    async def _receive(self, ready: asyncio.Event) -> None:
+    async def _read_events(self, ready: asyncio.Event) -> None:
         while True:
             for number, event in unpack(await self._events.recv()):
                 if isinstance(event, Started):
                     self.started = event
                     ready.set()
                 else:
-                    self._hand_out(number, event)
+                    self.receive(number, event)
 
-    def _hand_out(self, number: int, event: Event) -> None:
-        answer = self._answers.pop(number, None)
-        if (watcher := self._watchers.get(number)) is not None:
-            watcher.saw(event)
-            if answer is not None or isinstance(event, Finished | Refused):
-                del self._watchers[number]
-        if answer is not None:
-            answer.set_result(event)
-        if (inbox := self._inboxes.get(number)) is not None:
-            inbox.put_nowait(event)
-
-    async def _watch(self, ready: asyncio.Event) -> None:
+    async def _await_end(self, ready: asyncio.Event) -> None:
         """When the process ends, everybody who waits for it is told."""
         assert self._process is not None
         await self._process.wait()
         self.is_gone.set()
         ready.set()
-        for number in {*self._inboxes, *self._answers, *self._watchers}:
-            self._hand_out(number, Refused(request_id="", status=500, message="the engine ended unexpectedly"))
+        self.refuse_all(500, "the engine ended unexpectedly")

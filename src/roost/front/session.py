@@ -1,0 +1,129 @@
+"""Client session: a session as its clients know it. The engine has its tokens; here is what the next turn is made from.
+
+Owns the session's id, the transcript that new messages are rendered after, the usage of each committed turn, and which
+turn is in flight; says how input becomes tokens, when a turn becomes history, and how rewind and fork cut that. Never
+waits and never sends: no threads, no asyncio. Used by the library's sessions and the server's, which add how they wait.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from roost.errors import RequestError
+from roost.front.answer import RepeatedTurn
+from roost.messages import Event, Finished, Refused, SessionState, Tokens, Usage
+from roost.text.continuation import Transcript, continuation
+from roost.text.language import Language
+
+_COMMITTED = ("stop", "length")  # how a turn ends that becomes history
+
+
+def is_committed(event: Event) -> bool:
+    """Whether an event ends a turn, or a request, whose output is kept."""
+    return isinstance(event, Finished) and event.reason in _COMMITTED
+
+
+def check_committed(finished: Finished) -> None:
+    """Refuse to answer as if a turn were history that was undone."""
+    if not is_committed(finished):
+        raise RequestError(409, "session_id", "the turn was ended before it was done; the session is where it was")
+
+
+class ClientSession:
+    """What a client knows of one open session."""
+
+    def __init__(self, session_id: str, transcript: Transcript | None = None, usages: Sequence[Usage] = ()) -> None:
+        self.id = session_id
+        self.transcript = transcript or Transcript()
+        self.usages = list(usages)  # of its committed turns
+        self.turn: ClientTurn | None = None  # sent, and its last event has not come
+
+    def check_number(self, number: int | None) -> None:
+        """Refuse a turn whose number a committed turn has, and say what that one cost."""
+        if number is not None and number < len(self.usages):
+            reason = f"turn {number} of session {self.id!r} is committed already"
+            raise RepeatedTurn(409, "turn", reason, self.usages[number])
+
+    def commit(self, transcript: Transcript, usage: Usage) -> None:
+        """A turn has become history."""
+        self.transcript = transcript
+        self.usages.append(usage)
+
+    def rewind(self, state: SessionState) -> None:
+        """The engine has cut the session back to this state."""
+        self.transcript = self.transcript.cut(state.length, state.turns)
+        del self.usages[state.turns :]
+
+    def fork(self, new_id: str) -> "ClientSession":
+        """Another session with the same history."""
+        return ClientSession(new_id, self.transcript, self.usages)
+
+
+class ClientTurn:
+    """One turn of a session, from its input to its last event."""
+
+    def __init__(self, session: ClientSession, language: Language) -> None:
+        self._session = session
+        self._language = language
+        self._messages: Sequence[dict[str, Any]] | None = None  # escaped; None: plain input
+        self._generates = False
+        self._last_tokens: tuple[int, ...] = ()  # of the output: its last one is what counts
+
+    @property
+    def length_before(self) -> int:
+        """Tokens that the session holds before this turn."""
+        return self._session.transcript.length
+
+    def input_tokens(
+        self,
+        *,
+        text: str | None = None,
+        ids: Sequence[int] | None = None,
+        messages: Sequence[dict[str, Any]] | None = None,
+        generates: bool,
+        tokens_max: int | None = None,
+    ) -> tuple[int, ...]:
+        """The tokens that input in one of its forms, or none, adds to the session.
+
+        Without anything new the model goes on, or answers the messages that were appended. Only a session's first text
+        begins as a prompt does.
+        """
+        self._generates = generates
+        is_chat, length = self._session.transcript.is_chat, self.length_before
+        if messages is None and not text and not ids and is_chat and length:
+            messages = ()
+        if messages is not None:
+            return self._chat_tokens(messages, tokens_max)
+        self._messages = None
+        if text is None:
+            return tuple(ids or ())
+        if not length:
+            return self._language.prompt_tokens(text, tokens_max=tokens_max)
+        return tuple(self._language.tokenizer.encode(text, special=False, tokens_max=tokens_max))
+
+    def on_sent(self) -> None:
+        """The turn is on its way to the engine."""
+        assert self._session.turn is None, self._session.id
+        self._session.turn = self
+
+    def on_event(self, event: Event) -> None:
+        """Take the turn's next event; the last one says whether it has become history."""
+        if isinstance(event, Tokens):
+            self._last_tokens = event.tokens or self._last_tokens
+        elif isinstance(event, Finished | Refused):
+            if isinstance(event, Finished) and is_committed(event):
+                self._commit(event.usage)
+            self._session.turn = None
+
+    def _chat_tokens(self, messages: Sequence[dict[str, Any]], tokens_max: int | None) -> tuple[int, ...]:
+        self._messages = self._language.hidden(messages)
+        transcript = self._session.transcript
+        return continuation(self._language, transcript, self._messages, answers=self._generates, tokens_max=tokens_max)
+
+    def _commit(self, usage: Usage) -> None:
+        transcript = self._session.transcript.add(
+            self._language,
+            length=usage.prompt_tokens + usage.completion_tokens,
+            messages=self._messages,
+            output=self._last_tokens if self._generates else None,
+        )
+        self._session.commit(transcript, usage)
