@@ -115,7 +115,7 @@ class ClientTurn:
             self._session.turn = None
 
     def _chat_tokens(self, messages: Sequence[dict[str, Any]], tokens_max: int | None) -> tuple[int, ...]:
-        self._messages = self._language.hidden(messages)
+        self._messages = self._language.escape(messages)
         transcript = self._session.transcript
         return continuation(self._language, transcript, self._messages, answers=self._generates, tokens_max=tokens_max)
 

@@ -19,7 +19,7 @@ from roost.front.engine_client import Observer
 from roost.front.options import Options, TurnOf, submits
 from roost.messages import Finished, Submit
 from roost.server.engine_process import EngineProcess
-from roost.server.metrics import Metrics, LatencyTimer
+from roost.server.metrics import LatencyTimer, Metrics
 from roost.server.request_log import count_tokens
 from roost.text.language import Language
 

@@ -65,7 +65,7 @@ class SessionTurn:
         else:
             num_chars_read = self._num_chars_before + num_chars(messages or ()) + MESSAGE_COST * len(messages or ())
         try:
-            tokens = await self.desk.aside.do(num_chars_read, work)
+            tokens = await self.desk.offload.run(num_chars_read, work)
         except RequestError as error:
             is_of_input = error.param == "tokens" or (text is not None and error.param == "text")
             raise (renamed_to(error, param) if is_of_input else error) from error

@@ -63,7 +63,9 @@ async def chat(request: Request) -> Response:
         request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:
         tokens = await turn.input_tokens(messages=messages)
-        return await _answer(request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier))
+        return await _answer(
+            request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier)
+        )
 
 
 async def completions(request: Request) -> Response:
@@ -113,7 +115,9 @@ async def _session_completion(
             tokens = await turn.input_tokens(text=body.prompt, param="prompt")
         else:
             tokens = await turn.input_tokens(ids=body.prompt, param="prompt")
-        return await _answer(request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False))
+        return await _answer(
+            request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False)
+        )
 
 
 def _check(desk: Desk, body: OpenAiBody) -> None:
