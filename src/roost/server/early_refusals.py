@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from roost.server.context import error_body
+from roost.server.responses import error_body
 
 _log = logging.getLogger("roost.server")
 

@@ -20,10 +20,11 @@ from roost.front.options import Options, submits
 from roost.front.speculation import as_json
 from roost.messages import GetStats, Stats
 from roost.sched.intake import PRIORITY_MAX
-from roost.server.context import Desk, json_response
 from roost.server.generation import while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.models import started
+from roost.server.responses import json_response
+from roost.server.state import ServerState
 
 _SGLANGS_NAMES = {
     "max_running_requests": "max_running",
@@ -40,20 +41,20 @@ _SGLANGS_NAMES = {
 
 async def health(request: Request) -> Response:
     """GET /health."""
-    desk: Desk = request.app.state.desk
-    desk.check_alive()
-    stats = await _stats(desk)
-    if stats.step_age_ms > desk.config.health_step_s * 1000:
+    server: ServerState = request.app.state.server
+    server.check_alive()
+    stats = await _stats(server)
+    if stats.step_age_ms > server.config.health_step_s * 1000:
         raise CapacityError(503, f"there is work, but no step was completed for {stats.step_age_ms // 1000} s")
     return json_response({"status": "ok"})
 
 
 async def health_generate(request: Request) -> Response:
     """GET /health_generate: healthy if a token was generated, before anything that waits."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
+    server: ServerState = request.app.state.server
+    server.check_ready()
     try:
-        await while_connected(request, asyncio.shield(_probe(desk)))
+        await while_connected(request, asyncio.shield(_probe(server)))
     except RequestError as error:
         raise CapacityError(503, f"no token was generated: {error.reason}") from error
     except CapacityError as error:
@@ -63,19 +64,19 @@ async def health_generate(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-def _probe(desk: Desk) -> "asyncio.Task[None]":
+def _probe(server: ServerState) -> "asyncio.Task[None]":
     """The one token that is being generated for all who ask at this time: they cost no more than one does."""
-    if desk.probe is None or desk.probe.done():
-        desk.probe = asyncio.create_task(_generate_one(desk))
-        desk.probe.add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may have left
-    return desk.probe
+    if server.probe is None or server.probe.done():
+        server.probe = asyncio.create_task(_generate_one(server))
+        server.probe.add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may have left
+    return server.probe
 
 
-async def _generate_one(desk: Desk) -> None:
+async def _generate_one(server: ServerState) -> None:
     """Generate a token; it is nobody's, so that its times are not measured."""
-    options = Options(max_new_tokens=1, temperature=0, priority=PRIORITY_MAX, timeout_s=desk.config.health_step_s)
-    (submit,) = submits(desk.engine.new_id(), (0,), options, desk.language.tokenizer)
-    async with aclosing(desk.engine.stream_events(submit, f"health-{uuid4().hex}")) as events:
+    options = Options(max_new_tokens=1, temperature=0, priority=PRIORITY_MAX, timeout_s=server.config.health_step_s)
+    (submit,) = submits(server.engine.new_id(), (0,), options, server.language.tokenizer)
+    async with aclosing(server.engine.stream_events(submit, f"health-{uuid4().hex}")) as events:
         async for event in events:
             checked(event)
 
@@ -87,38 +88,38 @@ async def version(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """GET /ready."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
-    return json_response({"status": "ready", "model": desk.model_name})
+    server: ServerState = request.app.state.server
+    server.check_ready()
+    return json_response({"status": "ready", "model": server.model_name})
 
 
 async def server_info(request: Request) -> Response:
     """GET /server_info and /get_server_info."""
-    desk: Desk = request.app.state.desk
-    desk.check_alive()
-    own = started(desk)
+    server: ServerState = request.app.state.server
+    server.check_alive()
+    own = started(server)
     info: dict[str, Any] = {
         "version": roost.__version__,
         "model": own.model_name,
         "settings": own.settings,
         "load_s": round(own.load_s, 3),
-        **_as_sglang(desk),
+        **_as_sglang(server),
     }
     if caller(request).is_admin:  # the numbers are all clients' together
-        stats = await _stats(desk)
+        stats = await _stats(server)
         average = {"avg_spec_accept_length": stats.spec.accept_length} if stats.spec.drafts_offered else {}
         info["stats"] = {**asdict(stats), "spec": as_json(stats.spec)}
         info["internal_states"] = [{"num_running_reqs": stats.running, "num_queue_reqs": stats.queued, **average}]
     return json_response(info)
 
 
-def _as_sglang(desk: Desk) -> dict[str, Any]:
+def _as_sglang(server: ServerState) -> dict[str, Any]:
     """What SGLang's clients look for, by the names it has there."""
-    own = started(desk)
+    own = started(server)
     return {
         "status": "ready",
         "model_path": own.model_name,
-        "served_model_name": desk.model_name,
+        "served_model_name": server.model_name,
         "context_length": own.context,
         "max_req_input_len": own.context - 1,
         **{theirs: own.settings[ours] for theirs, ours in _SGLANGS_NAMES.items() if ours in own.settings},
@@ -128,15 +129,15 @@ def _as_sglang(desk: Desk) -> dict[str, Any]:
 
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     check_admin(request)
-    desk.check_alive()
-    return Response(desk.metrics.exposition(await _stats(desk)), media_type="text/plain; version=0.0.4")
+    server.check_alive()
+    return Response(server.metrics.exposition(await _stats(server)), media_type="text/plain; version=0.0.4")
 
 
-async def _stats(desk: Desk) -> Stats:
-    desk.close_expired()
-    answer = await desk.ask(GetStats())
+async def _stats(server: ServerState) -> Stats:
+    server.close_expired()
+    answer = await server.ask(GetStats())
     if not isinstance(answer, Stats):
         raise CapacityError(503, "the engine is not running")
     return answer

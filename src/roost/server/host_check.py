@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roost.server.config import ServerConfig
-from roost.server.context import error_body, json_response
+from roost.server.responses import error_body, json_response
 
 ANY = "*"
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")

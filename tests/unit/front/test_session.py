@@ -38,7 +38,7 @@ def _state(turns: int) -> SessionState:
         idle_ms=0,
         ttl_ms=None,
         max_tokens=None,
-        salt="",
+        cache_salt="",
     )
 
 

@@ -16,11 +16,11 @@ from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
-from roost.server.context import Desk
 from roost.server.engine_process import EngineProcess
 from roost.server.listener import bind_listeners
 from roost.server.logs import REQUESTS
 from roost.server.request_log import _PATH_LEN_MAX, RequestLog
+from roost.server.state import ServerState
 
 LIMITS = ServerConfig(port=0, stall_s=1, keep_alive_s=1, body_s=1)
 PATIENCE_S = 120
@@ -110,8 +110,8 @@ def test_bytes_that_drip_win_no_time() -> None:
     talk(app, client)
 
 
-class BrokenDesk(Desk):
-    """A desk with a bug."""
+class BrokenState(ServerState):
+    """A server with a bug."""
 
     def check_alive(self) -> None:
         """Break."""
@@ -134,8 +134,8 @@ def test_a_bug_is_reported_once_with_the_path_of_its_request(caplog: pytest.LogC
             assert said.startswith(b"HTTP/1.1 500 ")
             assert b"bug" not in said
 
-    desk = BrokenDesk(LIMITS, cast(EngineProcess, None))
-    talk(RequestLog(make_app(desk) if is_early else breaks_off, "usual"), client)
+    server = BrokenState(LIMITS, cast(EngineProcess, None))
+    talk(RequestLog(make_app(server) if is_early else breaks_off, "usual"), client)
     (report,) = [record for record in caplog.records if record.exc_info]
     assert report.getMessage() == "GET /server_info failed"
 

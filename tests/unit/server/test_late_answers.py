@@ -24,8 +24,8 @@ from roost.messages import (
 from roost.server import engine_process
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.context import Desk
 from roost.server.session_table import ServerSession
+from roost.server.state import ServerState
 from roost.text.continuation import Transcript
 from tests.unit.server.silent import SilentEngine
 
@@ -45,7 +45,7 @@ def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:
     )
 
 
-Scene = tuple[Desk, SilentEngine, httpx.AsyncClient]
+Scene = tuple[ServerState, SilentEngine, httpx.AsyncClient]
 
 
 @asynccontextmanager
@@ -53,13 +53,15 @@ async def scene(monkeypatch: pytest.MonkeyPatch, *, patience_s: int = 0) -> Asyn
     """A server that waits for its engine no longer than it has to, with a session of one turn."""
     monkeypatch.setattr(engine_process, "_ANSWER_S", 0)
     engine = SilentEngine()
-    desk = Desk(ServerConfig(health_answer_s=patience_s), engine)
-    desk.open()
-    one = Transcript().add(desk.language, length=9, messages=None, output=None)
-    desk.sessions.add(ServerSession(ClientSession("talk", one)))
+    server = ServerState(ServerConfig(health_answer_s=patience_s), engine)
+    server.open()
+    one = Transcript().add(server.language, length=9, messages=None, output=None)
+    server.sessions.add(ServerSession(ClientSession("talk", one)))
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(desk)), base_url="http://test") as http:
-            yield desk, engine, http
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=make_app(server)), base_url="http://test"
+        ) as http:
+            yield server, engine, http
     finally:
         await engine.stop()
 
@@ -71,26 +73,26 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_session_opened_after_its_opener_was_refused_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, engine, http):
+        async with scene(monkeypatch) as (server, engine, http):
             for path, body in (("/v1/sessions", {"id": "new"}), ("/v1/sessions/talk/fork", {"id": "new"})):
                 kind = OpenSession if path == "/v1/sessions" else ForkSession
                 assert (await http.post(path, json=body)).status_code == 503
                 engine.answer(kind, state("new"))
                 assert engine.commands(CloseSession)[-1] == CloseSession(session_id="new")
-                assert desk.sessions.get("new") is None
+                assert server.sessions.get("new") is None
             assert len(engine.commands(CloseSession)) == 2
-            assert desk.sessions.find("talk").holder is None, "it can be forked again"
+            assert server.sessions.find("talk").holder is None, "it can be forked again"
 
     run(story)
 
 
 def test_a_refusal_that_comes_late_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, engine, http):
+        async with scene(monkeypatch) as (server, engine, http):
             assert (await http.post("/v1/sessions", json={"id": "talk"})).status_code == 503
             engine.answer(OpenSession, Refused(request_id="talk", status=409, message="is open already"))
             assert engine.commands(CloseSession) == [], "the name is another's"
-            assert desk.sessions.get("talk") is not None
+            assert server.sessions.get("talk") is not None
 
     run(story)
 
@@ -99,7 +101,7 @@ def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, engine, http):
+        async with scene(monkeypatch) as (server, engine, http):
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 503, "not free yet"
             assert len(engine.commands(RewindSession)) == 1
@@ -107,7 +109,7 @@ def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_fo
             await _settle()
             assert engine.commands(Submit) == [], "what it adds depends on what the session holds"
             engine.answer(RewindSession, state("talk"))
-            assert desk.sessions.find("talk").client_session.transcript.length == 0
+            assert server.sessions.find("talk").client_session.transcript.length == 0
             await _settle()
             assert len(engine.commands(Submit)) == 1
             engine.answer(Submit, Refused(request_id="r0", status=429, message="full"))
@@ -118,21 +120,21 @@ def test_a_rewind_that_comes_late_cuts_the_transcript_and_the_next_turn_waits_fo
 
 def test_a_close_is_taken_over_when_it_comes_and_undone_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch) as (desk, engine, http):
+        async with scene(monkeypatch) as (server, engine, http):
             assert (await http.delete("/v1/sessions/talk")).status_code == 503
             assert (await http.post("/v1/sessions/talk/rewind", json={"turn": 0})).status_code == 410
             engine.answer(CloseSession, Refused(request_id="talk", status=503, message="too late"))
-            assert desk.sessions.find("talk").num_closing == 0
+            assert server.sessions.find("talk").num_closing == 0
             assert (await http.delete("/v1/sessions/talk")).status_code == 503
             engine.answer(CloseSession, SessionClosed(session_id="talk"))
-            assert desk.sessions.get("talk") is None
+            assert server.sessions.get("talk") is None
 
     run(story)
 
 
 def test_whoever_is_cancelled_while_it_waits_leaves_both_sides_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene(monkeypatch, patience_s=60) as (desk, engine, http):
+        async with scene(monkeypatch, patience_s=60) as (server, engine, http):
             asked = {
                 OpenSession: http.post("/v1/sessions", json={"id": "new"}),
                 RewindSession: http.post("/v1/sessions/talk/rewind", json={"turn": 0}),
@@ -145,8 +147,8 @@ def test_whoever_is_cancelled_while_it_waits_leaves_both_sides_the_same(monkeypa
                 await asyncio.gather(task, return_exceptions=True)
                 engine.answer(kind, state("new" if kind is OpenSession else "talk"))
             assert engine.commands(CloseSession) == [CloseSession(session_id="new")]
-            assert desk.sessions.get("new") is None
-            assert desk.sessions.find("talk").client_session.transcript.length == 0
+            assert server.sessions.get("new") is None
+            assert server.sessions.find("talk").client_session.transcript.length == 0
 
     run(story)
 

@@ -12,10 +12,10 @@ from roost.server.app import make_app
 from roost.server.body import convert
 from roost.server.compat import NO_OP_VALUES
 from roost.server.config import ServerConfig
-from roost.server.context import Desk
 from roost.server.engine_process import EngineProcess
 from roost.server.openapi import OPERATIONS, description
 from roost.server.schema import UNSUPPORTED, refuse_unsupported
+from roost.server.state import ServerState
 
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
@@ -23,7 +23,7 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 @pytest.fixture(scope="module")
 def routes() -> list[Route]:
     """The app's own."""
-    app = make_app(Desk(ServerConfig(), cast(EngineProcess, object())))
+    app = make_app(ServerState(ServerConfig(), cast(EngineProcess, object())))
     return [route for route in app.routes if isinstance(route, Route)]
 
 

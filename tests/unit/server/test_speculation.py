@@ -16,10 +16,10 @@ from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.context import Desk
 from roost.server.engine_process import EngineProcess
 from roost.server.metrics import Metrics
 from roost.server.native import _speculation
+from roost.server.state import ServerState
 from tests.unit import speculating
 
 Value = TypeVar("Value")
@@ -39,9 +39,9 @@ def ask(llm: LLM, work: Callable[[httpx.AsyncClient], Awaitable[Value]]) -> Valu
     """What comes of some requests to a server over the engine."""
 
     async def run() -> Value:
-        desk = Desk(ServerConfig(), cast(EngineProcess, speculating.LocalEngine(llm)))
-        desk.open()
-        transport = httpx.ASGITransport(app=make_app(desk))
+        server = ServerState(ServerConfig(), cast(EngineProcess, speculating.LocalEngine(llm)))
+        server.open()
+        transport = httpx.ASGITransport(app=make_app(server))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return await work(http)
 

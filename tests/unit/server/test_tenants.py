@@ -13,9 +13,9 @@ from roost.messages import Abort, Finished, FlushCache, SpecStats, Submit, Usage
 from roost.server import engine_process
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.context import Desk
 from roost.server.keys import read_keys
 from roost.server.session_table import ServerSession
+from roost.server.state import ServerState
 from tests.unit.server.silent import SilentEngine
 
 MINE = {"authorization": "Bearer two"}
@@ -45,12 +45,14 @@ ASKED: tuple[tuple[str, str, Any], ...] = (
 async def served(*keys: str) -> AsyncIterator[tuple[SilentEngine, httpx.AsyncClient]]:
     """A server with keys, where each client has a session of one name."""
     engine = SilentEngine()
-    desk = Desk(ServerConfig(health_answer_s=0), engine, read_keys(ServerConfig(api_key=keys)))
-    desk.open()
+    server = ServerState(ServerConfig(health_answer_s=0), engine, read_keys(ServerConfig(api_key=keys)))
+    server.open()
     for client in ("", "key-1", "key-2"):
-        desk.sessions.add(ServerSession(ClientSession("talk"), client=client))
+        server.sessions.add(ServerSession(ClientSession("talk"), client=client))
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(desk)), base_url="http://test") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=make_app(server)), base_url="http://test"
+        ) as http:
             yield engine, http
     finally:
         await engine.stop()

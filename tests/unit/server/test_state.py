@@ -9,11 +9,11 @@ import pytest
 
 from roost.errors import RequestError
 from roost.server.config import ServerConfig
-from roost.server.context import MESSAGE_COST, Desk
 from roost.server.engine_process import EngineProcess
 from roost.server.inputs import plain_messages
 from roost.server.offload import INLINE_MAX
 from roost.server.schema import Message
+from roost.server.state import MESSAGE_COST, ServerState
 from roost.text.language import Language
 from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
 from tests.unit.text.small import byte_level
@@ -29,14 +29,14 @@ class Untouched:
         raise AssertionError(f"{name} was used")
 
 
-def _desk(template: Any = None, inner: Any = None) -> Desk:
+def _server(template: Any = None, inner: Any = None) -> ServerState:
     tokenizer = byte_level()
     if inner is not None:
         tokenizer._inner = tokenizer._plain = inner
     language = Language(tokenizer=tokenizer, template=template or ChatTemplate(CHAT, bos="", eos="<|im_end|>"))
-    desk = Desk(ServerConfig(), cast(EngineProcess, SimpleNamespace(started=SimpleNamespace(context=CONTEXT))))
-    desk._language = language
-    return desk
+    server = ServerState(ServerConfig(), cast(EngineProcess, SimpleNamespace(started=SimpleNamespace(context=CONTEXT))))
+    server._language = language
+    return server
 
 
 def _refusal(work: Any) -> RequestError:
@@ -46,29 +46,29 @@ def _refusal(work: Any) -> RequestError:
 
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
-    desk = _desk(inner=Untouched())
-    bounds = desk.language.tokenizer.token_bounds
-    assert bounds is not None
-    text = "a" * (bounds.size * CONTEXT + 1)
+    server = _server(inner=Untouched())
+    reach = server.language.tokenizer.reach
+    assert reach is not None
+    text = "a" * (reach.size * CONTEXT + 1)
     for given in (text, [text], [text] * 3):
-        error = _refusal(desk.prompt_tokens(given, "prompt"))
+        error = _refusal(server.prompt_tokens(given, "prompt"))
         assert (error.status, error.param) == (413, "prompt") and f"--context {CONTEXT}" in error.reason
-    error = _refusal(desk.chat_tokens([{"role": "user", "content": text}], "messages"))
+    error = _refusal(server.chat_tokens([{"role": "user", "content": text}], "messages"))
     assert (error.status, error.param) == (413, "messages") and f"--context {CONTEXT}" in error.reason
 
 
 def test_more_ids_than_the_context_holds_are_refused_at_once() -> None:
-    error = _refusal(_desk().prompt_tokens([1] * (CONTEXT + 1), "input_ids"))
+    error = _refusal(_server().prompt_tokens([1] * (CONTEXT + 1), "input_ids"))
     assert (error.status, error.param) == (413, "input_ids") and f"prompt of {CONTEXT + 1} tokens" in error.reason
-    error = _refusal(_desk().prompt_tokens([[1]] * (CONTEXT + 1), "input_ids"))
+    error = _refusal(_server().prompt_tokens([[1]] * (CONTEXT + 1), "input_ids"))
     assert (error.status, error.param) == (400, "input_ids") and "1 to 256 prompts" in error.reason
 
 
 def test_more_messages_or_characters_than_any_conversation_has_are_refused_before_they_are_rendered() -> None:
-    desk = _desk(template=Untouched())
-    error = _refusal(plain_messages(desk, [Message(role="user", content="")] * (CONTEXT + 1)))
+    server = _server(template=Untouched())
+    error = _refusal(plain_messages(server, [Message(role="user", content="")] * (CONTEXT + 1)))
     assert (error.status, error.param) == (413, "messages") and f"{CONTEXT + 1} messages exceed" in error.reason
-    error = _refusal(desk.chat_tokens([{"role": "user", "content": "a" * (TEXT_CHARS_MAX + 1)}], "messages"))
+    error = _refusal(server.chat_tokens([{"role": "user", "content": "a" * (TEXT_CHARS_MAX + 1)}], "messages"))
     assert (error.status, error.param) == (413, "messages") and "characters" in error.reason
 
 
@@ -92,5 +92,5 @@ def test_long_conversations_are_rendered_beside_the_event_loop(num_messages: int
     template = Told(CHAT, bos="", eos="<|im_end|>")
     messages = [{"role": "user", "content": content}] * num_messages
     for said, is_beside in ((messages, False), ([*messages, {"role": "user", "content": ""}], True)):
-        _refusal(_desk(template=template).chat_tokens(said, "messages"))
+        _refusal(_server(template=template).chat_tokens(said, "messages"))
         assert (template.thread != threading.get_ident()) == is_beside
