@@ -2,9 +2,9 @@
 
 import pytest
 
-from roost.server.context import PROMPTS_MAX
 from roost.server.openai import _TOP_LOGPROBS_MAX
 from roost.server.schema import REQUEST_ID_LEN_MAX
+from roost.server.state import PROMPTS_MAX
 from tests.server.process import Server
 
 ONE = {"temperature": 0, "max_new_tokens": 1}

@@ -96,7 +96,7 @@ TESTED: dict[str, str] = {
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
-    "roost.server.context.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
+    "roost.server.state.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
     "roost.server.schema.REQUEST_ID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
@@ -131,7 +131,7 @@ TESTED: dict[str, str] = {
     "test_the_last_requests_to_end_can_be_continued_and_the_oldest_are_forgotten",
     "roost.server.session_table.CHECK_AT_MIN": _SESSION_TABLE
     + "test_sessions_that_are_gone_are_looked_for_once_there_are_many",
-    "roost.server.context.MESSAGE_COST": "tests/unit/server/test_context.py::"
+    "roost.server.state.MESSAGE_COST": "tests/unit/server/test_state.py::"
     "test_long_conversations_are_rendered_beside_the_event_loop",
     "roost.server.session_table.WAITING_MAX": _SESSION_TABLE + "test_no_more_turns_wait_for_a_session_than_may",
     "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
@@ -212,7 +212,7 @@ UNTESTED: dict[str, str] = {
     "roost.server.refusals._OVERFLOW": _SIGN,
     "roost.server.serve._SWITCH_S": "how threads take turns, not what any of them does",
     "roost.text.stops.START": _SIGN,
-    "roost.server.context.LOGPROB_LEAST": "the least number that is said, where JSON has none",
+    "roost.server.responses.LOGPROB_LEAST": "the least number that is said, where JSON has none",
     "roost.server.engine_process._STOP_S": "seconds of patience with a process that does not end",
     "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",
     "roost.text.template.REASON_CHARS_MAX": "how much of a template's words a client is told",

@@ -15,22 +15,23 @@ from starlette.routing import Route
 
 from roost.errors import CapacityError, RequestError
 from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
-from roost.server.context import Desk, error_at, error_body, error_of, json_response
 from roost.server.generation import ClientGone
 from roost.server.host_check import AllowedOrigins, is_same_origin
+from roost.server.responses import error_at, error_body, error_of, json_response
+from roost.server.state import ServerState
 
 _OPEN = ("/health", "/ready")  # probes: need no key, and reveal nothing about users
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(desk: Desk) -> Starlette:
+def make_app(server: ServerState) -> Starlette:
     """The server's application."""
 
     def route(path: str, endpoint: Endpoint, method: str) -> Route:
         async def guarded(request: Request) -> Response:
             if path not in _OPEN:
-                request.state.client = desk.keys.client_of(request.headers.get("authorization", ""))
+                request.state.client = server.keys.client_of(request.headers.get("authorization", ""))
             if method != "GET":
                 check_origin(request)
             return await endpoint(request)
@@ -78,8 +79,8 @@ def make_app(desk: Desk) -> Starlette:
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would point to whatever the Host header says
-    app.state.desk = desk
-    app.state.origins = AllowedOrigins(desk.config.allow_origin)
+    app.state.server = server
+    app.state.origins = AllowedOrigins(server.config.allow_origin)
     return app
 
 

@@ -38,7 +38,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
     if media != "application/json":
         raise RequestError(415, "content-type", "must be application/json")
     data = await read_bytes(request)
-    value: Body = await request.app.state.desk.offload.run(len(data), lambda: convert(data, kind))
+    value: Body = await request.app.state.server.offload.run(len(data), lambda: convert(data, kind))
     return value
 
 

@@ -16,8 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roost.server.config import ServerConfig
 from roost.server.connections import Connections, Wait
-from roost.server.context import error_body, json_response
 from roost.server.early_refusals import SERVER_FULL, SLOW_BODY, SLOW_HEADERS, full
+from roost.server.responses import error_body, json_response
 
 _PROBES = ("/health", "/ready")
 

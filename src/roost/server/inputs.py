@@ -15,11 +15,11 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
-from roost.server.context import MESSAGE_COST, Desk, renamed_to
 from roost.server.generation import Prompt
 from roost.server.keys import caller
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported
 from roost.server.session_table import TurnLock
+from roost.server.state import MESSAGE_COST, ServerState, renamed_to
 from roost.text.language import num_chars
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -29,7 +29,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 class SessionTurn:
     """The turn that an HTTP request makes of a session, which is locked for it."""
 
-    desk: Desk
+    server: ServerState
     lock: TurnLock
     of: TurnOf
     ends_at: float | None  # when its time is up, part of which it may have waited for the session
@@ -58,18 +58,18 @@ class SessionTurn:
             ids=ids,
             messages=messages,
             generates=generates,
-            tokens_max=self.desk.context,
+            tokens_max=self.server.context,
         )
         if messages is None and (text or ids):
             num_chars_read = len(text or "")
         else:
             num_chars_read = self._num_chars_before + num_chars(messages or ()) + MESSAGE_COST * len(messages or ())
         try:
-            tokens = await self.desk.offload.run(num_chars_read, work)
+            tokens = await self.server.offload.run(num_chars_read, work)
         except RequestError as error:
             is_of_input = error.param == "tokens" or (text is not None and error.param == "text")
             raise (renamed_to(error, param) if is_of_input else error) from error
-        self.desk.check_len(tokens, param)
+        self.server.check_len(tokens, param)
         return tokens
 
     def prompt(self, request_id: str, tokens: tuple[int, ...], options: Options, names: dict[str, str]) -> Prompt:
@@ -104,16 +104,16 @@ async def session_turn(
     timeout_s: float | None = None,
 ) -> AsyncIterator[SessionTurn]:
     """A turn of a session that is locked for it; 404, 409 and 410 come from here, or later from the engine."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     if timeout_s is not None:
         milliseconds("timeout", timeout_s)  # refuses what is no time
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     of = TurnOf(session_id=session_id, number=number, queue=queue)
-    waiting_max = desk.engine.limits_of(caller(request).name).queued
-    async with desk.sessions.lock_for_turn(
-        request, of, desk.language, timeout_s=timeout_s, waiting_max=waiting_max
+    waiting_max = server.engine.limits_of(caller(request).name).queued
+    async with server.sessions.lock_for_turn(
+        request, of, server.language, timeout_s=timeout_s, waiting_max=waiting_max
     ) as lock:
-        yield SessionTurn(desk=desk, lock=lock, of=of, ends_at=ends_at)
+        yield SessionTurn(server=server, lock=lock, of=of, ends_at=ends_at)
 
 
 def check_no_session(body: OpenAiBody) -> None:
@@ -123,13 +123,13 @@ def check_no_session(body: OpenAiBody) -> None:
             raise RequestError(400, name, "needs session_id")
 
 
-async def plain_messages(desk: Desk, given: list[Message]) -> list[dict[str, Any]]:
+async def plain_messages(server: ServerState, given: list[Message]) -> list[dict[str, Any]]:
     """Messages as templates read them: text only, and no more of them than a conversation can have tokens."""
     if not given:
         raise RequestError(400, "messages", "must hold at least 1 message")
-    if len(given) > desk.context:
-        raise RequestError(413, "messages", f"{len(given)} messages exceed the tokens of --context {desk.context}")
-    return await desk.offload.run(MESSAGE_COST * len(given), lambda: _plain_messages(given))
+    if len(given) > server.context:
+        raise RequestError(413, "messages", f"{len(given)} messages exceed the tokens of --context {server.context}")
+    return await server.offload.run(MESSAGE_COST * len(given), lambda: _plain_messages(given))
 
 
 def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:

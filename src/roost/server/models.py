@@ -10,66 +10,67 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
-from roost.server.context import Desk, json_response
+from roost.server.responses import json_response
+from roost.server.state import ServerState
 from roost.server.wire import Started
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
-    return json_response({"object": "list", "data": [_card(desk)]})
+    server: ServerState = request.app.state.server
+    server.check_ready()
+    return json_response({"object": "list", "data": [_card(server)]})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{model}."""
-    desk: Desk = request.app.state.desk
-    check_model(desk, request.path_params["model"])
-    return json_response(_card(desk))
+    server: ServerState = request.app.state.server
+    check_model(server, request.path_params["model"])
+    return json_response(_card(server))
 
 
 async def model_info(request: Request) -> Response:
     """GET /get_model_info and /model_info."""
-    desk: Desk = request.app.state.desk
-    desk.check_ready()
-    name = started(desk).model_name
+    server: ServerState = request.app.state.server
+    server.check_ready()
+    name = started(server).model_name
     info = {
         "model_path": name,
         "tokenizer_path": name,
-        "served_model_name": desk.model_name,
+        "served_model_name": server.model_name,
         "is_generation": True,
         "preferred_sampling_params": None,
         "has_image_understanding": False,
         "has_audio_understanding": False,
-        "max_model_len": started(desk).context,
-        "vocab_size": started(desk).vocab_size,
-        "has_chat_template": desk.language.template is not None,
+        "max_model_len": started(server).context,
+        "vocab_size": started(server).vocab_size,
+        "has_chat_template": server.language.template is not None,
     }
     return json_response(info)
 
 
-def check_model(desk: Desk, name: str | None) -> None:
+def check_model(server: ServerState, name: str | None) -> None:
     """Refuse (404) the name of a model that is not served; null is fine."""
-    desk.check_ready()
-    known = desk.config.served_model_name or (desk.model_name,)
+    server.check_ready()
+    known = server.config.served_model_name or (server.model_name,)
     if name is not None and name not in ("default", *known):
-        raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {desk.model_name!r}")
+        raise RequestError(404, "model", f"there is no model {name[:100]!r}; this server has {server.model_name!r}")
 
 
-def started(desk: Desk) -> Started:
+def started(server: ServerState) -> Started:
     """What the engine said when it was ready, which it is."""
-    assert desk.engine.started is not None
-    return desk.engine.started
+    assert server.engine.started is not None
+    return server.engine.started
 
 
-def _card(desk: Desk) -> dict[str, Any]:
+def _card(server: ServerState) -> dict[str, Any]:
     """The model in OpenAI's form, with `max_model_len` as in vLLM and SGLang."""
     return {
-        "id": desk.model_name,
+        "id": server.model_name,
         "object": "model",
-        "created": desk.began,
+        "created": server.began,
         "owned_by": "roost",
-        "root": started(desk).model_name,
+        "root": started(server).model_name,
         "parent": None,
-        "max_model_len": started(desk).context,
+        "max_model_len": started(server).context,
     }

@@ -19,10 +19,10 @@ from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
 from roost.server.body import convert, read, read_bytes
-from roost.server.context import Desk, events, finite, json_response
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt
+from roost.server.responses import event_stream, finite, json_response
 from roost.server.schema import (
     REQUEST_ID_LEN_MAX,
     AbortBody,
@@ -34,19 +34,20 @@ from roost.server.schema import (
     native_options,
     refuse_unsupported,
 )
+from roost.server.state import ServerState
 
 
 async def generate(request: Request) -> Response:
     """POST /generate."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, GenerateBody)
     refuse_unsupported(body)
     if body.stream and body.stream_output:
         raise RequestError(400, "stream_output", "must be false in a stream: each event repeats the whole text so far")
-    desk.check_ready()
+    server.check_ready()
     if body.session_params is not None:
-        return await _turn(request, desk, body, body.session_params)
-    inputs, is_list = await _inputs(desk, body)
+        return await _turn(request, server, body, body.session_params)
+    inputs, is_list = await _inputs(server, body)
     options = _options(body, len(inputs))
     request_ids = _request_ids(body, len(inputs))
     prompts = [
@@ -59,10 +60,12 @@ async def generate(request: Request) -> Response:
         )
         for number, (request_id, tokens, each) in enumerate(zip(request_ids, inputs, options, strict=True))
     ]
-    return await _answer(request, _Answers(desk, body, prompts, is_list=is_list or any(each.n > 1 for each in options)))
+    return await _answer(
+        request, _Answers(server, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
+    )
 
 
-async def _turn(request: Request, desk: Desk, body: GenerateBody, params: SessionParams) -> Response:
+async def _turn(request: Request, server: ServerState, body: GenerateBody, params: SessionParams) -> Response:
     """One turn of a session; the session is as it was if anything is refused."""
     text, ids = one_input(body)
     (options,), (request_id,), names = _options(body, 1), _request_ids(body, 1), _names(body, 0)
@@ -70,7 +73,7 @@ async def _turn(request: Request, desk: Desk, body: GenerateBody, params: Sessio
     asked = Prompt(request_id=request_id, options=options, names=names, client=caller(request).name)
     try:
         async with session_prompt(request, params, text, ids, asked) as prompt:
-            return await _answer(request, _Answers(desk, body, [prompt], is_list=False))
+            return await _answer(request, _Answers(server, body, [prompt], is_list=False))
     except RequestError as error:
         if error.status != 413:
             raise renamed(error, names) from error
@@ -81,49 +84,49 @@ async def _answer(request: Request, answers: "_Answers") -> Response:
     if not answers.streams:
         outputs = await while_connected(request, answers.generation.finish())
         return json_response(answers.whole(outputs))
-    return await events(request, answers.chunks())
+    return await event_stream(request, answers.chunks())
 
 
 async def abort_request(request: Request) -> Response:
     """POST /abort_request."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, AbortBody)
     refuse_unsupported(body)
-    desk.check_alive()
+    server.check_alive()
     if not body.abort_all and not body.rid:
         raise RequestError(400, "rid", "must be given, or abort_all: true")
     client = caller(request)
     whose = None if body.abort_all and client.is_admin else client.name
-    desk.engine.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
+    server.engine.abort_where(lambda request_id: body.abort_all or request_id.partition("#")[0] == body.rid, whose)
     return json_response({"success": True})
 
 
 async def flush_cache(request: Request) -> Response:
     """POST /flush_cache."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     check_admin(request)
     data = await read_bytes(request)
     if data:
-        await desk.offload.run(len(data), lambda: convert(data, FlushBody))
-    desk.check_ready()
-    answer = await desk.ask(FlushCache())
+        await server.offload.run(len(data), lambda: convert(data, FlushBody))
+    server.check_ready()
+    answer = await server.ask(FlushCache())
     if isinstance(answer, Refused):
         raise refusal(answer)
     assert isinstance(answer, Flushed)
     return json_response({"success": True, "num_pages": answer.num_pages})
 
 
-async def _inputs(desk: Desk, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
+async def _inputs(server: ServerState, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
     """Token ids of every prompt, and whether a list was given."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError(400, "text", "give either text or input_ids")
     if body.text is not None:
-        return await desk.prompt_tokens(body.text, "text"), isinstance(body.text, list)
+        return await server.prompt_tokens(body.text, "text"), isinstance(body.text, list)
     assert body.input_ids is not None
     if any(isinstance(each, str) for each in body.input_ids):
         raise RequestError(400, "input_ids", "must be a list of token ids, or a list of such lists")
     is_list = bool(body.input_ids) and isinstance(body.input_ids[0], list)
-    return await desk.prompt_tokens(body.input_ids, "input_ids"), is_list
+    return await server.prompt_tokens(body.input_ids, "input_ids"), is_list
 
 
 def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
@@ -185,13 +188,13 @@ def _names(body: GenerateBody, number: int) -> dict[str, str]:
 class _Answers:
     """What goes back for a GenerateBody."""
 
-    def __init__(self, desk: Desk, body: GenerateBody, prompts: list[Prompt], *, is_list: bool) -> None:
-        self._desk = desk
+    def __init__(self, server: ServerState, body: GenerateBody, prompts: list[Prompt], *, is_list: bool) -> None:
+        self._server = server
         self._body = body
         self._is_list = is_list
         self.streams = bool(body.stream)
         self._began = time.monotonic()
-        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
+        self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> Any:
         """The answer that is not streamed: an object, or a list of them."""
@@ -258,7 +261,7 @@ class _Answers:
     def _entry(self, token: int, logprob: float | None) -> list[Any]:
         text = None
         if self._body.return_text_in_logprobs:
-            text = self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
+            text = self._server.language.tokenizer.piece(token).decode("utf-8", "replace")
         return [None if logprob is None else finite(logprob), token, text]
 
 

@@ -20,21 +20,22 @@ from roost.front.session import ClientSession
 from roost.messages import OpenSession
 from roost.sched.sessions import TTL_MS_MAX
 from roost.server.body import read
-from roost.server.context import Desk, json_response
 from roost.server.generation import Prompt
 from roost.server.inputs import session_turn
 from roost.server.keys import caller
 from roost.server.request_history import RequestHistory, RunningRequest
+from roost.server.responses import json_response
 from roost.server.schema import CloseNativeBody, GenerateBody, OpenNativeBody, SessionParams
 from roost.server.session_table import ServerSession
 from roost.server.sessions import close_in_engine, open_in_engine
+from roost.server.state import ServerState
 
 
 async def open_session(request: Request) -> Response:
     """POST /open_session."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, OpenNativeBody)
-    desk.check_ready()
+    server.check_ready()
     if body.capacity_of_str_len < 0:
         raise RequestError(400, "capacity_of_str_len", f"must be at least 0, got {body.capacity_of_str_len}")
     name, streams = body.session_id or uuid4().hex, bool(body.streaming)
@@ -44,11 +45,11 @@ async def open_session(request: Request) -> Response:
     said = {"given": body.capacity_of_str_len, "effect": "none: a session grows as it is used, up to its limits"}
     notes = {"capacity_of_str_len": said, "streaming": streams}
     client = caller(request).name
-    timeout_s = body.timeout if body.timeout is not None else desk.engine.limits_of(client).session_ttl_s
+    timeout_s = body.timeout if body.timeout is not None else server.engine.limits_of(client).session_ttl_s
     history = None if streams else RequestHistory(timeout_s)
     session = ServerSession(ClientSession(name), client=client, notes=notes, history=history)
     try:
-        await open_in_engine(desk, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), session)
+        await open_in_engine(server, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), session)
     except RequestError as error:
         raise RequestError(400 if error.status == 409 else error.status, error.param, error.reason) from error
     return json_response(name)
@@ -56,10 +57,10 @@ async def open_session(request: Request) -> Response:
 
 async def close_session(request: Request) -> Response:
     """POST /close_session."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, CloseNativeBody)
-    desk.check_alive()
-    await close_in_engine(desk, body.session_id, caller(request).name)
+    server.check_alive()
+    await close_in_engine(server, body.session_id, caller(request).name)
     return Response(status_code=200)
 
 
@@ -81,19 +82,19 @@ async def session_prompt(
     request: Request, params: SessionParams, text: str | None, ids: list[int] | None, prompt: Prompt
 ) -> AsyncIterator[Prompt]:
     """The prompt of a turn, with its tokens; a streaming session is locked meanwhile."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
-    desk.close_expired()
-    history = desk.sessions.find(params.id, prompt.client).history
+    server.close_expired()
+    history = server.sessions.find(params.id, prompt.client).history
     if history is not None:
-        new = ids if ids is not None else await _encoded(desk, text or "")
-        yield _continuing(desk, history, params, new, prompt)
+        new = ids if ids is not None else await _encoded(server, text or "")
+        yield _continuing(server, history, params, new, prompt)
         return
     _check_appends(params)
     async with session_turn(request, params.id, timeout_s=prompt.options.timeout_s) as turn:
         if ids is not None and turn.length_before:
-            ids = _without_bos(desk, ids)
+            ids = _without_bos(server, ids)
         tokens = await turn.input_tokens(text=text, ids=ids)
         yield turn.prompt(prompt.request_id, tokens, prompt.options, prompt.names)
 
@@ -111,7 +112,9 @@ def _check_appends(params: SessionParams) -> None:
             raise RequestError(400, f"session_params.{name}", reason)
 
 
-def _continuing(desk: Desk, history: RequestHistory, params: SessionParams, new: list[Any], prompt: Prompt) -> Prompt:
+def _continuing(
+    server: ServerState, history: RequestHistory, params: SessionParams, new: list[Any], prompt: Prompt
+) -> Prompt:
     """The prompt of a request that continues an ended one, or begins a new branch."""
     request_id, replaces = prompt.request_id, bool(params.replace)
     before: tuple[int, ...] = ()
@@ -119,20 +122,20 @@ def _continuing(desk: Desk, history: RequestHistory, params: SessionParams, new:
     if params.rid:
         parent = history.number_of(params.rid, may_run=replaces)
         before = history.find(params.rid, with_output=not params.drop_previous_output, may_run=replaces)
-        before, new = before[: params.offset or None], _without_bos(desk, new)
+        before, new = before[: params.offset or None], _without_bos(server, new)
     tokens = (*before, *new)
-    desk.check_len(tokens, prompt.names["tokens"])
-    abort = partial(desk.engine.abort_where, lambda other: other == request_id, prompt.client)
+    server.check_len(tokens, prompt.names["tokens"])
+    abort = partial(server.engine.abort_where, lambda other: other == request_id, prompt.client)
     request = RunningRequest(history, request_id, tokens, parent=parent, replaces=replaces, abort=abort)
     return replace(prompt, tokens=tokens, observer=request)
 
 
-async def _encoded(desk: Desk, text: str) -> list[int]:
-    (tokens,) = await desk.prompt_tokens(text, "text")
+async def _encoded(server: ServerState, text: str) -> list[int]:
+    (tokens,) = await server.prompt_tokens(text, "text")
     return list(tokens)
 
 
-def _without_bos(desk: Desk, ids: list[Any]) -> list[int]:
+def _without_bos(server: ServerState, ids: list[Any]) -> list[int]:
     """Ids without the one that begins a text."""
-    bos_id = desk.language.tokenizer.bos_id
+    bos_id = server.language.tokenizer.bos_id
     return ids[1:] if bos_id is not None and ids[:1] == [bos_id] else ids

@@ -20,14 +20,15 @@ from roost.front.answer import Piece
 from roost.front.options import Options
 from roost.messages import Finished, TokenLogprob
 from roost.server.body import read
-from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
 from roost.server.refusals import aborted
+from roost.server.responses import event_stream, finite, json_response, usage_json
 from roost.server.schema import ChatBody, CompletionBody, OpenAiBody, openai_options, refuse_unsupported
+from roost.server.state import ServerState
 
 _NAMES = {**OPENAI.names, "tokens": "messages"}
 _TOP_LOGPROBS_MAX = 20
@@ -35,9 +36,9 @@ _TOP_LOGPROBS_MAX = 20
 
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, ChatBody)
-    _check(desk, body)
+    _check(server, body)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise RequestError(400, "max_tokens", "is the older name of max_completion_tokens: give one of them")
     if body.add_special_tokens:
@@ -53,26 +54,26 @@ async def chat(request: Request) -> Response:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
-    request_id, messages = _request_id("chatcmpl", body), await plain_messages(desk, body.messages)
+    request_id, messages = _request_id("chatcmpl", body), await plain_messages(server, body.messages)
     if body.session_id is None:
         check_no_session(body)
-        tokens = await desk.chat_tokens(messages, "messages")
+        tokens = await server.chat_tokens(messages, "messages")
         prompt = Prompt(request_id=request_id, tokens=tokens, options=options, names=names, client=caller(request).name)
-        return await _answer(request, body, _Chat(desk, [prompt], body.service_tier))
+        return await _answer(request, body, _Chat(server, [prompt], body.service_tier))
     async with session_turn(
         request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:
         tokens = await turn.input_tokens(messages=messages)
         return await _answer(
-            request, body, _Chat(desk, [turn.prompt(request_id, tokens, options, names)], body.service_tier)
+            request, body, _Chat(server, [turn.prompt(request_id, tokens, options, names)], body.service_tier)
         )
 
 
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, CompletionBody)
-    _check(desk, body)
+    _check(server, body)
     if not body.add_special_tokens:
         raise RequestError(400, "add_special_tokens", "must be true: send token ids for a prompt as it is")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -96,9 +97,9 @@ async def completions(request: Request) -> Response:
             names=names,
             client=caller(request).name,
         )
-        for number, tokens in enumerate(await desk.prompt_tokens(body.prompt, "prompt"))
+        for number, tokens in enumerate(await server.prompt_tokens(body.prompt, "prompt"))
     ]
-    return await _answer(request, body, _Text(desk, prompts, echo=bool(body.echo)))
+    return await _answer(request, body, _Text(server, prompts, echo=bool(body.echo)))
 
 
 async def _session_completion(
@@ -116,13 +117,13 @@ async def _session_completion(
         else:
             tokens = await turn.input_tokens(ids=body.prompt, param="prompt")
         return await _answer(
-            request, body, _Text(turn.desk, [turn.prompt(request_id, tokens, options, names)], echo=False)
+            request, body, _Text(turn.server, [turn.prompt(request_id, tokens, options, names)], echo=False)
         )
 
 
-def _check(desk: Desk, body: OpenAiBody) -> None:
+def _check(server: ServerState, body: OpenAiBody) -> None:
     """Refuse what is asked of another model, or of another server."""
-    check_model(desk, body.model)
+    check_model(server, body.model)
     refuse_unsupported(body)
     if body.stream_options is not None:
         refuse_unsupported(body.stream_options, "stream_options.")
@@ -142,7 +143,7 @@ async def _answer(request: Request, body: OpenAiBody, kind: "_Chat | _Text") -> 
         outputs = await while_connected(request, kind.generation.finish())
         return json_response(kind.whole(outputs))
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    return await events(request, kind.chunks(include_usage=include_usage))
+    return await event_stream(request, kind.chunks(include_usage=include_usage))
 
 
 class _Chat:
@@ -150,12 +151,12 @@ class _Chat:
 
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, desk: Desk, prompts: list[Prompt], service_tier: Any) -> None:
-        self._desk = desk
-        self._base = {"id": prompts[0].request_id, "created": int(time.time()), "model": desk.model_name}
+    def __init__(self, server: ServerState, prompts: list[Prompt], service_tier: Any) -> None:
+        self._server = server
+        self._base = {"id": prompts[0].request_id, "created": int(time.time()), "model": server.model_name}
         if service_tier is not None:  # who asks for one is told which it was
             self._base["service_tier"] = "default"
-        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
+        self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -164,7 +165,7 @@ class _Chat:
                 "index": index,
                 "message": {"role": "assistant", "content": output.answer.text, "refusal": None},
                 "logprobs": self._logprobs(output, output.answer.tokens, output.answer.logprobs),
-                "finish_reason": _reason(self._desk, output.answer.finished),
+                "finish_reason": _reason(self._server, output.answer.finished),
             }
             for index, output in enumerate(outputs)
         ]
@@ -183,7 +184,7 @@ class _Chat:
                     logprobs = self._logprobs(outputs[index], piece.tokens, piece.logprobs)
                     yield self._chunk(index, {"content": piece.text}, logprobs, None, include_usage)
                 if piece.finished is not None:
-                    yield self._chunk(index, {}, None, _reason(self._desk, piece.finished), include_usage)
+                    yield self._chunk(index, {}, None, _reason(self._server, piece.finished), include_usage)
         if include_usage:
             yield {**self._base, "object": self.chunk_object, "choices": [], "usage": _usage(outputs)}
 
@@ -207,7 +208,7 @@ class _Chat:
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        piece = self._desk.language.tokenizer.piece(token)
+        piece = self._server.language.tokenizer.piece(token)
         return {"token": piece.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(piece)}
 
 
@@ -216,16 +217,16 @@ class _Text:
 
     object = "text_completion"
 
-    def __init__(self, desk: Desk, prompts: list[Prompt], *, echo: bool) -> None:
-        self._desk = desk
+    def __init__(self, server: ServerState, prompts: list[Prompt], *, echo: bool) -> None:
+        self._server = server
         self._echo = echo
         self._base = {
             "id": prompts[0].request_id,
             "object": self.object,
             "created": int(time.time()),
-            "model": desk.model_name,
+            "model": server.model_name,
         }
-        self.generation = Generation(desk.engine, desk.language, desk.metrics, prompts)
+        self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
     def whole(self, outputs: list[Output]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -234,7 +235,7 @@ class _Text:
                 "index": index,
                 "text": self._prompt_text(output) + output.answer.text,
                 "logprobs": self._logprobs(output),
-                "finish_reason": _reason(self._desk, output.answer.finished),
+                "finish_reason": _reason(self._server, output.answer.finished),
             }
             for index, output in enumerate(outputs)
         ]
@@ -252,14 +253,14 @@ class _Text:
                 if text or piece.logprobs or piece.finished is not None:
                     logprobs = self._piece_logprobs(outputs[index], piece, offset, with_prompt=first)
                     scored_lens[index] += sum(map(len, logprobs["tokens"])) if logprobs is not None else 0
-                    reason = _reason(self._desk, piece.finished) if piece.finished is not None else None
+                    reason = _reason(self._server, piece.finished) if piece.finished is not None else None
                     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
                     yield {**self._base, "choices": [choice], **({"usage": None} if include_usage else {})}
         if include_usage:
             yield {**self._base, "choices": [], "usage": _usage(outputs)}
 
     def _prompt_text(self, output: Output) -> str:
-        tokenizer = self._desk.language.tokenizer
+        tokenizer = self._server.language.tokenizer
         return tokenizer.decode(output.prompt.tokens, skip_special=True, at_start=True) if self._echo else ""
 
     def _logprobs(self, output: Output) -> dict[str, Any] | None:
@@ -297,14 +298,14 @@ class _Text:
         return {self._text(token): finite(logprob) for token, logprob in reversed(entry.top_logprobs)}
 
     def _text(self, token: int) -> str:
-        return self._desk.language.tokenizer.piece(token).decode("utf-8", "replace")
+        return self._server.language.tokenizer.piece(token).decode("utf-8", "replace")
 
 
-def _reason(desk: Desk, finished: Finished | None) -> str:
+def _reason(server: ServerState, finished: Finished | None) -> str:
     """How it ended, in a word of OpenAI's; raises where there is none, since then it is no whole answer."""
     assert finished is not None
     if finished.reason not in ("stop", "length"):
-        raise aborted(is_draining=desk.is_draining)
+        raise aborted(is_draining=server.is_draining)
     return finished.reason
 
 

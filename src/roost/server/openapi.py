@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 import roost
 from roost.server.compat import NO_OP_VALUES
-from roost.server.context import json_response
+from roost.server.responses import json_response
 from roost.server.schema import (
     UNSUPPORTED,
     AbortBody,

@@ -25,12 +25,12 @@ from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
-from roost.server.context import Desk
 from roost.server.engine_process import EngineProcess
 from roost.server.host_check import AllowedHosts, HostCheck
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
+from roost.server.state import ServerState
 
 HEADER_BYTES_MAX = 32 * 1024
 _SWITCH_S = 0.001  # longest that a thread with large work keeps the GIL from the event loop
@@ -47,8 +47,8 @@ def serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys
 
 async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
-    desk = Desk(config, EngineProcess(engine), keys)
-    app = make_app(desk)
+    state = ServerState(config, EngineProcess(engine), keys)
+    app = make_app(state)
     checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
         uvicorn.Config(
@@ -64,10 +64,10 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
             timeout_keep_alive=config.keep_alive_s,
             timeout_graceful_shutdown=config.drain_s + _LAST_WORDS_S,
         ),
-        desk,
+        state,
         listeners.connections,
     )
-    watcher = asyncio.create_task(_watch(desk, server, listeners.port))
+    watcher = asyncio.create_task(_watch(state, server, listeners.port))
     with _signals(server):
         try:
             await server.serve(listeners.sockets)
@@ -75,17 +75,17 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
             watcher.cancel()
             with suppress(asyncio.CancelledError):
                 await watcher
-            failed = desk.engine.is_gone.is_set()
-            await desk.engine.stop()
-    return (desk.engine.exit_code or 1) if failed else 0
+            failed = state.engine.is_gone.is_set()
+            await state.engine.stop()
+    return (state.engine.exit_code or 1) if failed else 0
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, which drains when it is told to stop: refuses new requests, lets running ones finish."""
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, connections: Connections) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections) -> None:
         super().__init__(config)
-        self._desk = desk
+        self._state = state
         self._connections = connections
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -93,12 +93,12 @@ class _Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:
-            raise cannot_listen(self._desk.config, error) from error
+            raise cannot_listen(self._state.config, error) from error
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Refuse new requests, let running ones finish, and abort them after `drain_s`."""
-        self._desk.is_draining = True
-        limit = asyncio.get_running_loop().call_later(self._desk.config.drain_s, self._end_all)
+        self._state.is_draining = True
+        limit = asyncio.get_running_loop().call_later(self._state.config.drain_s, self._end_all)
         try:
             await super().shutdown(sockets)
         finally:
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
 
     def _end_all(self) -> None:
         """End what runs, and leave those whose request has not arrived."""
-        self._desk.engine.abort_where(lambda name: True)
+        self._state.engine.abort_where(lambda name: True)
         while self._connections.evict():
             pass
 
@@ -119,13 +119,13 @@ class _Server(uvicorn.Server):
         """Stop at a signal; at once if it is a second Ctrl-C."""
         if self.should_exit and number == signal.SIGINT:
             print("roost: stopped at once", file=sys.stderr, flush=True)
-            self._desk.engine.kill()
+            self._state.engine.kill()
             logging.shutdown()
             os._exit(_INTERRUPTED)  # offload threads cannot be interrupted
         if not self.should_exit:
             num_left = len(self.server_state.tasks)
             whose = "1 running request gets" if num_left == 1 else f"{num_left} running requests get"
-            waits = f"; {whose} up to {self._desk.config.drain_s} s (Ctrl-C again ends it at once)" if num_left else ""
+            waits = f"; {whose} up to {self._state.config.drain_s} s (Ctrl-C again ends it at once)" if num_left else ""
             print(f"roost: stopping{waits}", file=sys.stderr, flush=True)
         self.should_exit = True
 
@@ -152,17 +152,17 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-async def _watch(desk: Desk, server: uvicorn.Server, port: int) -> None:
+async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> None:
     """Start the engine, print when it is ready, and end the server if the engine ends."""
     with suppress(CapacityError):
-        await desk.engine.start()
-        desk.open()
-        started = desk.engine.started
+        await state.engine.start()
+        state.open()
+        started = state.engine.started
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
-        host = f"[{desk.config.host}]" if ":" in desk.config.host else desk.config.host
+        host = f"[{state.config.host}]" if ":" in state.config.host else state.config.host
         place = f"http://{host}:{port}"
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
-    await desk.engine.is_gone.wait()
+    await state.engine.is_gone.wait()
     server.should_exit = True

@@ -33,12 +33,12 @@ from roost.messages import (
     TokenLogprob,
 )
 from roost.server.body import read
-from roost.server.context import Desk, events, finite, json_response, usage_json
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
 from roost.server.inputs import SessionTurn, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
+from roost.server.responses import event_stream, finite, json_response, usage_json
 from roost.server.schema import (
     AppendBody,
     ForkBody,
@@ -49,13 +49,14 @@ from roost.server.schema import (
     refuse_unsupported,
 )
 from roost.server.session_table import ChangeLock, PendingClose, ServerSession
+from roost.server.state import ServerState
 
 
 async def open_session(request: Request) -> Response:
     """POST /v1/sessions."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, OpenBody)
-    desk.check_ready()
+    server.check_ready()
     command = OpenSession(
         session_id=body.id or uuid4().hex,
         cache_salt=body.salt or "",
@@ -65,76 +66,76 @@ async def open_session(request: Request) -> Response:
     )
     try:
         session = ServerSession(ClientSession(command.session_id), client=command.client)
-        state = await open_in_engine(desk, command, session)
+        state = await open_in_engine(server, command, session)
     except RequestError as error:
         raise renamed(error, {"session_id": "id"}) from error
-    return json_response(state_json(desk, state), 201)
+    return json_response(state_json(server, state), 201)
 
 
 async def sessions(request: Request) -> Response:
     """GET /v1/sessions."""
-    desk: Desk = request.app.state.desk
-    desk.check_alive()
-    desk.close_expired()
-    answer = await desk.ask(GetSessions(client=caller(request).name))
+    server: ServerState = request.app.state.server
+    server.check_alive()
+    server.close_expired()
+    answer = await server.ask(GetSessions(client=caller(request).name))
     if not isinstance(answer, SessionStates):
         raise CapacityError(503, "the engine is not running")
-    return json_response({"object": "list", "data": [state_json(desk, state) for state in answer.sessions]})
+    return json_response({"object": "list", "data": [state_json(server, state) for state in answer.sessions]})
 
 
 async def session(request: Request) -> Response:
     """GET /v1/sessions/{id}."""
-    desk: Desk = request.app.state.desk
-    desk.check_alive()
-    desk.close_expired()
+    server: ServerState = request.app.state.server
+    server.check_alive()
+    server.close_expired()
     command = GetSession(session_id=request.path_params["id"], client=caller(request).name)
-    return json_response(state_json(desk, await desk.ask_state(command)))
+    return json_response(state_json(server, await server.ask_state(command)))
 
 
 async def close_session(request: Request) -> Response:
     """DELETE /v1/sessions/{id}."""
-    desk: Desk = request.app.state.desk
-    desk.check_alive()
-    await close_in_engine(desk, request.path_params["id"], caller(request).name)
+    server: ServerState = request.app.state.server
+    server.check_alive()
+    await close_in_engine(server, request.path_params["id"], caller(request).name)
     return json_response({"id": request.path_params["id"], "object": "session", "deleted": True})
 
 
 async def rewind(request: Request) -> Response:
     """POST /v1/sessions/{id}/rewind."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, RewindBody)
-    desk.check_ready()
+    server.check_ready()
     if (body.turn is None) == (body.length is None):
         raise RequestError(400, "turn", "give exactly one of turn and length")
-    async with desk.lock_for_change(request, request.path_params["id"]) as lock:
+    async with server.lock_for_change(request, request.path_params["id"]) as lock:
         client, session_id = lock.session.key
         command = RewindSession(session_id=session_id, turn=body.turn, length=body.length, client=client)
         lock.apply = lock.session.client_session.rewind
-        state = await desk.ask_state(command, lock)
-    return json_response(state_json(desk, state))
+        state = await server.ask_state(command, lock)
+    return json_response(state_json(server, state))
 
 
 async def fork(request: Request) -> Response:
     """POST /v1/sessions/{id}/fork."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, ForkBody)
-    desk.check_ready()
-    async with desk.lock_for_change(request, request.path_params["id"]) as lock:
+    server.check_ready()
+    async with server.lock_for_change(request, request.path_params["id"]) as lock:
         source = lock.session
         command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex, client=source.client)
         fork = ServerSession(source.client_session.fork(command.new_id), client=source.client)
         try:
-            state = await open_in_engine(desk, command, fork, lock)
+            state = await open_in_engine(server, command, fork, lock)
         except RequestError as error:
             raise renamed(error, {"new_id": "id"}) from error
-    return json_response(state_json(desk, state), 201)
+    return json_response(state_json(server, state), 201)
 
 
 async def append(request: Request) -> Response:
     """POST /v1/sessions/{id}/append."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, AppendBody)
-    desk.check_ready()
+    server.check_ready()
     _check_forms(body, needed=True)
     session_id = request.path_params["id"]
     options = Options(max_new_tokens=0, priority=body.priority or 0, timeout_s=body.timeout)
@@ -152,10 +153,10 @@ async def append(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """POST /v1/sessions/{id}/generate."""
-    desk: Desk = request.app.state.desk
+    server: ServerState = request.app.state.server
     body = await read(request, TurnBody)
-    desk.check_ready()
-    check_model(desk, body.model)
+    server.check_ready()
+    check_model(server, body.model)
     refuse_unsupported(body)
     if body.stream_options is not None:
         raise RequestError(400, "stream_options", "is of no use here: the last event always has the usage")
@@ -168,38 +169,38 @@ async def generate(request: Request) -> Response:
         tokens = await _input_tokens(turn, body, generates=True)
         answers = _Answers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
         if body.stream:
-            return await events(request, answers.chunks())
+            return await event_stream(request, answers.chunks())
         (output,) = await while_connected(request, answers.generation.finish())
     return json_response(await answers.whole(output))
 
 
 async def open_in_engine(
-    desk: Desk, command: OpenSession | ForkSession, session: ServerSession, source: ChangeLock | None = None
+    server: ServerState, command: OpenSession | ForkSession, session: ServerSession, source: ChangeLock | None = None
 ) -> SessionState:
     """Open a session in the engine, and here; a fork's source is locked meanwhile.
 
     One that the engine opens after its opener was told that it did not, or has left, is closed again.
     """
-    desk.close_expired()
-    if desk.sessions.needs_check:
-        before = desk.sessions.snapshot()
-        answer = await desk.ask(GetSessions())
+    server.close_expired()
+    if server.sessions.needs_check:
+        before = server.sessions.snapshot()
+        answer = await server.ask(GetSessions())
         if isinstance(answer, SessionStates):
-            desk.sessions.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
-    opening = _PendingOpen(desk, session)
+            server.sessions.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
+    opening = _PendingOpen(server, session)
     if source is not None:
         source.apply = opening.apply
     try:
-        return await desk.ask_state(command, source or opening)
+        return await server.ask_state(command, source or opening)
     finally:
         opening.is_awaited = False
 
 
-async def close_in_engine(desk: Desk, session_id: str, client: str) -> None:
+async def close_in_engine(server: ServerState, session_id: str, client: str) -> None:
     """Close a client's session in the engine, and here; turns that wait for it are refused."""
-    session = desk.sessions.get(session_id, client)  # the engine knows best whether there is one
-    closing = None if session is None else PendingClose(desk.sessions, session)
-    answer = await desk.ask(CloseSession(session_id=session_id, client=client), closing)
+    session = server.sessions.get(session_id, client)  # the engine knows best whether there is one
+    closing = None if session is None else PendingClose(server.sessions, session)
+    answer = await server.ask(CloseSession(session_id=session_id, client=client), closing)
     if isinstance(answer, Refused):
         raise refusal(answer)
 
@@ -207,8 +208,8 @@ async def close_in_engine(desk: Desk, session_id: str, client: str) -> None:
 class _PendingOpen:
     """An open or a fork on its way."""
 
-    def __init__(self, desk: Desk, session: ServerSession) -> None:
-        self._desk = desk
+    def __init__(self, server: ServerState, session: ServerSession) -> None:
+        self._server = server
         self._session = session
         self.is_awaited = True
 
@@ -223,15 +224,15 @@ class _PendingOpen:
     def apply(self, state: SessionState) -> None:
         """The engine has opened it: it is in the table now, or closed if nobody waits for it any more."""
         if self.is_awaited:
-            self._desk.sessions.add(self._session)
+            self._server.sessions.add(self._session)
         else:
             client, session_id = self._session.key
-            self._desk.engine.tell(CloseSession(session_id=session_id, client=client))
+            self._server.engine.tell(CloseSession(session_id=session_id, client=client))
 
 
-def state_json(desk: Desk, state: SessionState) -> dict[str, Any]:
+def state_json(server: ServerState, state: SessionState) -> dict[str, Any]:
     """How a session stands, as clients read it."""
-    session = desk.sessions.get(state.session_id, state.client)
+    session = server.sessions.get(state.session_id, state.client)
     ttl_s, idle_s = None if state.ttl_ms is None else state.ttl_ms / 1000, state.idle_ms / 1000
     if session is not None and session.history is not None:
         ttl_s, idle_s = session.history.timeout_s, session.history.idle_s
@@ -258,7 +259,7 @@ def _check_forms(body: AppendBody | TurnBody, *, needed: bool) -> None:
 
 
 async def _input_tokens(turn: SessionTurn, body: AppendBody | TurnBody, *, generates: bool) -> tuple[int, ...]:
-    messages = None if body.messages is None else await plain_messages(turn.desk, body.messages)
+    messages = None if body.messages is None else await plain_messages(turn.server, body.messages)
     return await turn.input_tokens(text=body.text, ids=body.input_ids, messages=messages, generates=generates)
 
 
@@ -276,18 +277,18 @@ class _Answers:
     """What goes back for a turn."""
 
     def __init__(self, turn: SessionTurn, prompt: Prompt) -> None:
-        self._desk = turn.desk
+        self._server = turn.server
         self._prompt = prompt
         self._client, self._session_id = turn.lock.session.key
-        self.generation = Generation(turn.desk.engine, turn.desk.language, turn.desk.metrics, [prompt])
+        self.generation = Generation(turn.server.engine, turn.server.language, turn.server.metrics, [prompt])
 
     async def state(self) -> dict[str, Any] | None:
         """How the session stands now; None if it is gone already, or nobody says: the turn's own answer comes first."""
         try:
-            answer = await self._desk.ask(GetSession(session_id=self._session_id, client=self._client))
+            answer = await self._server.ask(GetSession(session_id=self._session_id, client=self._client))
         except CapacityError:
             return None
-        return state_json(self._desk, answer) if isinstance(answer, SessionState) else None
+        return state_json(self._server, answer) if isinstance(answer, SessionState) else None
 
     async def whole(self, output: Output) -> dict[str, Any]:
         """The answer that is not streamed."""

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.context import Desk
+from roost.server.state import ServerState
 from tests.unit.server.silent import Silent
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
@@ -24,9 +24,9 @@ def test_the_endpoint_of_the_guide_answers_and_refuses() -> None:
 
     async def ask() -> list[httpx.Response]:
         link = Silent()
-        desk = Desk(ServerConfig(), link)
-        desk.open()
-        app = make_app(desk)
+        server = ServerState(ServerConfig(), link)
+        server.open()
+        app = make_app(server)
         app.router.routes.append(Route("/fits", module["fits"], methods=["POST"]))
         bodies: tuple[dict[str, Any], ...] = ({"prompt": "ab"}, {"promt": "ab"}, {"prompt": 1})
         try:
