@@ -24,7 +24,7 @@ class Piece:
 
 
 class RepeatedTurn(RequestError):
-    """A turn with a number that another has: what that one cost."""
+    """A turn whose number a committed turn has already; `usage` is what that one cost."""
 
     def __init__(self, status: int, param: str, message: str, usage: Usage) -> None:
         super().__init__(status, param, message)
@@ -32,7 +32,7 @@ class RepeatedTurn(RequestError):
 
 
 def refusal(refused: Refused) -> RequestError | CapacityError:
-    """An engine's refusal as an error."""
+    """A refusal of the engine's as an exception."""
     if refused.param:
         said = refused.message.removeprefix(f"{refused.param}: ")
         if refused.usage is not None:
@@ -42,7 +42,7 @@ def refusal(refused: Refused) -> RequestError | CapacityError:
 
 
 def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
-    """An event of an accepted request; a refusal, and an ending that is no answer, are raised."""
+    """An event of an accepted request; a refusal, a timeout or an error of the engine is raised."""
     if isinstance(event, Refused):
         raise refusal(event)
     if isinstance(event, Finished) and event.reason == "timeout":
@@ -70,7 +70,7 @@ class Answer:
         self.finished: Finished | None = None
 
     def feed(self, event: Tokens | PromptLogprobs | Finished) -> Piece | None:
-        """Take an event; give what it adds for the reader, None if nothing."""
+        """Take an event; returns what it adds for the reader, None if nothing."""
         match event:
             case Tokens():
                 self.tokens.extend(event.tokens)

@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Everything that came of one prompt."""
+    """All outputs of one prompt."""
 
     choices: tuple[Choice, ...]  # as many as `n`
     prompt_logprobs: tuple[TokenLogprob, ...]  # of the prompt's tokens after `prompt_logprobs_from`
@@ -75,13 +75,13 @@ class Output:
 
 
 class BatchError(RoostError):
-    """Some prompts of several failed on the way; here is what the others came to."""
+    """Some of several prompts failed; `outputs` has those of the others."""
 
     def __init__(self, outputs: "list[Output | None]", errors: dict[int, RequestError | CapacityError]) -> None:
         number, first = min(errors.items())
         super().__init__(f"{len(errors)} of {len(outputs)} prompts failed, the first of them prompt {number}: {first}")
         self.outputs = outputs  # in the order of the prompts; None where one failed
-        self.errors = errors  # by the prompt's place
+        self.errors = errors  # by the prompt's number
 
 
 class LLM:
@@ -108,7 +108,7 @@ class LLM:
         self.close()
 
     def generate(self, prompt: Prompt, options: Options = Options()) -> Output:  # noqa: B008
-        """What follows a prompt."""
+        """The model's continuation of a prompt."""
         return self.generate_all([prompt], options)[0]
 
     def generate_all(
@@ -118,22 +118,22 @@ class LLM:
         *,
         show_progress: bool = False,
     ) -> list[Output]:
-        """What follows each of some prompts, in their order; they run side by side, as many as the engine takes.
+        """The continuation of each prompt, in their order; as many run side by side as the engine takes.
 
-        What can never be served is refused (RequestError) before anything starts. If prompts fail on the way, by a
-        time-out or a broken step, the others are seen to their end first, and are in the BatchError.
+        A prompt that can never be served is refused (RequestError) before anything starts. If prompts fail later, by a
+        timeout or a broken step, the others are finished first, and are in the BatchError.
         """
         if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
             raise RequestError(400, "prompts", f"must be a list of texts or token ids, got {shown(prompts)}")
-        with counting_bar("prompts", len(prompts), is_shown=show_progress) as told:
-            return self._complete(prompts, options, told)
+        with counting_bar("prompts", len(prompts), is_shown=show_progress) as report:
+            return self._complete(prompts, options, report)
 
     def chat(self, messages: Messages, options: Options = Options()) -> Output:  # noqa: B008
         """The model's answer in a conversation."""
         return self._complete([self.language.chat_tokens(as_messages(messages))], options)[0]
 
     def stream(self, prompt: Prompt, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
-        """Pieces of what follows a prompt, as they come; leaving the loop ends the request."""
+        """Pieces of the continuation of a prompt, as they come; leaving the loop ends the request."""
         return self._stream(self._tokens(prompt), options)
 
     def stream_chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
@@ -145,7 +145,7 @@ class LLM:
     ) -> Session:
         """A new session: a conversation that keeps its KV from turn to turn. Close it, or use it in a `with`."""
         ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
-        name = id if id is not None else uuid4().hex  # one that nobody would give to another
+        name = id if id is not None else uuid4().hex  # which nobody else has
         self._engine.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
         return Session(self._engine, self.language, ClientSession(name))
 
@@ -168,7 +168,7 @@ class LLM:
         return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else token_ids("prompt", prompt)
 
     def _complete(
-        self, prompts: Sequence[Prompt], options: Options, told: Callable[[int], None] = lambda num_done: None
+        self, prompts: Sequence[Prompt], options: Options, report: Callable[[int], None] = lambda num_done: None
     ) -> list[Output]:
         options = plain_options(options)
         groups = self._prepared(prompts, options)
@@ -186,8 +186,8 @@ class LLM:
                     errors.setdefault(number, error)
                 if isinstance(event, Finished | Refused):
                     num_left[number] -= 1
-                    told(sum(not each for each in num_left.values()))
-        except CapacityError as error:  # the engine has ended, and what has not ended will not
+                    report(sum(not each for each in num_left.values()))
+        except CapacityError as error:  # the engine has ended: what is still open fails
             for number in num_left:
                 if num_left[number]:
                     errors.setdefault(number, error)

@@ -29,7 +29,7 @@ Merged = asyncio.Queue[tuple[int, Piece | BaseException]]
 
 
 class ClientGone(Exception):
-    """Nobody is there to answer."""
+    """The client has closed its connection: nobody reads an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class Prompt:
     options: Options
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
-    offset: int = 0  # tokens of the session before these
+    offset: int = 0  # tokens that the session holds before these
     client: str = ""  # whose it is
     observer: Observer | None = None  # sees all its events, also those that nobody waits for
 
@@ -50,7 +50,7 @@ class Prompt:
 class Output:
     """One output on its way."""
 
-    request_id: str  # the client's; the engine has its own, so that nobody can speak for another's request
+    request_id: str  # the client's; the engine has an id of its own, so that no client can name another's request
     prompt: Prompt
     submit: Submit
     answer: Answer
@@ -72,7 +72,7 @@ class Generation:
                 raise renamed(error, prompt.names) from error
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """(output, piece) as they come; a refusal of one ends all, as an error."""
+        """(number of the output, piece) as they come; if one output is refused all end, and that is raised."""
         merged: Merged = asyncio.Queue()
         tasks = [asyncio.create_task(self._follow(number, merged)) for number in range(len(self.outputs))]
         for number, task in enumerate(tasks):
@@ -128,21 +128,21 @@ def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]
 
 
 def _pass_on_failure(merged: Merged, number: int, task: "asyncio.Task[None]") -> None:
-    """Whatever ended a task, who waits for its output hears of it."""
+    """Raise where the pieces are read whatever ended a task."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         merged.put_nowait((number, error))
 
 
 def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """An error in the client's words."""
+    """An error that names the parameter as the client does."""
     return RequestError(error.status, names[error.param], error.reason) if error.param in names else error
 
 
 async def while_connected(request: Request, work: Awaitable[Value], timeout_s: float | None = None) -> Value:
     """The result of some work, unless the client leaves first or its time is up: then the work is cancelled."""
     task = asyncio.ensure_future(work)
-    watcher = asyncio.create_task(_gone(request))
+    watcher = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({task, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -156,6 +156,6 @@ async def while_connected(request: Request, work: Awaitable[Value], timeout_s: f
                     await each
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

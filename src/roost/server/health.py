@@ -1,7 +1,7 @@
 """Health: whether the engine works, what it was told, and what it counts.
 
-Healthy means that the engine answers, and that while there is work a step was completed lately. A server that is up
-but whose engine hangs says 503. Called by the app's routes.
+Healthy means that the engine answers and, while there is work, has completed a step lately. A server whose engine hangs
+answers 503. Called by the app's routes.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ async def health(request: Request) -> Response:
 
 
 async def health_generate(request: Request) -> Response:
-    """GET /health_generate: healthy if a token was generated, before anything that waits."""
+    """GET /health_generate: healthy if a token is generated, ahead of everything that waits."""
     server: ServerState = request.app.state.server
     server.check_ready()
     try:
@@ -60,12 +60,12 @@ async def health_generate(request: Request) -> Response:
     except CapacityError as error:
         if error.status != 429:
             raise
-        return await health(request)  # there is no room to ask: others' tokens must do
+        return await health(request)  # the queue is full: that others' steps complete must do
     return json_response({"status": "ok"})
 
 
 def _probe(server: ServerState) -> "asyncio.Task[None]":
-    """The one token that is being generated for all who ask at this time: they cost no more than one does."""
+    """The task that generates one token for all who ask meanwhile: together they cost no more than one."""
     if server.probe is None or server.probe.done():
         server.probe = asyncio.create_task(_generate_one(server))
         server.probe.add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may have left
@@ -73,7 +73,7 @@ def _probe(server: ServerState) -> "asyncio.Task[None]":
 
 
 async def _generate_one(server: ServerState) -> None:
-    """Generate a token; it is nobody's, so that its times are not measured."""
+    """Generate a token; its times are not measured, as it is no client's."""
     options = Options(max_new_tokens=1, temperature=0, priority=PRIORITY_MAX, timeout_s=server.config.health_step_s)
     (submit,) = submits(server.engine.new_id(), (0,), options, server.language.tokenizer)
     async with aclosing(server.engine.stream_events(submit, f"health-{uuid4().hex}")) as events:
@@ -114,7 +114,7 @@ async def server_info(request: Request) -> Response:
 
 
 def _as_sglang(server: ServerState) -> dict[str, Any]:
-    """What SGLang's clients look for, by the names it has there."""
+    """What SGLang's clients look for, under SGLang's names."""
     own = started(server)
     return {
         "status": "ready",

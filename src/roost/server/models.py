@@ -68,7 +68,7 @@ def _card(server: ServerState) -> dict[str, Any]:
     return {
         "id": server.model_name,
         "object": "model",
-        "created": server.began,
+        "created": server.started_at,
         "owned_by": "roost",
         "root": started(server).model_name,
         "parent": None,

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: opened, looked at, fed, asked, rewound, forked and closed under /v1/sessions.
+"""Sessions over HTTP: opened, listed, appended to, generated from, rewound, forked and closed under /v1/sessions.
 
 An append is prefilled at once and generates nothing; a turn whose client leaves is rolled back. GET changes nothing.
 Called by the app's routes.
@@ -171,7 +171,7 @@ async def generate(request: Request) -> Response:
         if body.stream:
             return await event_stream(request, answers.chunks())
         (output,) = await while_connected(request, answers.generation.finish())
-    return json_response(await answers.whole(output))
+    return json_response(await answers.response(output))
 
 
 async def open_in_engine(
@@ -231,7 +231,7 @@ class _PendingOpen:
 
 
 def state_json(server: ServerState, state: SessionState) -> dict[str, Any]:
-    """How a session stands, as clients read it."""
+    """The state of a session, as clients read it."""
     session = server.sessions.get(state.session_id, state.client)
     ttl_s, idle_s = None if state.ttl_ms is None else state.ttl_ms / 1000, state.idle_ms / 1000
     if session is not None and session.history is not None:
@@ -274,7 +274,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
 
 
 class _Answers:
-    """What goes back for a turn."""
+    """The answer to a turn, whole or in chunks."""
 
     def __init__(self, turn: SessionTurn, prompt: Prompt) -> None:
         self._server = turn.server
@@ -283,46 +283,43 @@ class _Answers:
         self.generation = Generation(turn.server.engine, turn.server.language, turn.server.metrics, [prompt])
 
     async def state(self) -> dict[str, Any] | None:
-        """How the session stands now; None if it is gone already, or nobody says: the turn's own answer comes first."""
+        """The session's state now; None if it is gone or the engine is silent: the turn is answered all the same."""
         try:
             answer = await self._server.ask(GetSession(session_id=self._session_id, client=self._client))
         except CapacityError:
             return None
         return state_json(self._server, answer) if isinstance(answer, SessionState) else None
 
-    async def whole(self, output: Output) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    async def response(self, output: Output) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
         answer = output.answer
         assert answer.finished is not None
-        said = self._said(answer.text, answer.tokens, answer.logprobs)
-        return {**said, **await self._end(answer.finished)}
+        chunk = self._chunk(answer.text, answer.tokens, answer.logprobs)
+        return {**chunk, **await self._end(answer.finished)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The pieces of a stream; the last one says how it ended."""
         async with aclosing(self.generation.pieces()) as pieces:
             async for _, piece in pieces:
-                said = self._said(piece.text, list(piece.tokens), list(piece.logprobs))
+                chunk = self._chunk(piece.text, list(piece.tokens), list(piece.logprobs))
                 if piece.finished is not None:
-                    yield {**said, **await self._end(piece.finished)}
+                    yield {**chunk, **await self._end(piece.finished)}
                 else:
-                    yield {**said, "finish_reason": None}
+                    yield {**chunk, "finish_reason": None}
 
-    def _said(self, text: str, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, Any]:
-        said: dict[str, Any] = {
+    def _chunk(self, text: str, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        chunk: dict[str, Any] = {
             "id": self._prompt.request_id,
             "object": "session.turn",
             "text": text,
             "output_ids": tokens,
         }
         if self._prompt.options.logprobs is not None:
-            said["logprobs"] = [
-                {
-                    "logprob": finite(entry.logprob),
-                    "top": [[token, finite(value)] for token, value in entry.top_logprobs],
-                }
+            chunk["logprobs"] = [
+                {"logprob": finite(entry.logprob), "top": [[token, finite(value)] for token, value in entry.top_logprobs]}
                 for entry in logprobs
             ]
-        return said
+        return chunk
 
     async def _end(self, finished: Finished) -> dict[str, Any]:
         return {

@@ -30,7 +30,7 @@ MESSAGE_COST = 64  # a template takes as long for a message as for so many chara
 
 
 class ServerState:
-    """The server's state."""
+    """What the endpoints share."""
 
     def __init__(self, config: ServerConfig, engine: EngineProcess, keys: Keys = NO_KEYS) -> None:
         self.config = config
@@ -39,8 +39,8 @@ class ServerState:
         self.metrics = Metrics()
         self.sessions = SessionTable()
         self.offload = OffloadThreads()
-        self.probe: asyncio.Task[None] | None = None  # the last question whether tokens are generated
-        self.began = int(time.time())
+        self.probe: asyncio.Task[None] | None = None  # the last check that tokens are generated
+        self.started_at = int(time.time())  # seconds of the Unix clock
         self.is_draining = False
         self._language: Language | None = None
 
@@ -50,21 +50,21 @@ class ServerState:
         self._language = Language.from_json(self.engine.started.language)
 
     def check_alive(self) -> None:
-        """Refuse to say that all is well when the engine is not there."""
+        """503 while the model loads, and after the engine has ended."""
         if self.engine.is_gone.is_set():
             raise CapacityError(503, "the engine is not running")
         if self._language is None:
             raise CapacityError(503, "the model is loading")
 
     def check_ready(self) -> None:
-        """Refuse work that cannot be done now."""
+        """503 if no new work is taken now."""
         self.check_alive()
         if self.is_draining:
             raise CapacityError(503, "the server is stopping")
 
     @property
     def language(self) -> Language:
-        """The model's tokenizer and chat template; also for those who began before the server was told to stop."""
+        """The model's tokenizer and chat template; there while the server stops, too."""
         assert self._language is not None
         return self._language
 
@@ -75,7 +75,7 @@ class ServerState:
         return next(iter(self.config.served_model_name), self.engine.started.model_name)
 
     async def ask(self, command: Command, observer: Observer | None = None) -> Event:
-        """The engine's answer to a command that has one; 503 if it was not carried out in time, or nobody can say."""
+        """The engine's answer to a command that has one; 503 if it was not carried out in time, or no answer came."""
         limit_s = self.config.health_answer_s
         answer = await self.engine.ask(command, limit_s, observer)
         if answer is None:
@@ -85,7 +85,7 @@ class ServerState:
         return answer
 
     async def ask_state(self, command: Command, observer: Observer | None = None) -> SessionState:
-        """The state of a session that a command gives; a refusal is raised."""
+        """The session's state that answers a command; a refusal is raised."""
         answer = await self.ask(command, observer)
         if isinstance(answer, Refused):
             raise refusal(answer)
@@ -105,7 +105,7 @@ class ServerState:
 
     @property
     def context(self) -> int:
-        """The most tokens of a request."""
+        """The most tokens that a request may have, output included."""
         assert self.engine.started is not None
         return self.engine.started.context
 
@@ -137,7 +137,7 @@ class ServerState:
         return tokens
 
     def check_len(self, tokens: tuple[int, ...], param: str) -> None:
-        """Refuse what the engine could only refuse, before it has to read it."""
+        """Refuse more tokens than the context holds, before the engine has to read them."""
         if len(tokens) > self.context:
             raise renamed_to(too_long(str(len(tokens)), self.context), param)
 
@@ -162,7 +162,7 @@ class ServerState:
 
 
 def renamed_to(error: RequestError, param: str) -> RequestError:
-    """The same refusal, of what the client calls so."""
+    """The same refusal, under the client's name for the parameter."""
     return RequestError(error.status, param, error.reason)
 
 

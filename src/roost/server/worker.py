@@ -1,7 +1,7 @@
 """Worker: the engine's process. Reads its settings from standard input, loads the model, and runs the loop.
 
-Commands come in on one socket, read by a thread; events go out on another, written by a thread that takes whatever has
-come together. When standard input ends, the server is gone, and this process ends. Started by
+Commands come in on one socket, read by a thread; events go out on another, written by a thread that sends together all
+that have accumulated. When standard input ends, the server is gone, and this process ends. Started by
 `server.engine_process`.
 """
 
@@ -70,14 +70,14 @@ def _started(running: Running) -> Started:
 
 
 def _die_with_thread(args: threading.ExceptHookArgs) -> None:
-    """End at once, so that the server tells those who wait: without one of its threads nobody would ever answer."""
+    """End at once when a thread dies, so that the server refuses what waits instead of never answering."""
     sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
     os._exit(1)
 
 
 def _die_with_server(folder: Path) -> None:
     """Wait for the end of standard input, then end at once: nobody is left to hear anything, or to tidy up."""
-    while os.read(sys.stdin.fileno(), 4096):  # not by the buffer, whose lock an interpreter that ends would want
+    while os.read(sys.stdin.fileno(), 4096):  # not through the buffer, whose lock an interpreter wants as it ends
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -143,7 +143,7 @@ def _added(
     if not said:
         return whole
     if not transcript.is_open:
-        before = language.chat_text(said, add_generation_prompt=False)
+        before = language.chat_text(earlier, add_generation_prompt=False)
         return whole.removeprefix(before) if whole.startswith(before) else None
     before = language.chat_text(said[:-1], add_generation_prompt=True)
     # Whitespace that the template puts before an answer is part of the answer's own first token.
