@@ -147,3 +147,15 @@ def test_only_one_module_knows_the_environment() -> None:
 
 def test_only_the_cuda_device_names_cuda() -> None:
     assert [m.name for m in product() if _mentions(m, "torch.cuda")] in ([], ["roost.device.cuda"])
+
+
+def test_what_the_library_and_the_server_share_never_waits() -> None:
+    ways_to_wait = ("asyncio", "threading", "queue", "time", "select", "socket")
+    waiting = [
+        f"{module.place} imports {target}"
+        for module in product()
+        if _is_in(module.name, ("roost.front",))
+        for target, _ in module.imports()
+        if target.split(".")[0] in ways_to_wait
+    ]
+    assert waiting == []
