@@ -316,7 +316,10 @@ class _Answers:
         }
         if self._prompt.options.logprobs is not None:
             chunk["logprobs"] = [
-                {"logprob": finite(entry.logprob), "top": [[token, finite(value)] for token, value in entry.top_logprobs]}
+                {
+                    "logprob": finite(entry.logprob),
+                    "top": [[token, finite(value)] for token, value in entry.top_logprobs],
+                }
                 for entry in logprobs
             ]
         return chunk

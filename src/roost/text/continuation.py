@@ -133,19 +133,19 @@ def continuation(
 def _added(
     language: Language,
     transcript: Transcript,
-    said: list[EscapedMessage],
+    earlier: list[EscapedMessage],
     messages: Sequence[EscapedMessage],
     *,
     answers: bool,
 ) -> str | None:
-    """The text that new messages add to `said`; None if rendering them changes what was rendered before."""
-    whole = language.chat_text([*said, *messages], add_generation_prompt=answers)
-    if not said:
+    """The text that new messages add to `earlier`; None if rendering them changes what was rendered before."""
+    whole = language.chat_text([*earlier, *messages], add_generation_prompt=answers)
+    if not earlier:
         return whole
     if not transcript.is_open:
         before = language.chat_text(earlier, add_generation_prompt=False)
         return whole.removeprefix(before) if whole.startswith(before) else None
-    before = language.chat_text(said[:-1], add_generation_prompt=True)
+    before = language.chat_text(earlier[:-1], add_generation_prompt=True)
     # Whitespace that the template puts before an answer is part of the answer's own first token.
     space, found, added = whole.removeprefix(before).partition(ANSWER_MARK)
     is_after = whole.startswith(before) and found and not space.strip() and ANSWER_MARK not in added
