@@ -30,7 +30,7 @@ from roost.startup import backend_of, ops_of
 from roost.text.language import Language
 from roost.train.answers import TrainingAnswer, complete_all
 from roost.weights.draft import load_head
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
 CONTEXT = 3072
@@ -166,7 +166,7 @@ def main() -> int:
     source = open_source(find_model(args.model)[1])
     ops = ops_of(backend_of(EngineConfig(), device))
     weights = args.weights or ("bf16" if device.type == "cuda" else "int8")
-    model = load_model(source, weights=weights, device=device, ops=ops)
+    model = load_decoder(source, weights=weights, device=device, ops=ops)
     head = load_head(args.draft, "eagle3", model, layer_ids=None, weights=weights, device=device)
     parts = Parts(model=model, head=head, language=source.language(), device=device, running=args.running)
     files = {path.stem: read_turns(path) for path in args.prompts} or {"own": [[each] for each in PROMPTS]}

@@ -31,7 +31,7 @@ from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
@@ -295,9 +295,9 @@ def main() -> int:
         language = source.language()
         prompts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS[:3]]
         prompts += [language.prompt_tokens(text) for text in PROMPTS[3:]]
-        reference = load_model(source, weights="fp32", device=CPU)
+        reference = load_decoder(source, weights="fp32", device=CPU)
         ops = ops_of(KERNELS)
-        on_gpu = {weights: load_model(source, weights=weights, device=GPU, ops=ops) for weights in ("fp32", "bf16")}
+        on_gpu = {weights: load_decoder(source, weights=weights, device=GPU, ops=ops) for weights in ("fp32", "bf16")}
         checks += check("default", on_gpu, reference, prompts)
         for weights, model in on_gpu.items():
             for batch in (1, 8, 64):

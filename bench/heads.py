@@ -60,9 +60,14 @@ class TargetHead:
         self.model = model
 
     @property
-    def kv(self) -> KvShape:
+    def kv(self) -> tuple[KvShape, ...]:
         """The target's, in the full book."""
-        return replace(self.model.kv, windows=(None,) * len(self.model.kv.windows))
+        return tuple(replace(kv, window=None) for kv in self.model.kv)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The target's."""
+        return self.model.dtype
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from roost.models.decoder import Decoder
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
 CASES = {"plain": SpecConfig(spec="none"), "ngram": SpecConfig(spec="ngram", spec_steps=4)}
@@ -269,7 +269,7 @@ def load(args: argparse.Namespace) -> Parts:
     device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
     source = open_source(find_model(args.model)[1])
     weights, ops = "int8" if device.type == "cpu" else "bf16", ops_of(backend_of(EngineConfig(), device))
-    model = load_model(source, weights=weights, device=device, ops=ops)
+    model = load_decoder(source, weights=weights, device=device, ops=ops)
     language = source.language()
     texts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS]
     return Parts(model=model, device=device, text=tuple(token for text in texts for token in text))

@@ -39,7 +39,7 @@ from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.step import StepPlan, Ticket
 from roost.weights.draft import head_kind, load_head
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
 Prompts = list[tuple[int, ...]]
@@ -192,7 +192,7 @@ def load(args: argparse.Namespace) -> Parts:
     device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
     weights, ops = "int8" if device.type == "cpu" else "bf16", ops_of(backend_of(EngineConfig(), device))
     source = open_source(find_model(args.model)[1])
-    model = load_model(source, weights=weights, device=device, ops=ops)
+    model = load_decoder(source, weights=weights, device=device, ops=ops)
     head, spec = None, SpecConfig(spec="ngram")
     if args.draft is not None:
         kind = head_kind(args.draft)

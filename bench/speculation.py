@@ -32,7 +32,7 @@ from roost.sched.engine import Engine
 from roost.step import StepPlan, StepResult, Ticket
 from roost.text.language import Language
 from roost.weights.draft import head_kind, load_head
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
 Item = TypeVar("Item")
@@ -202,7 +202,7 @@ def load(args: argparse.Namespace) -> Parts:
     device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
     weights = "int8" if device.type == "cpu" else "bf16"
     source = open_source(find_model(args.model)[1])
-    model = load_model(source, weights=weights, device=device)
+    model = load_decoder(source, weights=weights, device=device)
     if args.draft is None:
         head = untrained_head("eagle3", model, weights, device, DRAFT_TOKENS)
     else:

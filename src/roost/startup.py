@@ -24,7 +24,6 @@ from roost.device.open import memory_of
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import alike_attention, alike_rows
 from roost.layers.ops import TORCH_OPS, Ops
-from roost.models.decoder import Decoder
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
@@ -100,7 +99,7 @@ class _Loaded:
     """What the files hold."""
 
     language: Language
-    model: Decoder
+    model: Model
     traits: ModelTraits
     head: Head | None
     warnings: tuple[str, ...]
@@ -119,7 +118,8 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, drafter_of(spec), model, layer_ids=ids, weights=weights, device=device)
-    traits = replace(model.traits, recurrent_state=capabilities.recurrent_state)
+    is_recurrent = model.traits.recurrent_state or capabilities.recurrent_state
+    traits = replace(model.traits, recurrent_state=is_recurrent)
     warnings = _inexact(model, weights, device)  # computes, as loading does
     return _Loaded(language=source.language(), model=model, traits=traits, head=head, warnings=warnings)
 
@@ -201,8 +201,7 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device) -> E
     memory, known = config.memory, memory_of(device)
     if known is None or memory.pool_tokens is not None:
         return config
-    widest = max(2 * loaded.model.config.intermediate_size, loaded.model.config.hidden_size)
-    taken = workspace_bytes(config, loaded.model, loaded.traits, widest)
+    taken = workspace_bytes(config, loaded.model, loaded.traits)
     per_full, per_window = token_bytes(loaded.model, loaded.head)
     if memory.window_pool_tokens is not None:
         if per_full == 0 and memory.memory_fraction is not None:
@@ -245,7 +244,7 @@ def _settings(
         "windows": [book.window for book in resolved.books],
         "strict_memory": resolved.memory.strict_memory,
         "context": resolved.context,
-        "num_layers": len(loaded.model.kv.windows),
+        "num_layers": len(loaded.model.kv),
         "vocab_size": resolved.vocab_size,
         **({"warnings": warnings} if warnings else {}),
     }
@@ -256,7 +255,7 @@ def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...
     if device.type != "cpu" or weights == "bf16":
         return ()
     rows = 1 if weights == "int8" else alike_rows(torch.get_num_threads())
-    if alike_attention(model.kv.head_dim).are_exact and rows is not None:
+    if all(alike_attention(kv.head_dim).are_exact for kv in model.kv) and rows is not None:
         return ()
     return (
         "this machine's matrix products depend on their shapes: a seed may give another text beside other requests",

@@ -84,9 +84,14 @@ class Watched:
     passes: list[Asked] = field(default_factory=list)
 
     @property
-    def kv(self) -> KvShape:
+    def kv(self) -> tuple[KvShape, ...]:
         """The head's."""
         return self.head.kv
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The head's."""
+        return self.head.dtype
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -133,7 +133,7 @@ class Knowing:
         self._head = head
         self._text = torch.tensor([*text, 0], device=DEVICE)  # and nothing behind it
         self._is_decoy_after = marked(decoy_after)
-        self.kv, self.num_tokens, self.hidden_size = head.kv, VOCAB, head.hidden_size + 1
+        self.kv, self.dtype, self.num_tokens, self.hidden_size = head.kv, head.dtype, VOCAB, head.hidden_size + 1
 
     def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """The head's, with room for the position."""

@@ -86,7 +86,7 @@ def test_bf16_weights_give_bf16_states_close_to_those_of_fp32(kind: str) -> None
     (prompt,) = prompts(30, seed=14)
     model, expected = tiny(kind).model("bf16"), reference_logits(kind, prompt)
     logits = logits_in_one_pass(model, prompt)
-    assert logits.dtype == model.kv.dtype == torch.bfloat16
+    assert logits.dtype == model.dtype == model.kv[0].dtype == torch.bfloat16
     assert (logits - expected).abs().mean() < 0.05 * expected.std()
 
 

@@ -1,7 +1,7 @@
 """EAGLE heads equal a plainly written reference, read what transformers says the target holds, or are refused."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from roost.layers.attention import Attend, causal_attention
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
-from roost.models.model import Capabilities, Head, KvShape, Model
+from roost.models.family import Capabilities
+from roost.models.model import Head, KvShape, Model
 from roost.weights.draft import check_hooks, head_kind, load_head
 from tests.parity.heads import FEWER, HIDDEN, LLAMA3, Config, features, read, run, write, write_eagle, write_eagle3
 from tests.parity.tiny import CPU, VOCAB, prompts, tiny
@@ -71,9 +72,10 @@ def reading(head: Head) -> Attend:
 
     def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
-        assert head.kv.windows[layer] is None
-        assert key.shape[1:] == (head.kv.num_kv_heads, head.kv.head_dim)
-        return causal_attention(query, key, value, start=0, first=0, window=None, scale=head.kv.scale)
+        kv = head.kv[layer]
+        assert kv.window is None
+        assert key.shape[1:] == (kv.num_kv_heads, kv.head_dim)
+        return causal_attention(query, key, value, start=0, first=0, window=None, scale=kv.scale)
 
     return attend
 
@@ -107,7 +109,7 @@ def test_other_forms_of_weights_are_close(weights: str, kind: str, name: str, tm
     head = load(path, model, weights=weights)
     logits, hidden = passes(head, model, prompt)
     theirs, _ = expected(path, "llama", prompt, head.aux_layers)
-    assert logits.dtype == hidden.dtype == head.kv.dtype == model.kv.dtype
+    assert logits.dtype == hidden.dtype == head.dtype == model.dtype == head.kv[0].dtype
     assert (logits - theirs).abs().mean() < 0.06 * theirs.std()
 
 
@@ -149,8 +151,16 @@ class Deep:
         return ModelTraits(vocab_size=self.vocab_size)
 
     @property
-    def kv(self) -> KvShape:
-        return replace(tiny("llama").model().kv, windows=(None,) * self.num_layers)
+    def kv(self) -> tuple[KvShape, ...]:
+        return tiny("llama").model().kv[:1] * self.num_layers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def activation_width(self) -> int:
+        return self.hidden_size
 
     @property
     def ops(self) -> Ops:

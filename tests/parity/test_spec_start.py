@@ -10,7 +10,7 @@ from roost import startup
 from roost.cli.main import main
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
 from roost.errors import ConfigError
-from roost.models import registry
+from roost.models import llama, registry
 from roost.startup import Running, start
 from tests.parity.heads import Config, write_eagle, write_eagle3
 from tests.server.tiny import write_model
@@ -222,9 +222,8 @@ def test_without_speculation_the_settings_name_none_of_its_numbers(started: Call
 def test_a_model_with_recurrent_state_speculates_one_step_at_a_time_and_says_so(
     head: str | None, heads: dict[str, Path], started: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = registry.FAMILIES["LlamaForCausalLM"]
-    recurrent = replace(llama, capabilities=replace(llama.capabilities, recurrent_state=True))
-    monkeypatch.setattr(registry, "FAMILIES", {"LlamaForCausalLM": recurrent})
+    recurrent = replace(llama.FAMILY, capabilities=replace(llama.FAMILY.capabilities, recurrent_state=True))
+    monkeypatch.setattr(registry, "FAMILIES", (recurrent,))
     running = started(spec="auto", draft=head and str(heads[head]))
     (warning,) = running.settings["warnings"]  # type: ignore[misc, attr-defined]
     assert warning.startswith("--overlap: a model with recurrent state runs one step at a time")

@@ -43,11 +43,12 @@ def assert_equals_reference(served: Served, kind: str, work: Work) -> None:
 
 def dense(model: Decoder | Head) -> Attend:
     """Attention of one sequence from its start, without pages."""
-    kv = model.kv
+    shapes = model.kv
 
     def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
-        return causal_attention(query, key, value, start=0, first=0, window=kv.windows[layer], scale=kv.scale)
+        kv = shapes[layer]
+        return causal_attention(query, key, value, start=0, first=0, window=kv.window, scale=kv.scale)
 
     return attend
 

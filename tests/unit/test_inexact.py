@@ -14,7 +14,7 @@ EVERY = tuple(range(64, 513, 64))
 class Heads:
     """A model, as far as attention goes."""
 
-    kv = KvShape(windows=(None,), num_kv_heads=1, head_dim=64, scale=1.0, dtype=torch.float32)
+    kv = (KvShape(num_kv_heads=1, head_dim=64, scale=1.0, dtype=torch.float32),)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ book and a drafter's have buffers of their own behind one table. Never knows who
 passes and drafters.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from roost.config.resolved import Resolved
 from roost.device.device import Device
+from roost.errors import InvariantError
 from roost.models.model import KvShape
 from roost.step import TableDelta
 
@@ -48,9 +51,12 @@ class Table:
 class Pool:
     """KV of some layers whose slots one table gives out."""
 
-    def __init__(self, table: Table, num_layers: int, kv: KvShape) -> None:
+    def __init__(self, table: Table, layers: Sequence[KvShape]) -> None:
+        if len(set(layers)) != 1:
+            raise InvariantError(f"layers of one book must have KV of one shape, got {set(layers)}")
         self.table = table
-        shape = (num_layers, table.num_slots, kv.num_kv_heads, kv.head_dim)
+        self.kv = kv = layers[0]
+        shape = (len(layers), table.num_slots, kv.num_kv_heads, kv.head_dim)
         device = table.pages.device
         self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
         self.values = torch.empty(shape, dtype=kv.dtype, device=device)

@@ -19,6 +19,7 @@ from roost.drafters.tree import Trees
 from roost.errors import InvariantError
 from roost.layers.attention import Attend
 from roost.layers.rotary import CosSin
+from roost.models.model import KvShape
 from roost.spec_shape import SpecShape
 
 # (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
@@ -52,11 +53,11 @@ class Branched:
 class Attention(Protocol):
     """A backend."""
 
-    def read(self, table: Table, runs: Runs, scale: float) -> Read:
-        """Plan what runs of tokens read in the layers of a book."""
+    def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
+        """Plan what runs of tokens read in layers of a book whose KV has this shape."""
         ...
 
-    def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
+    def read_branches(self, table: Table, branched: Branched, kv: KvShape) -> Read:
         """Plan what draft branches read."""
         ...
 
@@ -90,12 +91,12 @@ def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence
     return attend
 
 
-def make_attention(backend: Backend, device: Device, head_dim: int) -> Attention:
-    """A backend by its declaration, for a model with heads of that size."""
+def make_attention(backend: Backend, device: Device) -> Attention:
+    """A backend by its declaration."""
     if backend is TORCH:
         from roost.attention.torch_backend import TorchAttention  # noqa: PLC0415 (each is loaded where it is used)
 
-        return TorchAttention(head_dim)
+        return TorchAttention()
     if backend is TRITON:
         from roost.attention.triton_backend import TritonAttention  # noqa: PLC0415 (Triton is not on every machine)
 

@@ -11,28 +11,26 @@ from roost.attention.protocol import Branched, Read, Runs
 from roost.errors import InvariantError
 from roost.layers.attention import Span, Tree, paged_attention, plan_branch_reads, plan_reads
 from roost.layers.rotary import CosSin, rotate
+from roost.models.model import KvShape
 
 
 class TorchAttention:
-    """Attention in plain torch, over heads of one size."""
+    """Attention in plain torch."""
 
-    def __init__(self, head_dim: int) -> None:
-        self._head_dim = head_dim
-
-    def read(self, table: Table, runs: Runs, scale: float) -> Read:
+    def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
         """What is read, row by row, or rows of like length together."""
         size, window = table.page_size, table.window
-        reads = plan_reads(table.pages, _spans(runs), page_size=size, window=window, head_dim=self._head_dim)
-        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
+        reads = plan_reads(table.pages, _spans(runs), page_size=size, window=window, head_dim=kv.head_dim)
+        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=kv.scale)
 
-    def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
+    def read_branches(self, table: Table, branched: Branched, kv: KvShape) -> Read:
         """The prefix, and each branch's own pages."""
         if branched.starts_host is None:
             raise InvariantError("the torch backend needs the rows' lengths on the host")
         size, rows = table.page_size, branched.rows_host
         branches = [branched.shape.branches(start, size) for start in branched.starts_host]
-        reads = plan_branch_reads(table.pages, rows, branches, branched.step, page_size=size, head_dim=self._head_dim)
-        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=scale)
+        reads = plan_branch_reads(table.pages, rows, branches, branched.step, page_size=size, head_dim=kv.head_dim)
+        return lambda query, keys, values: paged_attention(query, keys, values, reads, scale=kv.scale)
 
     def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """Queries and keys rotated together."""

@@ -14,6 +14,7 @@ from roost.kernels.copy import copy_slots
 from roost.kernels.rope import rope_write
 from roost.layers.rotary import CosSin
 from roost.layers.spans import Masks, Shifts, Spans
+from roost.models.model import KvShape
 
 
 class TritonAttention:
@@ -22,7 +23,7 @@ class TritonAttention:
     def __init__(self, num_processors: int) -> None:
         self._num_processors = num_processors
 
-    def read(self, table: Table, runs: Runs, scale: float) -> Read:
+    def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
         """What runs read: what is before each token, or what its tree says."""
         sent, masks = runs.cut.sent, None
         if runs.trees is not None:
@@ -37,9 +38,9 @@ class TritonAttention:
             tile_len=runs.cut.tile_len,
             masks=masks,
         )
-        return self._reading(table, spans, scale)
+        return self._reading(table, spans, kv.scale)
 
-    def read_branches(self, table: Table, branched: Branched, scale: float) -> Read:
+    def read_branches(self, table: Table, branched: Branched, kv: KvShape) -> Read:
         """A branch is a token whose prefix lies at the row's start, and the rest at its own pages."""
         topk, size, device = branched.shape.topk, table.page_size, branched.rows.device
         last = branched.lengths % size
@@ -56,7 +57,7 @@ class TritonAttention:
             tile_len=1,
             shifts=Shifts(bases=_each(branched.lengths - last, topk), shifts=(stride[:, None] * branch).flatten()),
         )
-        return self._reading(table, spans, scale)
+        return self._reading(table, spans, kv.scale)
 
     def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """In one kernel."""

@@ -33,9 +33,9 @@ class EagleDrafter:
     ) -> None:
         self._head, self._shape, self._table, self._attention = head, shape, table, attention
         self._argmax = argmax
-        self.pool = Pool(table, len(head.kv.windows), head.kv)
+        self.pool = Pool(table, head.kv)
         num_rows, device = len(table.pages), table.pages.device
-        self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.kv.dtype, device=device)
+        self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
         self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; of chains 0
 
@@ -51,7 +51,7 @@ class EagleDrafter:
         """Run the head over what a step wrote; keep where each row stands."""
         sources, table = pairs.sources, self._table
         hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.aux_hidden))
-        read = self._attention.read(table, pairs.runs, self._head.kv.scale)
+        read = self._attention.read(table, pairs.runs, self.pool.kv)
         slots = table.slots(pairs.rows, pairs.positions)
         output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, read))
         if len(pairs.head_rows):
@@ -114,7 +114,7 @@ class EagleDrafter:
             rows_host=rounds.rows_host,
             starts_host=rounds.starts,
         )
-        read = self._attention.read_branches(self._table, branched, self._head.kv.scale)
+        read = self._attention.read_branches(self._table, branched, self.pool.kv)
         attend = self._attend(places.slots(step).flatten(), read)
         output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
         return output.view_as(hidden)
@@ -133,7 +133,7 @@ class EagleDrafter:
 
     def _attend(self, slots: Tensor, read: Read) -> Attend:
         lane = Lane(pool=self.pool, slots=slots, read=read)
-        return attend_through(self._attention, [lane], [(0, layer) for layer in range(len(self._head.kv.windows))])
+        return attend_through(self._attention, [lane], [(0, layer) for layer in range(len(self._head.kv))])
 
 
 class Places:

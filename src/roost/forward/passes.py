@@ -88,14 +88,19 @@ class Passes:
     def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None) -> None:
         self.model = model
         self.device = device
-        self.attention = make_attention(resolved.backend, device, model.kv.head_dim)
+        self.attention = make_attention(resolved.backend, device)
         self.tables = [Table(resolved, book, device) for book in range(len(resolved.books))]
-        self.pools = [Pool(table, model.kv.windows.count(table.window), model.kv) for table in self.tables]
+        windows = [kv.window for kv in model.kv]
+        self.pools = [  # of the books that the model has layers in; a drafter's layers have their own
+            Pool(table, [kv for kv in model.kv if kv.window == table.window])
+            for table in self.tables
+            if table.window in windows
+        ]
         self.drafter = self._drafter(resolved, head)
         self.sink = resolved.num_rows  # the row that padding stands for
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the relay, by row
         self.roots = torch.zeros(resolved.num_rows + 1, dtype=torch.int64, device=device.torch)
-        self._places = _places(model.kv.windows, self.tables)
+        self._places = _places(windows, self.pools)
 
     def ahead(self, inputs: Inputs) -> Ahead:
         """From rows to logits; KV is written on the way."""
@@ -190,9 +195,8 @@ class Passes:
             starts_host=inputs.starts_host,
             trees=trees if batch.shape.topk > 1 and len(batch.drafting) else None,
         )
-        scale = self.model.kv.scale
         lanes = [
-            Lane(pool=pool, slots=pool.table.slots(rows, places), read=self.attention.read(pool.table, runs, scale))
+            Lane(pool=pool, slots=pool.table.slots(rows, places), read=self.attention.read(pool.table, runs, pool.kv))
             for pool in self.pools
         ]
         attend = attend_through(self.attention, lanes, self._places)
@@ -250,7 +254,7 @@ class Passes:
         return None
 
 
-def _places(windows: tuple[int | None, ...], tables: list[Table]) -> list[tuple[int, int]]:
-    """For each layer its book, and its index among that book's layers."""
-    books = [table.window for table in tables]
-    return [(books.index(window), windows[:layer].count(window)) for layer, window in enumerate(windows)]
+def _places(windows: list[int | None], pools: list[Pool]) -> list[tuple[int, int]]:
+    """For each layer its pool, and its index among that pool's layers."""
+    pool_windows = [pool.table.window for pool in pools]
+    return [(pool_windows.index(window), windows[:layer].count(window)) for layer, window in enumerate(windows)]

@@ -1,11 +1,12 @@
-"""The decoder that every family here is made of: pre-norm layers of attention and a gated feed-forward, a flat batch.
+"""The decoder that most families share: pre-norm layers of attention and a feed-forward, over a flat batch.
 
-What differs between families is a field of `DecoderConfig`. Projections that read the same input are stacked at load,
-since each operation costs a decode step on the host. Holds weights; keeps nothing of a batch. Built by the registry
-from Hugging Face's tensor names, called by the forward passes; draft heads are made of the same layers.
+What differs between families is a field of `DecoderConfig`; the feed-forward is a function that the family chooses.
+Projections that read the same input are stacked at load, since each operation costs a decode step on the host. Holds
+weights; keeps nothing of a batch. Loaded by families from Hugging Face's tensor names, called by the forward passes;
+draft heads are made of the same layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,19 @@ from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
 from roost.layers.rotary import CosSin, Rope, cos_sin_at, frequencies
 from roost.models.model import KvShape
 from roost.models.tensors import Tensors
+
+FeedForward = Callable[[Tensor], Tensor]  # normed hidden states -> what is added to the hidden states, both [n, hidden]
+MakeFeedForward = Callable[["Loader", str], FeedForward]  # from the tensors of the layer with this prefix
+
+
+def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
+    """down(activation(gate(x)) * up(x)), as Llama has it."""
+    config, ops = loader.config, loader.ops
+    hidden, wide = config.hidden_size, config.intermediate_size
+    gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
+    project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False)
+    project_out = loader.linear((down,), (hidden,), wide, bias=False)
+    return lambda normed: project_out(ops.gate_up(project_in(normed), config.activation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +59,7 @@ class DecoderConfig:
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the feed-forward; of experts, those that one token goes through together
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -55,12 +69,18 @@ class DecoderConfig:
     norm_eps: float
     tied: bool  # the head is the embedding
     activation: str = "silu"
+    feed_forward: MakeFeedForward = gated_feed_forward
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
     norms: NormNames = NormNames()
     norm_offset: float = 0.0  # added to the norm weights of a checkpoint
     embed_scale: float = 1.0
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers it has."""
+        return len(self.layers)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -87,8 +107,7 @@ class Layer:
     out: Linear
     norm_after_attention: Tensor | None
     norm_before_feed: Tensor
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward
     norm_after_feed: Tensor | None
     rope: int  # which of the model's
 
@@ -119,20 +138,23 @@ class Stack:
         if layer.norm_after_attention is not None:
             mixed = ops.norm(mixed, layer.norm_after_attention, eps)
         hidden, normed = ops.add_norm(hidden, mixed, layer.norm_before_feed, eps)
-        fed = layer.down(ops.gate_up(layer.gate_up(normed), config.activation))
+        fed = layer.feed_forward(normed)
         if layer.norm_after_feed is not None:
             fed = ops.norm(fed, layer.norm_after_feed, eps)
         return hidden, fed
 
 
-def kv_shape(config: DecoderConfig, dtype: torch.dtype) -> KvShape:
-    """The KV that the layers of a config hand to `attend`."""
-    return KvShape(
-        windows=tuple(layer.window for layer in config.layers),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=config.scale,
-        dtype=dtype,
+def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
+    """The KV that each layer of a config hands to `attend`."""
+    return tuple(
+        KvShape(
+            window=layer.window,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.scale,
+            dtype=dtype,
+        )
+        for layer in config.layers
     )
 
 
@@ -154,7 +176,7 @@ class Decoder:
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
-        loader = Loader(config, tensors, weights)
+        loader = Loader(config, tensors, weights, ops)
         self._embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [
             loader.layer(f"model.layers.{number}.", ropes.index(kind.rope)) for number, kind in enumerate(config.layers)
@@ -182,14 +204,19 @@ class Decoder:
         )
 
     @property
-    def kv(self) -> KvShape:
-        """The KV its layers hand to `attend`."""
-        return kv_shape(self.config, self.dtype)
+    def kv(self) -> tuple[KvShape, ...]:
+        """The KV that each layer hands to `attend`."""
+        return kv_shapes(self.config, self.dtype)
 
     @property
     def hidden_size(self) -> int:
         """Length of its hidden states."""
         return self.config.hidden_size
+
+    @property
+    def activation_width(self) -> int:
+        """Gate and up side by side, or a hidden state."""
+        return max(2 * self.config.intermediate_size, self.config.hidden_size)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
@@ -222,15 +249,16 @@ class Decoder:
         return normed, tuple(inputs[number] for number in aux_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: [num_tokens, vocab_size]."""
+        """Logits of the next token: [num_tokens, vocab_size]."""
         return self._head(hidden)
 
 
 class Loader:
     """Makes layers of tensors."""
 
-    def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str) -> None:
-        self._config = config
+    def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str, ops: Ops) -> None:
+        self.config = config
+        self.ops = ops
         self._tensors = tensors
         self._weights = weights
 
@@ -239,11 +267,9 @@ class Loader:
 
         Attention reads `in_len` numbers a token, those of the hidden state unless told; not `normed`, it has no norm.
         """
-        config, norms = self._config, self._config.norms
-        hidden, wide = config.hidden_size, config.intermediate_size
+        config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
         query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q, k, v, out = (f"{prefix}self_attn.{name}_proj" for name in "qkvo")
-        gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
         return Layer(
             norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
             qkv=self.linear((q, k, v), (query_len, kv_len, kv_len), in_len or hidden, bias=config.qkv_bias),
@@ -251,8 +277,7 @@ class Loader:
             out=self.linear((out,), (hidden,), query_len, bias=config.out_bias),
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
-            gate_up=self.linear((gate, up), (wide, wide), hidden, bias=False),
-            down=self.linear((down,), (hidden,), wide, bias=False),
+            feed_forward=config.feed_forward(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
             rope=rope,
         )
@@ -265,14 +290,14 @@ class Loader:
 
     def norm(self, name: str, length: int | None = None) -> Tensor:
         """A norm's weight, as long as the hidden state unless told."""
-        weight = self._tensors.take(name, length or self._config.hidden_size, dtype=torch.float32)
-        return weight + self._config.norm_offset
+        weight = self._tensors.take(name, length or self.config.hidden_size, dtype=torch.float32)
+        return weight + self.config.norm_offset
 
     def _extra_norm(self, prefix: str, name: str | None) -> Tensor | None:
         return None if name is None else self.norm(f"{prefix}{name}.weight")
 
     def _qk_norm(self, prefix: str) -> Tensor:
-        config = self._config
+        config = self.config
         query = self.norm(f"{prefix}self_attn.q_norm.weight", config.head_dim)
         key = self.norm(f"{prefix}self_attn.k_norm.weight", config.head_dim)
         return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])

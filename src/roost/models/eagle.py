@@ -18,7 +18,7 @@ from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
 from roost.layers.rotary import cos_sin_at, frequencies
-from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shape
+from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shapes
 from roost.models.fields import Fields
 from roost.models.llama import read_config
 from roost.models.model import KvShape, Model
@@ -87,7 +87,7 @@ class Eagle:
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
-        loader = Loader(layers, tensors, weights)
+        loader = Loader(layers, tensors, weights, model.ops)
         self._embed = _embedding(config, tensors, model)
         self._fc = _fc(loader, tensors, layers.hidden_size, 2 * layers.hidden_size)
         self._layers = [
@@ -98,9 +98,9 @@ class Eagle:
         self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
 
     @property
-    def kv(self) -> KvShape:
-        """The KV its layers hand to `attend`."""
-        return kv_shape(self._config, self.dtype)
+    def kv(self) -> tuple[KvShape, ...]:
+        """The KV that each layer hands to `attend`."""
+        return kv_shapes(self._config, self.dtype)
 
     @property
     def hidden_size(self) -> int:
@@ -129,7 +129,7 @@ class Eagle:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token, by the target's own projection."""
+        """Logits of the next token, by the target's own projection."""
         return self._model.logits(hidden)
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Eagle3:
         self._config, self.dtype = config, activation_dtype(weights)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
-        loader = Loader(layers, tensors, weights)
+        loader = Loader(layers, tensors, weights, model.ops)
         self._embed = _embedding(config, tensors, model)
         self._fc = _fc(loader, tensors, layers.hidden_size, len(aux_layers) * config.target_hidden_size)
         self._layer = loader.layer("layers.0.", 0, in_len=2 * layers.hidden_size)
@@ -166,9 +166,9 @@ class Eagle3:
         self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
 
     @property
-    def kv(self) -> KvShape:
-        """The KV its layer hands to `attend`."""
-        return kv_shape(self._config.layers, self.dtype)
+    def kv(self) -> tuple[KvShape, ...]:
+        """The KV that its layer hands to `attend`."""
+        return kv_shapes(self._config.layers, self.dtype)
 
     @property
     def hidden_size(self) -> int:
@@ -195,7 +195,7 @@ class Eagle3:
         return residual + fed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token in its own vocabulary."""
+        """Logits of the next token in its own vocabulary."""
         return self._head(self._ops.norm(hidden, self._norm, self._config.layers.norm_eps))
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:

@@ -7,12 +7,10 @@ scaled embedding. Reads a config.json into a `DecoderConfig` and names its norms
 from dataclasses import replace
 
 from roost.layers.rotary import Rope
-from roost.models.decoder import DecoderConfig, LayerKind, NormNames
+from roost.models.decoder import Decoder, DecoderConfig, LayerKind, NormNames
+from roost.models.family import Capabilities, Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of
-from roost.models.model import Capabilities
-
-CAPABILITIES = Capabilities(window=True, draft_hooks=True)
 
 _NORMS = NormNames(
     after_attention="post_attention_layernorm",
@@ -52,3 +50,11 @@ def _ropes(fields: Fields) -> dict[str, Rope]:
     group = fields.group("rope_parameters")
     group.refuse_others((FULL, SLIDING))
     return {FULL: rope_of(group.group(FULL), theta), SLIDING: rope_of(group.group(SLIDING), local)}
+
+
+FAMILY = Family(
+    architectures=("Gemma3ForCausalLM",),
+    capabilities=Capabilities(window=True, draft_hooks=True),
+    read_config=read_config,
+    load=Decoder,
+)

@@ -34,11 +34,21 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def plain_decoder(
-    fields: Fields, layers: tuple[LayerKind, ...], *, activation_key: str = "hidden_act", tied: bool = False
+    fields: Fields,
+    layers: tuple[LayerKind, ...],
+    *,
+    activation_key: str = "hidden_act",
+    tied: bool = False,
+    reads: tuple[str, ...] = (),
 ) -> DecoderConfig:
-    """A decoder with the sizes of a config and nothing special; `tied` is what a config that does not say it means."""
+    """A decoder with the sizes of a config and nothing special.
+
+    `tied` is what a config without `tie_word_embeddings` means; `reads` are the options that the family itself reads,
+    which are refused otherwise.
+    """
     for name, values in _NEUTRAL.items():
-        fields.refuse_unless(name, *values)
+        if name not in reads:
+            fields.refuse_unless(name, *values)
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     # a size that is left out is guessed as transformers does; a wrong guess shows in the shapes of the tensors
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))

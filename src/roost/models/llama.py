@@ -6,15 +6,21 @@ rope. Called by the registry.
 
 from dataclasses import replace
 
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.family import Capabilities, Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
-from roost.models.model import Capabilities
-
-CAPABILITIES = Capabilities(window=False, draft_hooks=True)
 
 
 def read_config(fields: Fields) -> DecoderConfig:
     """The decoder of a LlamaForCausalLM."""
     biased = fields.flag("attention_bias", False)
     return replace(plain_decoder(fields, uniform_layers(fields, window=None)), qkv_bias=biased, out_bias=biased)
+
+
+FAMILY = Family(
+    architectures=("LlamaForCausalLM",),
+    capabilities=Capabilities(window=False, draft_hooks=True),
+    read_config=read_config,
+    load=Decoder,
+)

@@ -4,12 +4,10 @@ Reads a config.json into a `DecoderConfig`; tensor names are the decoder's own. 
 The window counts the current token, as transformers counts it.
 """
 
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.family import Capabilities, Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
-from roost.models.model import Capabilities
-
-CAPABILITIES = Capabilities(window=True, draft_hooks=True)
 
 
 def read_config(fields: Fields) -> DecoderConfig:
@@ -17,3 +15,11 @@ def read_config(fields: Fields) -> DecoderConfig:
     fields.refuse_unless("attention_bias", False)
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     return plain_decoder(fields, uniform_layers(fields, window=window))
+
+
+FAMILY = Family(
+    architectures=("MistralForCausalLM",),
+    capabilities=Capabilities(window=True, draft_hooks=True),
+    read_config=read_config,
+    load=Decoder,
+)

@@ -1,4 +1,4 @@
-"""What the executor asks of a model and of a draft head: traits, the shape of the KV, passes; what a family declares.
+"""What the executor asks of a model and of a draft head: traits, the shape of the KV, passes.
 
 Both keep weights and nothing that grows with a sequence; their KV is behind `attend`. Implemented in this folder.
 """
@@ -15,27 +15,23 @@ from roost.layers.ops import Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What checkpoints of a family may ask of the engine, and offer it."""
-
-    window: bool  # layers with a sliding window
-    recurrent_state: bool = False  # a state per sequence besides its KV
-    draft_hooks: bool  # hidden states at the inputs of layers, for a drafter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What one token keeps, layer by layer, and how it is read."""
+    """What one token keeps in one layer, and how it is read. Layers with the same window must have the same shape."""
 
-    windows: tuple[int | None, ...]  # [num_layers] sliding window, None for a full layer
+    window: int | None = None  # tokens that the layer sees, the current one included; None: all
     num_kv_heads: int
     head_dim: int
     scale: float  # of the products of queries and keys
-    dtype: torch.dtype
+    dtype: torch.dtype  # of keys and values, and so of what the layer hands to `attend`
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class Model(Protocol):
-    """A decoder."""
+    """A causal language model over a flat batch."""
 
     @property
     def ops(self) -> Ops:
@@ -48,13 +44,23 @@ class Model(Protocol):
         ...
 
     @property
-    def kv(self) -> KvShape:
-        """The KV its layers hand to `attend`."""
+    def kv(self) -> tuple[KvShape, ...]:
+        """The KV that each layer hands to `attend`: [num_layers]."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its hidden states and logits."""
         ...
 
     @property
     def hidden_size(self) -> int:
         """Length of its hidden states."""
+        ...
+
+    @property
+    def activation_width(self) -> int:
+        """Length of the longest vector that a pass makes of one token; the memory of a step is counted by it."""
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -75,7 +81,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: [num_tokens, vocab_size]."""
+        """Logits of the next token: [num_tokens, vocab_size]."""
         ...
 
 
@@ -83,8 +89,13 @@ class Head(Protocol):
     """A draft head: passes over pairs (token p + 1, hidden p), each in slot p, which is also its position."""
 
     @property
-    def kv(self) -> KvShape:
-        """The KV its layers hand to `attend`; none has a window."""
+    def kv(self) -> tuple[KvShape, ...]:
+        """The KV that each layer hands to `attend`, all of one shape, without a window: [num_layers]."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its hidden states."""
         ...
 
     @property
@@ -114,7 +125,7 @@ class Head(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token in its own vocabulary, from what `forward` gave: [num_tokens, own vocabulary]."""
+        """Logits of the next token in its own vocabulary, from what `forward` gave: [num_tokens, own vocabulary]."""
         ...
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:

@@ -6,12 +6,10 @@ Both may have a sliding window in their upper layers, which released configs swi
 
 from dataclasses import replace
 
-from roost.models.decoder import DecoderConfig, LayerKind
+from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.family import Capabilities, Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, read_rope
-from roost.models.model import Capabilities
-
-CAPABILITIES = Capabilities(window=True, draft_hooks=True)
 
 
 def read_qwen2(fields: Fields) -> DecoderConfig:
@@ -35,3 +33,8 @@ def _layers(fields: Fields) -> tuple[LayerKind, ...]:
         raise fields.wrong("layer_types", f"has {SLIDING}, but use_sliding_window is not true")
     window = fields.integer("sliding_window") if SLIDING in types else None
     return tuple(LayerKind(rope=rope, window=window if kind == SLIDING else None) for kind in types)
+
+
+_CAPABILITIES = Capabilities(window=True, draft_hooks=True)
+QWEN2 = Family(architectures=("Qwen2ForCausalLM",), capabilities=_CAPABILITIES, read_config=read_qwen2, load=Decoder)
+QWEN3 = Family(architectures=("Qwen3ForCausalLM",), capabilities=_CAPABILITIES, read_config=read_qwen3, load=Decoder)

@@ -1,50 +1,40 @@
-"""Registry: which architectures there are, what each declares, and how its config.json is read.
+"""Registry: the model families that there are. A new one is one more entry here.
 
 The one place that knows every family. An architecture that is not here is refused with a list of those that are.
-Called by roost.weights and by whoever wants to know what a family can do before it is loaded.
+Called by roost.weights, and before a model is loaded by whoever wants to know what its family can do.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from roost.errors import ConfigError
 from roost.models import gemma3, llama, mistral, qwen
 from roost.models.decoder import DecoderConfig
+from roost.models.family import Family
 from roost.models.fields import Fields
-from roost.models.model import Capabilities
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How the checkpoints of one architecture are read, and what they may need."""
-
-    capabilities: Capabilities
-    read_config: Callable[[Fields], DecoderConfig]
-
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(capabilities=llama.CAPABILITIES, read_config=llama.read_config),
-    "Qwen2ForCausalLM": Family(capabilities=qwen.CAPABILITIES, read_config=qwen.read_qwen2),
-    "Qwen3ForCausalLM": Family(capabilities=qwen.CAPABILITIES, read_config=qwen.read_qwen3),
-    "MistralForCausalLM": Family(capabilities=mistral.CAPABILITIES, read_config=mistral.read_config),
-    "Gemma3ForCausalLM": Family(capabilities=gemma3.CAPABILITIES, read_config=gemma3.read_config),
-}
+FAMILIES: tuple[Family[Any], ...] = (llama.FAMILY, qwen.QWEN2, qwen.QWEN3, mistral.FAMILY, gemma3.FAMILY)
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 
 
-def find_family(config: Mapping[str, object]) -> Family:
+def find_family(config: Mapping[str, object]) -> Family[Any]:
     """The family of a config.json, by its first architecture."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise ConfigError("config.json: architectures is missing; it must name the model's architecture")
-    known = ", ".join(FAMILIES)
+    by_name = {name: family for family in FAMILIES for name in family.architectures}
+    known = ", ".join(by_name)
     if names[0] in _WITH_IMAGES:
         raise ConfigError(f"config.json: {names[0]} reads images, which is not supported; text models are: {known}")
-    if names[0] not in FAMILIES:
+    if names[0] not in by_name:
         raise ConfigError(f"config.json: the architecture {names[0]} is not known; known are {known}")
-    return FAMILIES[names[0]]
+    return by_name[names[0]]
 
 
 def decoder_config(config: Mapping[str, object]) -> DecoderConfig:
-    """The decoder that a config.json describes."""
-    return find_family(config).read_config(Fields(config))
+    """The decoder that a config.json describes; a model that is no `Decoder` is refused."""
+    family = find_family(config)
+    found = family.read_config(Fields(config))
+    if not isinstance(found, DecoderConfig):
+        raise ConfigError(f"config.json: {family.architectures[0]} is not a plain decoder, which is needed here")
+    return found

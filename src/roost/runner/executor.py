@@ -26,9 +26,9 @@ class TorchExecutor:
     """Runs steps of a model, and of a draft head if there is one, on a device."""
 
     def __init__(self, model: Model, resolved: Resolved, device: torch.device, head: Head | None = None) -> None:
-        windows = {book.window for book in resolved.books}
-        if not windows >= set(model.kv.windows):
-            raise InvariantError(f"books of windows {windows} do not serve layers of windows {set(model.kv.windows)}")
+        windows, wanted = {book.window for book in resolved.books}, {kv.window for kv in model.kv}
+        if not windows >= wanted:
+            raise InvariantError(f"books of windows {windows} do not serve layers of windows {wanted}")
         opened = self._device = open_device(device)
         self._worker = None
         if not opened.runs_beside_the_host:

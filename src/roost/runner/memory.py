@@ -9,7 +9,7 @@ from roost.config.resolved import ModelTraits
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
 from roost.forward.sizes import chunk_sizes
-from roost.models.model import Head, KvShape, Model
+from roost.models.model import Head, Model
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
 from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
 
@@ -22,18 +22,15 @@ _KEPT = 2  # the same, of what captured chunks keep: hidden states, also those t
 
 def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
     """Bytes of KV that one token takes in the full book, draft layers included, and in the window book."""
-
-    def layer(kv: KvShape) -> int:
-        return 2 * kv.num_kv_heads * kv.head_dim * kv.dtype.itemsize
-
-    num_full = model.kv.windows.count(None)
-    drafted = 0 if head is None else len(head.kv.windows) * layer(head.kv)
-    return num_full * layer(model.kv) + drafted, (len(model.kv.windows) - num_full) * layer(model.kv)
+    layers = (*model.kv, *(() if head is None else head.kv))
+    full = sum(kv.token_bytes for kv in layers if kv.window is None)
+    return full, sum(kv.token_bytes for kv in layers) - full
 
 
-def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits, widest: int) -> int:
+def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
-    sched, widths, itemsize = config.sched, spec_widths(config.spec), model.kv.dtype.itemsize
+    sched, widths, itemsize = config.sched, spec_widths(config.spec), model.dtype.itemsize
+    widest = model.activation_width
     shape, vocab_size, running = widths.shape, traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
     rounds = widths.captured(running) if sched.graphs is not False else []

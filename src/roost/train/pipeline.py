@@ -25,7 +25,7 @@ from roost.train.loop import REPORT_EVERY, Recipe, Report, Trainer, TrainingStat
 from roost.train.own_questions import own_questions
 from roost.train.packing import draft_vocabulary, pack, share_said, split
 from roost.weights.draft import default_aux_layers
-from roost.weights.load import load_model, open_source
+from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
 SHARD_ANSWERS = 4096
@@ -97,7 +97,7 @@ def train_head(
         )
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
     ops = ops_of(backend_of(EngineConfig(), device))
-    model = load_model(source, weights=job.weights, device=device, ops=ops)
+    model = load_decoder(source, weights=job.weights, device=device, ops=ops)
     given = None if job.from_head is None else read_head(job.from_head)
     rows, held_out_rows = pack(learn, job.row_len), pack(held_out, job.row_len)
     if len(rows) < recipe.batch_rows:

@@ -35,15 +35,15 @@ def run_target(
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
-    spread = fused(_spread, tokens.device)
-    bias = torch.zeros_like(seen, dtype=model.kv.dtype).masked_fill_(~seen, -torch.inf)
+    shapes, spread = model.kv, fused(_spread, tokens.device)
+    bias = torch.zeros_like(seen, dtype=model.dtype).masked_fill_(~seen, -torch.inf)
 
     def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
-        window = model.kv.windows[layer]
+        kv = shapes[layer]
         mask = bias
-        if window is not None:
-            mask = bias.masked_fill(number <= number[:, None] - window, -torch.inf)
-        mixed = scaled_dot_product_attention(*spread(qk, value, cos_sin, num_rows), mask, scale=model.kv.scale)
+        if kv.window is not None:
+            mask = bias.masked_fill(number <= number[:, None] - kv.window, -torch.inf)
+        mixed = scaled_dot_product_attention(*spread(qk, value, cos_sin, num_rows), mask, scale=kv.scale)
         return mixed.transpose(1, 2).flatten(0, 1)
 
     last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)

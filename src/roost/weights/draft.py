@@ -13,10 +13,10 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.linear import activation_dtype
-from roost.models.decoder import DecoderConfig
 from roost.models.eagle import LAYER_IDS, Eagle, Eagle3, HeadConfig, read_eagle, read_eagle3
+from roost.models.family import Capabilities, Sizes
 from roost.models.fields import Fields
-from roost.models.model import Capabilities, Head, Model
+from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
 
 # architecture, as SGLang and vLLM name it -> --spec
@@ -54,12 +54,12 @@ def check_kind(path: Path, kind: str) -> None:
         raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
 
 
-def check_head(path: Path, kind: str, target: DecoderConfig, *, layer_ids: str | None, topk: int) -> None:
+def check_head(path: Path, kind: str, target: Sizes, *, layer_ids: str | None, topk: int) -> None:
     """Refuse what cannot work by the word of both configs, before any tensor is read."""
     with _told_of(path):
         config = READERS[kind](Fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
-        _aux_layers(config, kind, layer_ids, len(target.layers))
+        _aux_layers(config, kind, layer_ids, target.num_layers)
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, what the head knows, got {topk}")
 
@@ -70,8 +70,8 @@ def load_head(
     """The head in a folder, for a target; `layer_ids` says whose convention its layer ids follow, if it has any."""
     check_kind(path, kind)
     dtype = activation_dtype(weights)
-    if dtype != model.kv.dtype:
-        raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.kv.dtype}")
+    if dtype != model.dtype:
+        raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.dtype}")
     with _told_of(path):
         return _load(path, kind, model, layer_ids, weights, device)
 
@@ -88,7 +88,7 @@ def _told_of(path: Path) -> Iterator[None]:
 def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
     config = READERS[kind](Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
-    aux_layers = _aux_layers(config, kind, layer_ids, len(model.kv.windows))
+    aux_layers = _aux_layers(config, kind, layer_ids, len(model.kv))
     state = _Renamed(Folder(path, wholes=WHOLES))
     if kind == "eagle":
         return Eagle(config, state, model, weights, device)

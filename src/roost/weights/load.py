@@ -1,4 +1,4 @@
-"""From files to a model: a checkpoint on disk, and the family that puts its tensors together.
+"""From files to a model: a checkpoint on disk, and the family that makes a model of its tensors.
 
 A GGUF file and a Hugging Face folder look the same from here. An error of any part names the file, the key or the
 tensor. Called at start-up, and by tools that want a model without a server.
@@ -11,7 +11,9 @@ import torch
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.decoder import Decoder
-from roost.models.registry import decoder_config
+from roost.models.fields import Fields
+from roost.models.model import Model
+from roost.models.registry import decoder_config, find_family
 from roost.weights.folder import Folder
 from roost.weights.source import Source
 
@@ -27,7 +29,16 @@ def open_source(path: Path) -> Source:
     return GgufFile(path)
 
 
-def load_model(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Decoder:
+def load_model(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Model:
     """The model of a checkpoint, its weights kept as `weights` says."""
-    config = decoder_config(source.config())  # before the tensors: it says best why a checkpoint does not fit
-    return Decoder(config, source, weights, device, ops)
+    family = find_family(source.config())
+    config = family.read_config(Fields(source.config()))  # before the tensors: it says best why a checkpoint fails
+    return family.load(config, source, weights, device, ops)
+
+
+def load_decoder(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Decoder:
+    """The same where the model must be a plain decoder; any other family is refused."""
+    decoder_config(source.config())
+    model = load_model(source, weights=weights, device=device, ops=ops)
+    assert isinstance(model, Decoder), model
+    return model

@@ -83,7 +83,8 @@ REFUSED = [
     (
         LLAMA,
         {"architectures": ["FalconForCausalLM"]},
-        "the architecture FalconForCausalLM is not known; known are " + ", ".join(FAMILIES),
+        "the architecture FalconForCausalLM is not known; known are "
+        + ", ".join(name for family in FAMILIES for name in family.architectures),
     ),
     (
         GEMMA3,

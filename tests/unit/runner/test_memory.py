@@ -13,21 +13,24 @@ from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, works
 from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
 
 GIB = 2**30
-KV = KvShape(windows=(None, 8, None), num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)
+FULL = KvShape(num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)
+NARROW = KvShape(window=8, num_kv_heads=1, head_dim=8, scale=0.25, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
 class Sized:
     """A model, or a head, of which only the KV counts."""
 
-    kv: KvShape = KV
+    kv: tuple[KvShape, ...] = (FULL, NARROW, FULL)
+    activation_width: int = 8
+    dtype: torch.dtype = torch.bfloat16
 
 
-def test_a_token_takes_keys_and_values_in_every_layer_and_in_the_heads_too() -> None:
-    layer = 2 * 2 * 16 * 2
-    assert token_bytes(Sized(), None) == (2 * layer, layer)
-    one = KvShape(windows=(None,), num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
-    assert token_bytes(Sized(), Sized(one)) == (2 * layer + 2 * 4 * 8 * 4, layer)
+def test_a_token_takes_keys_and_values_of_every_layers_own_shape_and_in_the_heads_too() -> None:
+    full, narrow = 2 * 2 * 16 * 2, 2 * 1 * 8 * 4
+    assert token_bytes(Sized(), None) == (2 * full, narrow)
+    one = KvShape(num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
+    assert token_bytes(Sized(), Sized((one,))) == (2 * full + 2 * 4 * 8 * 4, narrow)
 
 
 def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
@@ -42,7 +45,7 @@ def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
     traits = ModelTraits(vocab_size=50_000)
 
     def bytes_of(**sched: int | bool) -> int:
-        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(), traits, 1536)
+        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(activation_width=1536), traits)
 
     assert bytes_of(max_running=128) > bytes_of(max_running=64)
     assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
@@ -57,7 +60,7 @@ def test_every_captured_width_is_counted() -> None:
     def logits_of(spec: SpecConfig) -> int:
         with_graphs, without = (
             workspace_bytes(
-                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(), traits, 8
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(), traits
             )
             for graphs in (None, False)
         )
@@ -74,7 +77,7 @@ def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted
     vocab_size, position = 152_000, 152_000 * (2 + 4 + 4 + 4 + 4 + 8)  # what log_probabilities has at one time
     sched, spec = SchedConfig(max_running=rows, chunk=1, graphs=False), SpecConfig(spec="ngram", spec_steps=4)
     traits = ModelTraits(vocab_size=vocab_size)
-    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits, 8)
+    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits)
     logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
     assert LOGPROB_POSITIONS_MAX * position <= found - logits_and_counts <= 2 * LOGPROB_POSITIONS_MAX * position
 

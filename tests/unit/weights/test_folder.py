@@ -83,8 +83,8 @@ def test_a_checkpoint_opens_a_file_when_one_of_its_tensors_is_asked_for(
 
 def test_half_precision_files_are_read_into_the_type_asked_for(folder: Path) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}, folder / WHOLE)
-    assert load_model(open_source(folder), weights="fp32", device=CPU).kv.dtype == torch.float32
-    assert load_model(open_source(folder), weights="bf16", device=CPU).kv.dtype == torch.bfloat16
+    assert load_model(open_source(folder), weights="fp32", device=CPU).dtype == torch.float32
+    assert load_model(open_source(folder), weights="bf16", device=CPU).dtype == torch.bfloat16
 
 
 # --- what is missing ------------------------------------------------------------------------------------------
