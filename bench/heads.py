@@ -12,10 +12,10 @@ from torch import Tensor
 from roost.layers.attention import Attend
 from roost.models.decoder import Decoder
 from roost.models.eagle import Eagle, Eagle3, HeadConfig
-from roost.models.model import Head, KvShape
+from roost.models.model import KvShape, PairHead
 
 
-def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device, num_tokens: int) -> Head:
+def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device, num_tokens: int) -> PairHead:
     """A random head of a target's shape; an EAGLE-3 head knows the first `num_tokens` of its tokens."""
     target = model.config
     layers = replace(

@@ -6,7 +6,9 @@ A drafter with pairs is named eagle; no head is read from its folder by the cont
 from roost.config.options import AUTO, SpecConfig
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 
-AUTO_NGRAM = SpecShape(steps=6, topk=1, tokens=7)  # the widest rounds, where the length is chosen by cost
+AUTO_NGRAM = SpecShape(
+    steps=6, topk=1, tokens=7, reads_history=True
+)  # the widest rounds, where the length is chosen by cost
 AUTO_CHAIN = SpecShape(steps=6, topk=1, tokens=7, draft_kv=DraftKv.PAIR)
 
 

@@ -13,8 +13,8 @@ from roost.errors import ConfigError
 class DraftKv(Enum):
     """What a drafter keeps per slot."""
 
-    NONE = "none"  # n-gram lookup: no KV of its own
-    PAIR = "pair"  # slot p stands for (token p + 1, hidden p): EAGLE
+    NONE = "none"  # no KV of its own
+    PAIR = "pair"  # slot p stands for (token p + 1, hidden p), as EAGLE has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,13 @@ class Branches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecShape:
-    """S, K, T of every round, and what the drafter stores."""
+    """S, K, T of every round, and what its drafter declares."""
 
     steps: int = 0
     topk: int = 1
     tokens: int = 1
     draft_kv: DraftKv = DraftKv.NONE
+    reads_history: bool = False  # the drafter wants every token of a row when the row begins
 
     @property
     def accept_max(self) -> int:
@@ -77,11 +78,6 @@ class SpecShape:
     def pair(self) -> bool:
         """Whether a draft slot depends on the token after it."""
         return self.draft_kv is DraftKv.PAIR
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether drafts are looked up in the tokens themselves (n-gram), for want of KV of their own."""
-        return self.speculates and self.draft_kv is DraftKv.NONE
 
     def alloc_len_per_decode(self, page_size: int) -> int:
         """Row positions a round may need past the device length (L)."""
@@ -119,8 +115,6 @@ class SpecShape:
                 f"--spec-tokens must be --spec-steps + 1 = {self.steps + 1} for a chain (--spec-topk 1), "
                 f"got {self.tokens}"
             )
-        if self.topk > 1 and self.draft_kv is DraftKv.NONE:
-            raise ConfigError(f"--spec-topk must be 1 for a drafter without KV (n-gram), got {self.topk}")
         candidates = num_candidates(self.steps, self.topk)
         if not 2 <= self.tokens <= candidates + 1:
             raise ConfigError(

@@ -16,11 +16,12 @@ import torch
 
 from roost.attention.registry import TORCH, TRITON, Backend
 from roost.clock import SystemClock
-from roost.config.options import AUTO, BACKEND_NAMES, DEVICES, WEIGHTS, EngineConfig, ModelConfig
+from roost.config.options import AUTO, BACKEND_NAMES, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits, Resolved
 from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import memory_of
+from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import alike_attention, alike_rows
 from roost.layers.ops import TORCH_OPS, Ops
@@ -113,11 +114,11 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
     if spec.draft is not None:
         check_hooks(capabilities)
         target = family.read_config(Fields(source.config()))
-        check_head(folder, drafter_of(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
+        check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _enough_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
-            head = load_head(folder, drafter_of(spec), model, layer_ids=ids, weights=weights, device=device)
+            head = load_head(folder, _kind(spec), model, layer_ids=ids, weights=weights, device=device)
     is_recurrent = model.traits.recurrent_state or capabilities.recurrent_state
     traits = replace(model.traits, recurrent_state=is_recurrent)
     warnings = _inexact(model, weights, device)  # computes, as loading does
@@ -127,15 +128,22 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
     """The configuration with its drafter named, and checked, before anything large is read."""
     spec, own = config.spec, find_head(config.model.model)
-    if spec.draft is None and own is not None and spec.spec in (None, "auto", "eagle3"):  # such are the heads that come
+    if spec.draft is None and own is not None and spec.spec in (None, ANY_DRAFTER, head_kind(own)):
         spec = replace(spec, draft=str(own))
-    if spec.spec in (None, "auto"):
-        otherwise = "none" if spec.spec is None else "ngram"
+    if spec.spec in (None, ANY_DRAFTER):
+        otherwise = NO_DRAFTER if spec.spec is None else WITHOUT_HEAD.name
         spec = replace(spec, spec=otherwise if spec.draft is None else head_kind(Path(spec.draft)))
     spec_shape(spec)
     if spec.draft is not None:
-        check_kind(Path(spec.draft), drafter_of(spec))
+        check_kind(Path(spec.draft), _kind(spec))
     return replace(config, spec=spec)
+
+
+def _kind(spec: SpecConfig) -> str:
+    """Whose head --draft names, by the name of its drafter."""
+    kind = drafter_of(spec)
+    assert kind is not None, spec
+    return kind.name
 
 
 def device_of(config: ModelConfig) -> torch.device:
@@ -265,7 +273,7 @@ def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...
 def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:
     """What was chosen for speculation."""
     spec, shape = config.spec, resolved.spec
-    if spec.spec == "none":
+    if spec.spec == NO_DRAFTER:
         return {"spec": spec.spec}
     given = {name: value for name, value in asdict(spec).items() if value is not None}
     steps = AUTO if resolved.widths.is_auto else shape.steps

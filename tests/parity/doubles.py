@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.heads import TargetHead
 from roost.layers.attention import Attend
-from roost.models.model import Head, KvShape
+from roost.models.model import KvShape, PairHead
 from tests.parity.tiny import SHAPE, Tiny, tiny
 
 NULL = 0  # a first token that nobody looks at
@@ -80,7 +80,7 @@ class Asked:
 class Watched:
     """A head that writes down its passes."""
 
-    head: Head
+    head: PairHead
     passes: list[Asked] = field(default_factory=list)
 
     @property

@@ -19,7 +19,7 @@ from roost.drafters.tree import Trees, chains
 from roost.layers.attention import Attend
 from roost.messages import CloseSession, Event, FlushCache
 from roost.models.decoder import Decoder
-from roost.models.model import Head
+from roost.models.model import PairHead
 from roost.sched.request import Request
 from roost.spec_shape import DraftKv, SpecShape
 from roost.step import RowSetup
@@ -29,7 +29,7 @@ from tests.sim.script import accounts
 
 Prompt = tuple[int, ...]
 
-NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=4, topk=3, tokens=9, draft_kv=DraftKv.PAIR)
 POSITIONS_MAX = 4096  # of any row of these tests
@@ -129,7 +129,7 @@ class Knowing:
 
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, head: Head, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
+    def __init__(self, head: PairHead, text: Prompt, decoy_after: Sequence[int] = ()) -> None:
         self._head = head
         self._text = torch.tensor([*text, 0], device=DEVICE)  # and nothing behind it
         self._is_decoy_after = marked(decoy_after)
@@ -165,7 +165,7 @@ def told(kind: str, config: EngineConfig, texts: Sequence[Prompt], accept_lens: 
     return served
 
 
-def drafted(config: EngineConfig, wrong_after: Sequence[int] = (), head: Head | None = None) -> Served:
+def drafted(config: EngineConfig, wrong_after: Sequence[int] = (), head: PairHead | None = None) -> Served:
     """The forgetful checkpoint drafted by itself, wrong after some positions."""
     model = model_of("forgetful")
     return Served(model, config, head=head or Stumbles(model, wrong_after))

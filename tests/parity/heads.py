@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, linear, silu, softmax
 from transformers import PreTrainedModel
 
 from roost.models.decoder import Decoder
-from roost.models.model import Head
+from roost.models.model import PairHead
 from roost.weights.draft import load_head
 from tests.parity.tiny import DEVICE, VOCAB
 
@@ -229,7 +229,7 @@ def _size(config: Config, name: str, default: int | None = None) -> int:
     return value
 
 
-def make_head(kind: str, model: Decoder) -> Head:
+def make_head(kind: str, model: Decoder) -> PairHead:
     """A random head for a tiny target, by way of its files."""
     with TemporaryDirectory() as folder:
         path = {"eagle": write_eagle, "eagle3": write_eagle3}[kind](Path(folder))

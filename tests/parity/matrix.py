@@ -23,7 +23,7 @@ TREE = SpecShape(steps=3, topk=4, tokens=12, draft_kv=DraftKv.PAIR)
 # drafter -> its head, and the shape of its rounds; the target as its own drafter is often right, a random head seldom
 DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
     "plain": (None, PLAIN),
-    "ngram": (None, SpecShape(steps=3, topk=1, tokens=4)),
+    "ngram": (None, SpecShape(steps=3, topk=1, tokens=4, reads_history=True)),
     **{f"{head}-chain": (head, CHAIN) for head in ("eagle", "eagle3", "target")},
     **{f"{head}-tree": (head, TREE) for head in ("eagle", "eagle3", "target")},
 }

@@ -26,7 +26,7 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
     "chain0": (CHAIN, 0),
     "chain1": (CHAIN, 1),
     "tree1": (TREE, 1),
-    "ngram": (SpecShape(steps=3, topk=1, tokens=4), 1),
+    "ngram": (SpecShape(steps=3, topk=1, tokens=4, reads_history=True), 1),
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
 PAGE_SIZES = (1, 16, 256)

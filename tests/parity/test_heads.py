@@ -15,7 +15,7 @@ from roost.layers.ops import TORCH_OPS, Ops
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.family import Capabilities
-from roost.models.model import Head, KvShape, Model
+from roost.models.model import KvShape, Model, PairHead
 from roost.weights.draft import check_hooks, head_kind, load_head
 from tests.parity.heads import FEWER, HIDDEN, LLAMA3, Config, features, read, run, write, write_eagle, write_eagle3
 from tests.parity.tiny import CPU, VOCAB, prompts, tiny
@@ -53,11 +53,11 @@ WRITERS = {"eagle": EAGLE, "eagle3": EAGLE3}
 
 def load(
     path: Path, model: Model, *, kind: str | None = None, layer_ids: str | None = None, weights: str = "fp32"
-) -> Head:
+) -> PairHead:
     return load_head(path, kind or head_kind(path), model, layer_ids=layer_ids, weights=weights, device=CPU)
 
 
-def passes(head: Head, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def passes(head: PairHead, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Logits and hidden states of a head over pairs of a prompt, all in one pass."""
     tokens, positions = torch.tensor(prompt), torch.arange(len(prompt))
     last, aux_hidden = model.forward_with_aux(tokens, positions, dense(model), head.aux_layers)
@@ -67,7 +67,7 @@ def passes(head: Head, model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor,
     return head.logits(hidden), hidden
 
 
-def reading(head: Head) -> Attend:
+def reading(head: PairHead) -> Attend:
     """Attention of one sequence from its start, without pages."""
 
     def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:

@@ -27,7 +27,7 @@ SAID = (
 )
 CHAIN = SpecShape(steps=4, topk=1, tokens=5, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=4, topk=4, tokens=16, draft_kv=DraftKv.PAIR)
-NGRAM = SpecShape(steps=4, topk=1, tokens=5)
+NGRAM = SpecShape(steps=4, topk=1, tokens=5, reads_history=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ MANY = (
     "In the year 1900, most people",
     "x = 3\ny = 4\nz = x +",
 )
-NGRAM = SpecShape(steps=4, topk=1, tokens=5)
+NGRAM = SpecShape(steps=4, topk=1, tokens=5, reads_history=True)
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=3, tokens=8, draft_kv=DraftKv.PAIR)
 

@@ -68,7 +68,7 @@ ALONE = [  # whatever the model: refused before it is looked for
         "--spec eagle --draft {eagle} --spec-steps 3 --spec-tokens 5",
         "--spec-tokens must be --spec-steps + 1 = 4 for a chain (--spec-topk 1), got 5",
     ),
-    ("--spec --spec-topk 2", "--spec-topk must be 1 for a drafter without KV (n-gram), got 2"),
+    ("--spec --spec-topk 2", "--spec-topk must be 1 for --spec ngram, which drafts chains, got 2"),
 ]
 WITH_ITS_MODEL = [  # refused by the configs of both, before a tensor is read
     ("--spec eagle3 --draft {wide}", "--draft {wide}: the head reads hidden states of 16, the target's have 12"),

@@ -10,7 +10,7 @@ from roost.config.options import EngineConfig
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
-from roost.models.model import Head
+from roost.models.model import PairHead
 from tests.parity.tiny import Served, greedy, prompts, tiny
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -41,7 +41,7 @@ def assert_equals_reference(served: Served, kind: str, work: Work) -> None:
         assert served.finish(f"r{number}").reason == "length"
 
 
-def dense(model: Decoder | Head) -> Attend:
+def dense(model: Decoder | PairHead) -> Attend:
     """Attention of one sequence from its start, without pages."""
     shapes = model.kv
 

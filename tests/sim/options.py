@@ -134,7 +134,7 @@ def _draw_spec(rng: random.Random) -> SpecShape:
         return rng.choice([PLAIN, PLAIN, SpecShape(draft_kv=DraftKv.PAIR)])  # a drafter that only keeps up
     steps = rng.choice([1, 2, 3, 5])
     if kind == "ngram":
-        return SpecShape(steps=steps, topk=1, tokens=steps + 1)
+        return SpecShape(steps=steps, topk=1, tokens=steps + 1, reads_history=True)
     if kind == "chain":
         return SpecShape(steps=steps, topk=1, tokens=steps + 1, draft_kv=DraftKv.PAIR)
     topk = rng.choice([2, 4, 8])

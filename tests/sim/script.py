@@ -48,7 +48,7 @@ VOCAB = 997
 TICKS_MAX = 1000
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
-NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 TREE = SpecShape(steps=5, topk=4, tokens=8, draft_kv=DraftKv.PAIR)
 WIDE_TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
 _SHAPES = {"plain": PLAIN, "chain": CHAIN, "ngram": NGRAM, "tree": TREE}

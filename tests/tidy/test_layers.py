@@ -10,7 +10,7 @@ from tests.tidy.source import Module, product
 LAYERS = (
     ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.values"),
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
-    ("roost.spec_shape", "roost.spec_widths"),
+    ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
     ("roost.session", "roost.models"),
@@ -38,6 +38,7 @@ CONTROL_PLANE = (
     "roost.messages",
     "roost.config",
     "roost.attention.registry",
+    "roost.drafters.registry",
 )
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 ALLOWED_INSIDE = {  # what only some packages may import besides that

@@ -6,6 +6,7 @@ from roost.config.options import EngineConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.config.speculation import drafter_of, spec_shape
+from roost.drafters.registry import EAGLE, EAGLE3, NGRAM
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 
@@ -16,6 +17,10 @@ def _eagle(**options: int | str) -> SpecConfig:
     return SpecConfig(spec="eagle", draft=HEAD, **options)  # type: ignore[arg-type]
 
 
+def _ngram(steps: int) -> SpecShape:
+    return SpecShape(steps=steps, topk=1, tokens=steps + 1, reads_history=True)
+
+
 def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
     return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
 
@@ -24,10 +29,10 @@ def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
     ("config", "shape"),
     [
         (SpecConfig(), PLAIN),
-        (SpecConfig(spec="auto"), SpecShape(steps=6, topk=1, tokens=7)),  # without a head: n-gram
-        (SpecConfig(spec="ngram"), SpecShape(steps=6, topk=1, tokens=7)),  # at most: the length is chosen by cost
-        (SpecConfig(spec="ngram", spec_steps="auto"), SpecShape(steps=6, topk=1, tokens=7)),
-        (SpecConfig(spec="ngram", spec_steps=7, spec_topk=1), SpecShape(steps=7, topk=1, tokens=8)),
+        (SpecConfig(spec="auto"), _ngram(6)),  # without a head: n-gram
+        (SpecConfig(spec="ngram"), _ngram(6)),  # at most: the length is chosen by cost
+        (SpecConfig(spec="ngram", spec_steps="auto"), _ngram(6)),
+        (SpecConfig(spec="ngram", spec_steps=7, spec_topk=1), _ngram(7)),
         (_eagle(), _shape(6, 1, 7)),
         (_eagle(spec_steps="auto", spec_topk=1), _shape(6, 1, 7)),
         (_eagle(spec_tokens=5), _shape(4, 1, 5)),
@@ -51,12 +56,12 @@ def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> No
         (SpecConfig(spec="medusa"), r"^--spec must be one of none, ngram, eagle, eagle3, auto, got medusa$"),
         (
             SpecConfig(spec="auto", draft=HEAD),
-            r"^what the head in --draft some/head is, .* eagle or eagle3$",
+            r"^--draft some/head: which drafter .* is not known; give --spec eagle or eagle3$",
         ),
         (SpecConfig(spec="eagle"), r"^--spec eagle needs --draft, the folder of its head$"),
         (SpecConfig(spec="eagle3"), r"^--spec eagle3 needs --draft, the folder of its head$"),
         (SpecConfig(spec="ngram", draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec ngram$"),
-        (SpecConfig(draft=HEAD), r"^what the head in --draft some/head is, .* eagle or eagle3$"),
+        (SpecConfig(draft=HEAD), r"^--draft some/head: which drafter .* is not known; give --spec eagle or eagle3$"),
         (SpecConfig(spec="none", draft=HEAD), r"^--draft is for --spec eagle, eagle3 or auto, got --spec none$"),
         (SpecConfig(spec_steps=3), r"^--spec-steps is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
         (SpecConfig(spec_topk=1), r"^--spec-topk is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
@@ -75,8 +80,11 @@ def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> No
             SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="hf"),
             r"^--draft-layer-ids must be sglang or vllm, got hf$",
         ),
-        (SpecConfig(spec="ngram", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
-        (SpecConfig(spec="auto", spec_topk=2), r"^--spec-topk must be 1 for a drafter without KV \(n-gram\), got 2$"),
+        (
+            SpecConfig(spec="ngram", spec_topk=2),
+            r"^--spec-topk must be 1 for --spec ngram, which drafts .*, got 2$",
+        ),
+        (SpecConfig(spec="auto", spec_topk=2), r"^--spec-topk must be 1 for --spec ngram, which drafts .*, got 2$"),
         (SpecConfig(spec="ngram", spec_steps=0), r"^--spec-steps must be at least 1 for --spec ngram, got 0$"),
         (
             _eagle(spec_steps="auto", spec_topk=4),
@@ -106,7 +114,14 @@ def test_an_option_that_cannot_work_or_would_be_ignored_is_refused_with_its_flag
 
 def test_auto_without_a_head_is_ngram_and_the_others_are_themselves() -> None:
     configs = (SpecConfig(), SpecConfig(spec="auto"), _eagle(), SpecConfig(spec="eagle3", draft=HEAD))
-    assert [drafter_of(config) for config in configs] == ["none", "ngram", "eagle", "eagle3"]
+    assert [drafter_of(config) for config in configs] == [None, NGRAM, EAGLE, EAGLE3]
+
+
+def test_the_shape_of_rounds_says_what_their_drafter_declares() -> None:
+    ngram, eagle = spec_shape(SpecConfig(spec="ngram")), spec_shape(_eagle())
+    assert (ngram.reads_history, ngram.draft_kv) == (True, DraftKv.NONE)
+    assert (eagle.reads_history, eagle.draft_kv) == (False, DraftKv.PAIR)
+    assert not PLAIN.reads_history
 
 
 def test_the_batch_limit_reaches_the_engine() -> None:

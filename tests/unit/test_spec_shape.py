@@ -87,11 +87,6 @@ def test_a_narrow_round_adds_at_most_what_it_verifies() -> None:
     assert PLAIN.accept_max_of(1) == SpecShape(draft_kv=DraftKv.PAIR).accept_max_of(1) == 1
 
 
-def test_only_a_drafter_without_kv_reads_the_history() -> None:
-    ngram = SpecShape(steps=3, topk=1, tokens=4)
-    assert [shape.reads_history for shape in (ngram, PLAIN, CHAIN, TREE)] == [True, False, False, False]
-
-
 def test_only_a_pair_drafters_slot_depends_on_the_next_token() -> None:
     assert [kind for kind in DraftKv if SpecShape(steps=1, tokens=2, draft_kv=kind).pair] == [DraftKv.PAIR]
 
@@ -108,7 +103,6 @@ def test_only_a_pair_drafters_slot_depends_on_the_next_token() -> None:
         (SpecShape(steps=2, topk=0, tokens=3), "--spec-topk must be at least 1, got 0"),
         (SpecShape(steps=0, topk=2), "--spec-steps 0 needs --spec-topk 1 and --spec-tokens 1, got 2 and 1"),
         (SpecShape(steps=0, tokens=2), "--spec-steps 0 needs --spec-topk 1 and --spec-tokens 1, got 1 and 2"),
-        (SpecShape(steps=2, topk=2, tokens=4), r"--spec-topk must be 1 for a drafter without KV .*, got 2"),
     ],
 )
 def test_an_impossible_shape_is_refused_with_the_flag_and_its_range(shape: SpecShape, message: str) -> None:
@@ -125,6 +119,7 @@ def test_an_impossible_shape_is_refused_with_the_flag_and_its_range(shape: SpecS
         WIDE,
         SpecShape(draft_kv=DraftKv.PAIR),
         SpecShape(steps=3, topk=1, tokens=4),
+        SpecShape(steps=2, topk=2, tokens=4),  # whether its drafter may propose trees, the drafter declares
         SpecShape(steps=2, topk=2, tokens=7, draft_kv=DraftKv.PAIR),  # every candidate: 2 + 1 * 4, and the root
         SpecShape(steps=2, topk=2, tokens=2, draft_kv=DraftKv.PAIR),
     ],

@@ -37,6 +37,8 @@ def add_field(section: _ArgumentGroup, group: type, field: "Field[Any]", default
     """Add the flag of one field; without the flag it is `default`."""
     flag, text, kind = "--" + field.name.replace("_", "-"), field.metadata["help"], _kind(group, field)
     choices = field.metadata.get("choices")
+    if callable(choices):  # they follow from a registry
+        choices = choices()
     if kind is bool:
         switch = section.add_argument(flag, action=BooleanOptionalAction, default=default)
         switch.help = text if default is None else f"{text} (default: {'on' if default else 'off'})"

@@ -1,13 +1,23 @@
 """Options of the engine: one frozen tree of groups, each field with its default and its help.
 
-The command line is made from these fields. Nothing is checked or derived here: `config.speculation` and
-`config.resolve` do that, once, at start-up. The server's own options are in `server.config`.
+The command line is made from these fields; choices that follow from a registry may be a function. Nothing is checked or
+derived here: `config.speculation` and `config.resolve` do that, once, at start-up. The server's own options are in
+`server.config`.
 """
 
 from dataclasses import dataclass, field
 
 from roost.attention.registry import BACKENDS
 from roost.clients import ClientLimits
+from roost.drafters.registry import (
+    LAYER_ID_SHIFTS,
+    WITHOUT_HEAD,
+    has_aux_hidden,
+    has_head,
+    has_trees,
+    names_of,
+    spec_names,
+)
 from roost.errors import ConfigError
 from roost.spec_widths import AUTO_STEPS_MAX
 
@@ -16,8 +26,11 @@ WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
 STRICT_MEMORY = (0, 1, 2)
-SPECS = ("none", "ngram", "eagle", "eagle3", "auto")
-DRAFT_LAYER_IDS = ("sglang", "vllm")
+
+
+def _both(names: tuple[str, ...]) -> str:
+    """The names as people list them: a, b and c."""
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +120,15 @@ class SpecConfig:
     spec: str | None = field(
         default=None,
         metadata={
-            "help": "auto (also --spec alone): the head, ngram without one; if absent the head, none without one. "
-            "A head is that of --draft, or one that comes with the model",
+            "help": f"auto (also --spec alone): the head, {WITHOUT_HEAD.name} without one; if absent the head, none "
+            "without one. A head is that of --draft, or one that comes with the model",
             "bare": "auto",
-            "choices": SPECS,
+            "choices": spec_names,
         },
     )
-    draft: str | None = field(default=None, metadata={"help": "folder of the draft head, for eagle and eagle3"})
+    draft: str | None = field(
+        default=None, metadata={"help": f"folder of the draft head, for {_both(names_of(has_head))}"}
+    )
     spec_steps: int | str | None = field(
         default=None,
         metadata={
@@ -123,7 +138,8 @@ class SpecConfig:
         },
     )
     spec_topk: int | None = field(
-        default=None, metadata={"help": "branches of the draft; 1, a chain, if absent; more is for eagle and eagle3"}
+        default=None,
+        metadata={"help": f"branches of the draft; 1, a chain, if absent; more is for {_both(names_of(has_trees))}"},
     )
     spec_tokens: int | None = field(
         default=None,
@@ -138,8 +154,9 @@ class SpecConfig:
     draft_layer_ids: str | None = field(
         default=None,
         metadata={
-            "help": "how the layer ids of an eagle3 head are counted; asked for where it has some",
-            "choices": DRAFT_LAYER_IDS,
+            "help": f"how the layer ids of a head are counted, for {_both(names_of(has_aux_hidden))}; asked for where "
+            "it has some",
+            "choices": tuple(LAYER_ID_SHIFTS),
         },
     )
 

@@ -16,7 +16,7 @@ from roost.config.options import (
     at_least,
 )
 from roost.config.resolved import ModelTraits, Resolved
-from roost.config.speculation import spec_shape, spec_widths
+from roost.config.speculation import drafter_of, spec_shape, spec_widths
 from roost.errors import ConfigError
 from roost.kv.pages import Book
 from roost.spec_shape import DraftKv, SpecShape
@@ -124,6 +124,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         sched=sched,
         session=config.session,
         clients={each.name: each for each in config.clients},
+        drafter=drafter_of(config.spec),
         spec=spec,
         widths=spec_widths(config.spec),
         vocab_size=traits.vocab_size,

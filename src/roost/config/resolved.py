@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from roost.attention.registry import Backend
 from roost.clients import ClientLimits
 from roost.config.options import MemoryConfig, SchedConfig, SessionConfig
+from roost.drafters.registry import DrafterKind
 from roost.kv.pages import Book, ceil_div, ceil_to
 from roost.spec_shape import SpecShape
 from roost.spec_widths import Widths
@@ -33,6 +34,7 @@ class Resolved:
     sched: SchedConfig
     session: SessionConfig
     clients: dict[str, ClientLimits]  # by name; those without limits of their own need not be there
+    drafter: DrafterKind | None  # who drafts; None: nobody
     spec: SpecShape
     widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int

@@ -3,16 +3,21 @@
 Refuses what cannot work, or would be ignored, in the name of its flag. Called by `config.resolve` and at start-up.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from roost.config.options import (
-    AUTO,
-    DRAFT_LAYER_IDS,
-    SPEC_STEPS_DEFAULT,
-    SPECS,
-    TREE_TOKENS_DEFAULT,
-    SpecConfig,
-    at_least,
+from roost.config.options import AUTO, SPEC_STEPS_DEFAULT, TREE_TOKENS_DEFAULT, SpecConfig, at_least
+from roost.drafters.registry import (
+    ANY_DRAFTER,
+    LAYER_ID_SHIFTS,
+    NO_DRAFTER,
+    WITHOUT_HEAD,
+    DrafterKind,
+    find_drafter,
+    has_aux_hidden,
+    has_head,
+    names_of,
+    spec_names,
 )
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
@@ -22,18 +27,19 @@ from roost.spec_widths import AUTO_STEPS_MAX, Widths
 def spec_shape(config: SpecConfig) -> SpecShape:
     """The shape of the rounds that are asked for; raises ConfigError for what cannot work or would be ignored."""
     kind = drafter_of(config)
-    if kind == "none":
+    if kind is None:
         return PLAIN
     steps = _spec_steps(config)
     topk = config.spec_topk if config.spec_topk is not None else 1
     tokens = config.spec_tokens
     if tokens is None:
         tokens = steps + 1 if topk == 1 else min(TREE_TOKENS_DEFAULT, 1 + num_candidates(steps, topk))
-    draft_kv = DraftKv.NONE if kind == "ngram" else DraftKv.PAIR
-    shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=draft_kv)
+    if topk > 1 and not kind.trees:
+        raise ConfigError(f"--spec-topk must be 1 for --spec {kind.name}, which drafts chains, got {topk}")
+    shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=kind.draft_kv, reads_history=kind.reads_history)
     shape.check()
-    if kind == "ngram" and steps == 0:
-        raise ConfigError("--spec-steps must be at least 1 for --spec ngram, got 0")
+    if steps == 0 and kind.draft_kv is DraftKv.NONE:  # one with KV may only keep up with the target
+        raise ConfigError(f"--spec-steps must be at least 1 for --spec {kind.name}, got 0")
     if config.spec_max_batch is not None:
         at_least("--spec-max-batch", config.spec_max_batch, 1)
         if not shape.speculates:
@@ -61,7 +67,7 @@ def is_auto(config: SpecConfig) -> bool:
             raise ConfigError(f"--spec-steps must be a number or {AUTO}, got {config.spec_steps}")
         return True
     states_length = config.spec_steps is not None or config.spec_tokens is not None
-    return drafter_of(config) != "none" and not states_length and config.spec_topk in (None, 1)
+    return drafter_of(config) is not None and not states_length and config.spec_topk in (None, 1)
 
 
 def spec_widths(config: SpecConfig) -> Widths:
@@ -69,26 +75,35 @@ def spec_widths(config: SpecConfig) -> Widths:
     return Widths(shape=spec_shape(config), is_auto=is_auto(config), limit=config.spec_max_batch)
 
 
-def drafter_of(config: SpecConfig) -> str:
-    """Who drafts: none, ngram, eagle or eagle3; without a head `auto` is ngram. Refuses what does not belong to it."""
-    if config.spec is not None and config.spec not in SPECS:
-        raise ConfigError(f"--spec must be one of {', '.join(SPECS)}, got {config.spec}")
-    if config.spec in (None, "auto") and config.draft is not None:  # start-up reads the head and says which
-        raise ConfigError(f"what the head in --draft {config.draft} is, is not known; give --spec eagle or eagle3")
-    asked = config.spec or "none"
-    kind = "ngram" if asked == "auto" else asked
-    has_head = kind in ("eagle", "eagle3")
-    if has_head and config.draft is None:
-        raise ConfigError(f"--spec {kind} needs --draft, the folder of its head")
-    if config.draft is not None and not has_head:
-        raise ConfigError(f"--draft is for --spec eagle, eagle3 or auto, got --spec {kind}")
-    if config.draft_layer_ids is not None and config.draft_layer_ids not in DRAFT_LAYER_IDS:
-        raise ConfigError(f"--draft-layer-ids must be sglang or vllm, got {config.draft_layer_ids}")
-    if config.draft_layer_ids is not None and kind != "eagle3":
-        raise ConfigError(f"--draft-layer-ids is for --spec eagle3, got --spec {kind}")
-    if kind == "none":
-        for name, value in asdict(config).items():
-            if name != "spec" and value is not None:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} is for --spec ngram, eagle, eagle3 or auto, got --spec none")
+def drafter_of(config: SpecConfig) -> DrafterKind | None:
+    """Who drafts, None if nobody does; without a head `auto` is `WITHOUT_HEAD`. Refuses what does not belong to it."""
+    if config.spec is not None and config.spec not in spec_names():
+        raise ConfigError(f"--spec must be one of {', '.join(spec_names())}, got {config.spec}")
+    if config.spec in (None, ANY_DRAFTER) and config.draft is not None:  # start-up reads the head and says which
+        known = _any_of(names_of(has_head))
+        raise ConfigError(f"--draft {config.draft}: which drafter this head is for is not known; give --spec {known}")
+    name = WITHOUT_HEAD.name if config.spec == ANY_DRAFTER else config.spec or NO_DRAFTER
+    kind = None if name == NO_DRAFTER else find_drafter(name)
+    is_headed = kind is not None and has_head(kind)
+    if is_headed and config.draft is None:
+        raise ConfigError(f"--spec {name} needs --draft, the folder of its head")
+    if config.draft is not None and not is_headed:
+        raise _not_for("--draft", (*names_of(has_head), ANY_DRAFTER), name)
+    if config.draft_layer_ids is not None and config.draft_layer_ids not in LAYER_ID_SHIFTS:
+        raise ConfigError(f"--draft-layer-ids must be {_any_of(tuple(LAYER_ID_SHIFTS))}, got {config.draft_layer_ids}")
+    if config.draft_layer_ids is not None and (kind is None or not has_aux_hidden(kind)):
+        raise _not_for("--draft-layer-ids", names_of(has_aux_hidden), name)
+    if kind is None:
+        for option, value in asdict(config).items():
+            if option != "spec" and value is not None:
+                raise _not_for("--" + option.replace("_", "-"), spec_names()[1:], name)
     return kind
+
+
+def _not_for(flag: str, names: Sequence[str], name: str) -> ConfigError:
+    return ConfigError(f"{flag} is for --spec {_any_of(names)}, got --spec {name}")
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """The names as people list them: a, b or c."""
+    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

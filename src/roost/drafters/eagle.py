@@ -12,12 +12,21 @@ from torch import Tensor
 
 from roost.attention.kv_cache import Pool, Table
 from roost.attention.protocol import Attention, Branched, Lane, Read, attend_through
+from roost.drafters.make import Parts
 from roost.drafters.protocol import Pairs, Rounds
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
+from roost.errors import InvariantError
 from roost.layers.attention import Attend
-from roost.models.model import Head
+from roost.models.model import PairHead
 from roost.spec_shape import SpecShape
 from roost.step import RowSetup
+
+
+def make(parts: Parts) -> "EagleDrafter":
+    """The drafter of an engine."""
+    if not isinstance(parts.head, PairHead):
+        raise InvariantError(f"the head that drafts must be an EAGLE head, got {type(parts.head)}")
+    return EagleDrafter(parts.head, parts.resolved.spec, parts.table, parts.attention, parts.model.ops.argmax)
 
 
 class EagleDrafter:
@@ -25,7 +34,7 @@ class EagleDrafter:
 
     def __init__(
         self,
-        head: Head,
+        head: PairHead,
         shape: SpecShape,
         table: Table,
         attention: Attention,

@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from roost.device.device import Device
+from roost.drafters.make import Parts
 from roost.drafters.protocol import Pairs, Rounds
 from roost.drafters.tree import Trees, chains
 from roost.step import RowSetup
 
 MATCH_MAX = 4  # tokens that are compared; a longer match is no better
+
+
+def make(parts: Parts) -> "NgramDrafter":
+    """The drafter of an engine."""
+    return NgramDrafter(parts.num_rows, parts.resolved.row_width, parts.device)
 
 
 class NgramDrafter:

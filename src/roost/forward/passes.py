@@ -16,11 +16,9 @@ from roost.attention.protocol import Lane, Runs, attend_through, make_attention
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.accept import Accepted, accept
-from roost.drafters.eagle import EagleDrafter
-from roost.drafters.ngram import NgramDrafter
+from roost.drafters.make import Parts, make_drafter
 from roost.drafters.protocol import Drafter, Pairs, Rounds
 from roost.drafters.tree import NOTHING, Trees, chains
-from roost.errors import InvariantError
 from roost.forward.layout import Batch, Layout
 from roost.forward.lengths import Lengths
 from roost.models.model import Head, Model
@@ -244,14 +242,16 @@ class Passes:
 
     def _drafter(self, resolved: Resolved, head: Head | None) -> Drafter | None:
         """The drafter of a configuration."""
-        if resolved.spec.pair:
-            if head is None:
-                raise InvariantError("a drafter with KV of its own needs a head")
-            book = self.tables[0]  # the full one is the first
-            return EagleDrafter(head, resolved.spec, book, self.attention, self.model.ops.argmax)
-        if resolved.spec.reads_history:
-            return NgramDrafter(resolved.num_rows + 1, resolved.row_width, self.device)
-        return None
+        return make_drafter(
+            Parts(
+                resolved=resolved,
+                model=self.model,
+                head=head,
+                table=self.tables[0],
+                attention=self.attention,
+                device=self.device,
+            )
+        )
 
 
 def _places(windows: list[int | None], pools: list[Pool]) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
 from roost.layers.rotary import cos_sin_at, frequencies
 from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shapes
+from roost.models.family import HeadFamily
 from roost.models.fields import Fields
 from roost.models.llama import read_config
 from roost.models.model import KvShape, Model
@@ -44,6 +45,11 @@ class HeadConfig:
     num_tokens: int  # of its own vocabulary
     layer_ids: tuple[int, ...] = ()  # layers of the target, in a convention that the config does not say; or none
     norm_before_residual: bool = False  # the hidden state is added to as it is read, normed
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target's vocabulary."""
+        return self.layers.vocab_size
 
 
 def read_eagle(fields: Fields) -> HeadConfig:
@@ -276,3 +282,19 @@ def _target_ids(config: HeadConfig, tensors: Tensors) -> Tensor | None:
         if int(marks.sum()) != num_tokens or not bool(marks[ids].all()):
             raise ConfigError(f"t2d marks {int(marks.sum())} tokens, d2t maps to {num_tokens}: they must be the same")
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids.to(tensors.device)
+
+
+def _load_eagle(
+    config: HeadConfig,
+    aux_layers: tuple[int, ...],
+    state: Mapping[str, Tensor],
+    model: Model,
+    weights: str,
+    device: torch.device,
+) -> Eagle:
+    assert not aux_layers, "it reads the last hidden states"
+    return Eagle(config, state, model, weights, device)
+
+
+EAGLE = HeadFamily(read_config=read_eagle, load=_load_eagle)
+EAGLE3 = HeadFamily(read_config=read_eagle3, load=Eagle3)

@@ -1,7 +1,8 @@
-"""A model family: which checkpoints are its own, what they may need of the engine, and how they become a model.
+"""Families of models and of draft heads: which checkpoints are theirs, what these may need, and how they are loaded.
 
-To add one, write one file in this folder that ends in a `Family`, and list it in the registry. A model whose layers
-are those of `decoder` needs only a reader of its config.json; any other object that satisfies `Model` will do as well.
+To add a model, write one file in this folder that ends in a `Family`, and list it in the registry. If its layers are
+those of `decoder`, a reader of its config.json is enough; any other object that satisfies `Model` will do as well. A
+drafter with weights names its `HeadFamily` in `drafters.registry`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from roost.layers.ops import Ops
 from roost.models.fields import Fields
-from roost.models.model import Model
+from roost.models.model import Head, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +58,39 @@ class Family(Generic[Config]):
     read_config: Callable[[Fields], Config]
     # (config, tensors by Hugging Face's names, --weights, device, operations); a tensor is read when it is looked up
     load: Callable[[Config, Mapping[str, Tensor], str, torch.device, Ops], Model]
+
+
+class HeadSizes(Protocol):
+    """What a head's config must tell before any tensor is read: which target it fits."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target's vocabulary."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it can propose."""
+        ...
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Length of the target's hidden states."""
+        ...
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """Layers of the target that it reads, counted as --draft-layer-ids says; empty: it does not say which."""
+        ...
+
+
+HeadConfig = TypeVar("HeadConfig", bound=HeadSizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFamily(Generic[HeadConfig]):
+    """How draft heads of one kind are read."""
+
+    read_config: Callable[[Fields], HeadConfig]  # as that of a `Family`
+    # (config, layers of the target whose inputs it reads, tensors, target, --weights, device)
+    load: Callable[[HeadConfig, tuple[int, ...], Mapping[str, Tensor], Model, str, torch.device], Head]

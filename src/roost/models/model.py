@@ -4,7 +4,7 @@ Both keep weights and nothing that grows with a sequence; their KV is behind `at
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -86,12 +86,17 @@ class Model(Protocol):
 
 
 class Head(Protocol):
-    """A draft head: passes over pairs (token p + 1, hidden p), each in slot p, which is also its position."""
+    """Weights of a drafter; what else they offer is between them and their drafter."""
 
     @property
     def kv(self) -> tuple[KvShape, ...]:
-        """The KV that each layer hands to `attend`, all of one shape, without a window: [num_layers]."""
+        """The KV that each of its layers keeps, all of one shape, without a window; empty without any."""
         ...
+
+
+@runtime_checkable
+class PairHead(Head, Protocol):
+    """An EAGLE head: passes over pairs (token p + 1, hidden p), each in slot p, which is also its position."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,41 +4,33 @@ What does not fit is refused with the flag and the numbers, before any tensor is
 start-up: the checks first, the head itself once the target is loaded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from roost.errors import ConfigError
+from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, head_architectures, imported
+from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
-from roost.models.eagle import LAYER_IDS, Eagle, Eagle3, HeadConfig, read_eagle, read_eagle3
-from roost.models.family import Capabilities, Sizes
+from roost.models.eagle import LAYER_IDS
+from roost.models.family import Capabilities, HeadFamily, HeadSizes, Sizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
 
-# architecture, as SGLang and vLLM name it -> --spec
-KINDS: Mapping[str, str] = {
-    "LlamaForCausalLMEagle": "eagle",
-    "EagleLlamaForCausalLM": "eagle",
-    "LlamaForCausalLMEagle3": "eagle3",
-    "Eagle3LlamaForCausalLM": "eagle3",
-}
-READERS: Mapping[str, Callable[[Fields], HeadConfig]] = {"eagle": read_eagle, "eagle3": read_eagle3}
-# --draft-layer-ids -> how many layers on is the one whose input an id stands for
-CONVENTIONS: Mapping[str, int] = {"sglang": 1, "vllm": 0}
 WHOLES = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
 
 
 def head_kind(path: Path) -> str:
     """The --spec of the head in a folder."""
-    names = _config(path).get("architectures")
+    names, known = _config(path).get("architectures"), head_architectures()
     name = str(names[0]) if isinstance(names, list) and names else "a model without architectures"
-    if name not in KINDS:
-        raise ConfigError(f"--draft {path}: {name} is not a draft head; known are {', '.join(KINDS)}")
-    return KINDS[name]
+    if name not in known:
+        raise ConfigError(f"--draft {path}: {name} is not a draft head; known are {', '.join(known)}")
+    return known[name].name
 
 
 def check_hooks(capabilities: Capabilities) -> None:
@@ -56,10 +48,11 @@ def check_kind(path: Path, kind: str) -> None:
 
 def check_head(path: Path, kind: str, target: Sizes, *, layer_ids: str | None, topk: int) -> None:
     """Refuse what cannot work by the word of both configs, before any tensor is read."""
-    with _told_of(path):
-        config = READERS[kind](Fields(_config(path)))
+    head = _declared(kind)
+    with _named_draft(path):
+        config = _family(head).read_config(Fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
-        _aux_layers(config, kind, layer_ids, target.num_layers)
+        _aux_layers(config, head, layer_ids, target.num_layers)
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, what the head knows, got {topk}")
 
@@ -72,27 +65,38 @@ def load_head(
     dtype = activation_dtype(weights)
     if dtype != model.dtype:
         raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.dtype}")
-    with _told_of(path):
-        return _load(path, kind, model, layer_ids, weights, device)
+    with _named_draft(path):
+        return _load(path, _declared(kind), model, layer_ids, weights, device)
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    """What is wrong with a head's folder must not look as if it were about --model."""
+def _named_draft(path: Path) -> Iterator[None]:
+    """Errors name --draft and the folder, so that nobody takes them for errors of --model."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"--draft {path}: {error}") from error
 
 
-def _load(path: Path, kind: str, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
-    config = READERS[kind](Fields(_config(path)))
+def _declared(kind: str) -> DraftHead:
+    head = find_drafter(kind).head
+    if head is None:
+        raise InvariantError(f"the drafter {kind} has no head")
+    return head
+
+
+def _family(head: DraftHead) -> HeadFamily[Any]:
+    family = imported(head.family)
+    assert isinstance(family, HeadFamily), head.family
+    return family
+
+
+def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
+    family = _family(head)
+    config = family.read_config(Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
-    aux_layers = _aux_layers(config, kind, layer_ids, len(model.kv))
-    state = _Renamed(Folder(path, wholes=WHOLES))
-    if kind == "eagle":
-        return Eagle(config, state, model, weights, device)
-    return Eagle3(config, aux_layers, state, model, weights, device)
+    aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
+    return family.load(config, aux_layers, _Renamed(Folder(path, wholes=WHOLES)), model, weights, device)
 
 
 def _config(path: Path) -> dict[str, object]:
@@ -101,29 +105,29 @@ def _config(path: Path) -> dict[str, object]:
     return read_config(path)
 
 
-def _check_sizes(config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
+def _check_sizes(config: HeadSizes, hidden_size: int, vocab_size: int) -> None:
     if config.target_hidden_size != hidden_size:
         raise ConfigError(
             f"the head reads hidden states of {config.target_hidden_size}, the target's have {hidden_size}"
         )
-    if config.layers.vocab_size != vocab_size:
-        raise ConfigError(f"the head's vocabulary has {config.layers.vocab_size} tokens, the target's {vocab_size}")
+    if config.vocab_size != vocab_size:
+        raise ConfigError(f"the head's vocabulary has {config.vocab_size} tokens, the target's {vocab_size}")
 
 
-def _aux_layers(config: HeadConfig, kind: str, convention: str | None, num_layers: int) -> tuple[int, ...]:
-    """What an EAGLE-3 head reads of its target, in the order of layers, which is how SGLang and vLLM hand it over."""
-    if convention is not None and convention not in CONVENTIONS:
-        raise ConfigError(f"--draft-layer-ids must be one of {', '.join(CONVENTIONS)}, got {convention}")
+def _aux_layers(config: HeadSizes, head: DraftHead, convention: str | None, num_layers: int) -> tuple[int, ...]:
+    """Layers whose inputs a head reads, in the order of layers, which is how SGLang and vLLM hand them over."""
+    if convention is not None and convention not in LAYER_ID_SHIFTS:
+        raise ConfigError(f"--draft-layer-ids must be one of {', '.join(LAYER_ID_SHIFTS)}, got {convention}")
     if not config.layer_ids:
         if convention is not None:
             raise ConfigError(f"--draft-layer-ids {convention} says how to read {LAYER_IDS}, which it does not have")
-        return () if kind == "eagle" else default_aux_layers(num_layers)
+        return default_aux_layers(num_layers) if head.aux_hidden else ()
     if convention is None:
         raise ConfigError(
             f"its config has {LAYER_IDS} {list(config.layer_ids)}, which SGLang takes for layers whose output it reads "
             f"and vLLM for layers whose input it reads; say which with --draft-layer-ids sglang or vllm"
         )
-    aux_layers = tuple(sorted(number + CONVENTIONS[convention] for number in config.layer_ids))
+    aux_layers = tuple(sorted(number + LAYER_ID_SHIFTS[convention] for number in config.layer_ids))
     if aux_layers[-1] > num_layers:
         raise ConfigError(
             f"its {LAYER_IDS} {list(config.layer_ids)} (--draft-layer-ids {convention}) are outside the target's "

@@ -15,8 +15,6 @@ from roost.cli.main import main
 from roost.config.options import (
     BACKEND_NAMES,
     DEVICES,
-    DRAFT_LAYER_IDS,
-    SPECS,
     STRICT_MEMORY,
     WEIGHTS,
     EngineConfig,
@@ -25,6 +23,7 @@ from roost.config.options import (
     SchedConfig,
     SpecConfig,
 )
+from roost.drafters.registry import LAYER_ID_SHIFTS, spec_names
 from roost.errors import ConfigError
 from roost.server.config import LOG_LEVELS, ServerConfig, check_server, served_names
 from tests.unit.chain import save_chain
@@ -179,8 +178,8 @@ CHOSEN = {
     "device": DEVICES,
     "backend": BACKEND_NAMES,
     "strict_memory": STRICT_MEMORY,
-    "spec": SPECS,
-    "draft_layer_ids": DRAFT_LAYER_IDS,
+    "spec": spec_names(),
+    "draft_layer_ids": tuple(LAYER_ID_SHIFTS),
     "log_level": LOG_LEVELS,
 }
 

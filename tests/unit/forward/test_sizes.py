@@ -25,7 +25,7 @@ from tests.shapes import spec_config
 
 TREE = SpecShape(steps=5, topk=4, tokens=9, draft_kv=DraftKv.PAIR)  # S, K, T, S + 1 all differ
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
-NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 
 
 def test_07_every_buffer_of_a_tree_has_its_own_width() -> None:

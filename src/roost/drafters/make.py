@@ -1,0 +1,43 @@
+"""Makes the drafter of a configuration, whichever it is.
+
+The registry says where its function is; here is what that function gets. Called by the passes, once.
+"""
+
+from dataclasses import dataclass
+
+from roost.attention.kv_cache import Table
+from roost.attention.protocol import Attention
+from roost.config.resolved import Resolved
+from roost.device.device import Device
+from roost.drafters.protocol import Drafter
+from roost.drafters.registry import imported
+from roost.errors import InvariantError
+from roost.models.model import Head, Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """What a drafter may be made of."""
+
+    resolved: Resolved
+    model: Model
+    head: Head | None  # never None where the drafter declares a head
+    table: Table  # of the first book, which is the full one wherever a drafter keeps KV
+    attention: Attention
+    device: Device
+
+    @property
+    def num_rows(self) -> int:
+        """Rows by which a drafter keeps its state: those of requests, and the one that padding stands for."""
+        return self.resolved.num_rows + 1
+
+
+def make_drafter(parts: Parts) -> Drafter | None:
+    """The drafter that was asked for; None without one."""
+    kind = parts.resolved.drafter
+    if kind is None:
+        return None
+    if kind.head is not None and parts.head is None:
+        raise InvariantError(f"the drafter {kind.name} needs a head")
+    drafter: Drafter = imported(kind.make)(parts)
+    return drafter
