@@ -23,7 +23,7 @@ from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
 from roost.errors import ConfigError
-from roost.layers.batch_invariance import alike_attention, alike_rows
+from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
@@ -262,8 +262,8 @@ def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...
     """What to say where a token's last bits depend on the pass that it runs in; on a CPU they should not."""
     if device.type != "cpu" or weights == "bf16":
         return ()
-    rows = 1 if weights == "int8" else alike_rows(torch.get_num_threads())
-    if all(alike_attention(kv.head_dim).are_exact for kv in model.kv) and rows is not None:
+    rows = 1 if weights == "int8" else row_multiple(torch.get_num_threads())
+    if all(attention_padding(kv.head_dim).is_exact for kv in model.kv) and rows is not None:
         return ()
     return (
         "this machine's matrix products depend on their shapes: a seed may give another text beside other requests",

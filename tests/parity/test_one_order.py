@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.attention import Span, Tree, paged_attention, plan_reads
-from roost.layers.batch_invariance import KEY_BLOCK, Alike, alike_attention, alike_rows
+from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, row_multiple
 from roost.layers.linear import make_linear
 
 NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE = 9, 3, 16
@@ -75,14 +75,14 @@ PLACES = (
 
 def test_this_machine_has_shapes_that_agree() -> None:
     for head_dim in (64, 128, 16):
-        assert alike_attention(head_dim).are_exact
-    assert alike_rows(torch.get_num_threads()) is not None
+        assert attention_padding(head_dim).is_exact
+    assert row_multiple(torch.get_num_threads()) is not None
 
 
 def test_keys_are_padded_to_the_next_shape_that_agrees_and_no_further() -> None:
-    alike = Alike(rows=4, tails=(64, 192, 512), are_exact=True)
+    padding = AttentionPadding(rows=4, tails=(64, 192, 512), is_exact=True)
     asked = {1: 64, 64: 64, 65: 192, 192: 192, 193: 512, 512: 512, 513: 576, 1024: 1024, 1025: 1088, 1300: 1536}
-    assert {num_keys: alike.keys_for(num_keys) for num_keys in asked} == asked
+    assert {num_keys: padding.keys_for(num_keys) for num_keys in asked} == asked
 
 
 def test_a_token_in_a_chunk_of_any_cut_is_the_token_alone(text: Text) -> None:

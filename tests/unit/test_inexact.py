@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost import startup
-from roost.layers.batch_invariance import Alike
+from roost.layers.batch_invariance import AttentionPadding
 from roost.models.model import KvShape
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ class Heads:
     [
         (True, 4, "int8", False),
         (True, 4, "fp32", False),
-        (True, None, "int8", False),  # whole numbers are summed alike in any order
+        (True, None, "int8", False),  # whole numbers are summed the same in any order
         (True, None, "fp32", True),
         (False, 4, "int8", True),
         (False, 4, "fp32", True),
@@ -32,9 +32,9 @@ class Heads:
 def test_it_is_said_where_a_text_may_depend_on_its_pass(
     attention: bool, rows: int | None, weights: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alike = Alike(rows=4, tails=EVERY, are_exact=attention)
-    monkeypatch.setattr(startup, "alike_attention", lambda head_dim: alike)
-    monkeypatch.setattr(startup, "alike_rows", lambda num_threads: rows)
+    padding = AttentionPadding(rows=4, tails=EVERY, is_exact=attention)
+    monkeypatch.setattr(startup, "attention_padding", lambda head_dim: padding)
+    monkeypatch.setattr(startup, "row_multiple", lambda num_threads: rows)
     told = startup._inexact(Heads(), weights, CPU)  # type: ignore[arg-type]
     assert bool(told) == is_told
     assert startup._inexact(Heads(), weights, torch.device("cuda")) == ()  # type: ignore[arg-type]

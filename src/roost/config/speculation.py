@@ -1,6 +1,7 @@
 """The speculation that is asked for: who drafts, the shape of a round, and the widths it may have.
 
-Refuses what cannot work, or would be ignored, in the name of its flag. Called by `config.resolve` and at start-up.
+What a drafter allows is what its entry in the registry declares. Options that cannot work, or would be ignored, are
+refused by the name of their flag. Called by `config.resolve` and at start-up.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ A token at position p reads [0, p], or (p - window, p] in a window layer: the wi
 node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which
 slots each row reads is worked out once a step and used in every layer. What is gathered grows with the live length,
 never with the row's width. Every token's keys are summed in one order: by position, in blocks that begin at multiples
-of `KEY_BLOCK`, padded to shapes that agree (`layers.batch_invariance`). So a token's result is bit for bit the same in
-a chunk of any cut, in a round of any width, in a tree and alone. Called by attention backends.
+of `KEY_BLOCK`, padded to shapes that give the same bits (`layers.batch_invariance`). So a token's result is bit for bit
+the same in a chunk of any length, in a round of any width, in a tree and alone. Called by attention backends.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from roost.layers.batch_invariance import KEY_BLOCK, Alike, alike_attention, padded_rows
+from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, padded_rows
 from roost.layers.rotary import CosSin
 from roost.spec_shape import Branches
 
@@ -72,23 +72,23 @@ def plan_reads(
     table: Tensor, spans: Sequence[Span], *, page_size: int, window: int | None, head_dim: int
 ) -> list[Read]:
     """What a step's rows read through a book's table [num_rows, pages_per_row]."""
-    alike = alike_attention(head_dim)
+    padding = attention_padding(head_dim)
     reads: list[Read] = []
     groups: dict[tuple[int, int, bool], list[Span]] = {}  # rounds, by width, keys they are padded to, and kind
     for span in spans:
         if span.width > 1 and not span.is_round:
-            reads.append(_chunk_read(table, span, page_size, window, alike))
+            reads.append(_chunk_read(table, span, page_size, window, padding))
         else:
-            num_keys = alike.keys_for(span.end - _first_key(span.start, window))
+            num_keys = padding.keys_for(span.end - _first_key(span.start, window))
             groups.setdefault((span.width, num_keys, span.tree is not None), []).append(span)
     for (width, num_keys, are_trees), group in groups.items():
         if are_trees:
             for part in _at_once(len(group), num_keys * width):
                 for nodes in _at_once(width, num_keys):
-                    reads.append(_tree_read(table, group[part], nodes, num_keys, page_size, window, alike))
+                    reads.append(_tree_read(table, group[part], nodes, num_keys, page_size, window, padding))
         else:
             for part in _at_once(len(group), num_keys):
-                reads.append(_round_read(table, group[part], num_keys, page_size, window, alike))
+                reads.append(_round_read(table, group[part], num_keys, page_size, window, padding))
     return reads
 
 
@@ -99,14 +99,14 @@ def plan_branch_reads(
 
     The flat batch holds K tokens of each row, in order. Positions before `length` on a branch's own pages are copies.
     """
-    alike = alike_attention(head_dim)
+    padding = attention_padding(head_dim)
     reads: list[Read] = []
     groups: dict[int, list[int]] = {}  # rows, by how many keys they are padded to
     for i, each in enumerate(branches):
-        groups.setdefault(alike.keys_for(each.base + each.topk * (each.last + step + 1)), []).append(i)
+        groups.setdefault(padding.keys_for(each.base + each.topk * (each.last + step + 1)), []).append(i)
     for num_keys, group in groups.items():
         for part in _at_once(len(group), num_keys):
-            reads.append(_branch_read(table, rows, branches, group[part], step, num_keys, page_size, alike))
+            reads.append(_branch_read(table, rows, branches, group[part], step, num_keys, page_size, padding))
     return reads
 
 
@@ -147,7 +147,7 @@ def _at_once(num_rows: int, num_keys: int) -> list[slice]:
 
 
 def _round_read(
-    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, alike: Alike
+    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, padding: AttentionPadding
 ) -> Read:
     """One token in each of several rows, or a chain of them in each."""
     device, width = table.device, spans[0].width
@@ -161,12 +161,18 @@ def _round_read(
         mask=_mask(_seen(at[:, None], positions[:, :, None], window))[:, None],
         num_rows=len(spans),
         width=width,
-        rows=alike.rows,
+        rows=padding.rows,
     )
 
 
 def _tree_read(
-    table: Tensor, spans: list[Span], nodes: slice, num_keys: int, page_size: int, window: int | None, alike: Alike
+    table: Tensor,
+    spans: list[Span],
+    nodes: slice,
+    num_keys: int,
+    page_size: int,
+    window: int | None,
+    padding: AttentionPadding,
 ) -> Read:
     """Some nodes of trees, each as a row of its own: it reads what is before the tree, then its path from the root.
 
@@ -190,7 +196,7 @@ def _tree_read(
         mask=_mask(_seen(at, positions, window)).flatten(0, 1)[:, None, None],
         num_rows=len(spans) * positions.shape[1],
         width=1,
-        rows=alike.rows,
+        rows=padding.rows,
     )
 
 
@@ -216,7 +222,7 @@ def _branch_read(
     step: int,
     num_keys: int,
     page_size: int,
-    alike: Alike,
+    padding: AttentionPadding,
 ) -> Read:
     """A draft step of several rows: the prefix up to `base`, then each branch's own positions, one after the other."""
     device, topk = table.device, branches[0].topk
@@ -235,18 +241,18 @@ def _branch_read(
         mask=_mask(seen)[:, None],
         num_rows=len(group),
         width=topk,
-        rows=alike.rows,
+        rows=padding.rows,
     )
 
 
-def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None, alike: Alike) -> Read:
+def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None, padding: AttentionPadding) -> Read:
     """Several tokens of one row, one after the other."""
     device, first = table.device, first_read(span.start, window)
     first_key = _first_key(span.start, window)
-    of = first_key + torch.arange(alike.keys_for(span.end - first_key), device=device)
+    of = first_key + torch.arange(padding.keys_for(span.end - first_key), device=device)
     mask = None
     if first_key or span.start or window is not None:
-        at = span.start + torch.arange(padded_rows(span.width, alike.rows), device=device)[:, None]
+        at = span.start + torch.arange(padded_rows(span.width, padding.rows), device=device)[:, None]
         mask = _mask(_seen(of, at.clamp(max=span.end - 1), window))
     return Read(
         tokens=slice(span.offset, span.offset + span.width),
@@ -254,7 +260,7 @@ def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None, a
         mask=mask,
         num_rows=1,
         width=span.width,
-        rows=alike.rows,
+        rows=padding.rows,
     )
 
 

@@ -1,8 +1,9 @@
-"""Alike: which shapes of matrix products this machine sums in the same order, so that bits do not depend on a pass.
+"""Batch invariance on a CPU: shapes to pad to, so that a token's result has the same bits in every batch.
 
-A product adds up in an order that its shape decides: one row is a dot product, the last rows of a tile have a kernel of
-their own, a long sum is cut into pieces by its length. Rows and keys are padded to shapes that agree, and which those
-are is asked of the machine, once: libraries and processors differ. Called by attention and by linear layers.
+A matrix product adds up in an order that its shape decides: one row is a dot product, the last rows of a tile have a
+kernel of their own, a long sum is cut into pieces by its length. So rows and keys are padded to shapes that give the
+same bits. Libraries and processors differ, so these shapes are found by trying them, once. Called by attention and by
+linear layers.
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,18 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 KEY_BLOCK = 512  # keys that torch's attention on a CPU sums at a time
-KEY_STEP = 64  # the last block is cut to a multiple of it, where that agrees
+KEY_STEP = 64  # the last block is cut to a multiple of it, where that gives the same bits
 _ROWS = (1, 2, 4, 8, 16, 32)  # what rows may have to be padded to a multiple of
 _LENS_TRIED = (1, 22, 43, 64)  # keys in the last step of a block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
-    """Shapes of attention that agree."""
+class AttentionPadding:
+    """Shapes of attention that give the same bits."""
 
     rows: int  # queries are padded to a multiple of it
     tails: tuple[int, ...]  # keys of the last block: ascending, the last one is a whole block
-    are_exact: bool  # False: nothing agrees on this machine, and the last bits depend on the pass
+    is_exact: bool  # False: no shape does on this machine, and the last bits depend on the batch
 
     def keys_for(self, num_keys: int) -> int:
         """Keys that a row of `num_keys` is padded to."""
@@ -38,21 +39,21 @@ def padded_rows(num_rows: int, multiple: int) -> int:
 
 
 @cache
-def alike_attention(head_dim: int) -> Alike:
+def attention_padding(head_dim: int) -> AttentionPadding:
     """Shapes for which attention over a few queries gives the bits of attention over many."""
     for rows in _ROWS:
         tails = tuple(tail for tail in range(KEY_STEP, KEY_BLOCK + 1, KEY_STEP) if _agrees(head_dim, rows, tail))
         if tails and tails[-1] == KEY_BLOCK:
-            return Alike(rows=rows, tails=tails, are_exact=True)
+            return AttentionPadding(rows=rows, tails=tails, is_exact=True)
     every = tuple(range(KEY_STEP, KEY_BLOCK + 1, KEY_STEP))
-    return Alike(rows=1, tails=every, are_exact=False)
+    return AttentionPadding(rows=1, tails=every, is_exact=False)
 
 
 @cache
-def alike_rows(num_threads: int) -> int | None:
-    """What rows of a projection are padded to a multiple of, for one result whatever their number; None: nothing does.
+def row_multiple(num_threads: int) -> int | None:
+    """The multiple that rows of a projection are padded to, for the same bits whatever their number; None: none does.
 
-    The threads share the rows, so it may depend on their number, which is the one that torch has now.
+    Threads share the rows, so it may depend on `num_threads`, which must be the number that torch has now.
     """
     assert num_threads == torch.get_num_threads()
     rows, weight = _noise(256, 192), _noise(96, 192)

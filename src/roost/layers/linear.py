@@ -1,9 +1,9 @@
 """Linear layers: the one place that knows in which form a weight matrix is kept.
 
 A layer is made once, at load, and called as a function. With int8 weights (a scale per output) each token is rounded
-with a scale of its own, and the products are whole numbers: a token's result is bit for bit the same whatever else is
-in the batch. With fp32 weights on a CPU the rows are padded to numbers that agree (`layers.batch_invariance`), for the
-same end. Called by models, for every projection and for the head.
+with a scale of its own, and the products are whole numbers: a token's result has the same bits whatever else is in the
+batch. With fp32 weights on a CPU the rows are padded for the same end (`layers.batch_invariance`). Called by models,
+for every projection and for the logits.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from roost.errors import ConfigError
-from roost.layers.batch_invariance import alike_rows, padded_rows
+from roost.layers.batch_invariance import padded_rows, row_multiple
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 
@@ -36,13 +36,13 @@ def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
         return _int8(weight, bias)
     kept, added = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weights == "fp32" and weight.device.type == "cpu":
-        return partial(_alike, weight=kept, bias=added)
+        return partial(_padded_linear, weight=kept, bias=added)
     return partial(linear, weight=kept, bias=added)
 
 
-def _alike(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _padded_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A projection in float32 whose result for a token does not depend on how many there are."""
-    multiple = alike_rows(torch.get_num_threads()) or 1
+    multiple = row_multiple(torch.get_num_threads()) or 1
     missing = padded_rows(len(hidden), multiple) - len(hidden)
     if not missing:
         return linear(hidden, weight, bias)

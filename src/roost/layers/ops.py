@@ -1,7 +1,7 @@
 """Operations of a decoder that have a faster form on some devices, and the torch form of each.
 
-A model is made with one `Ops` and calls nothing else for these. Pure functions over a flat batch; what each computes is
-said here, and every other form is checked against these. Called by models; chosen at start-up.
+A model is made with one `Ops` and uses it for all of these operations. Pure functions over a flat batch; the torch
+forms here are the reference that every other form is tested against. Called by models; chosen at start-up.
 """
 
 from collections.abc import Callable, Mapping

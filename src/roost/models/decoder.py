@@ -119,7 +119,7 @@ class Layer:
 
 
 class Stack:
-    """Layers one after the other: the residual stream, and what is about to be added to it."""
+    """Runs layers: each reads the residual stream and says what to add to it."""
 
     def __init__(self, config: DecoderConfig, ops: Ops) -> None:
         self._config = config
@@ -128,7 +128,7 @@ class Stack:
     def run(
         self, layer: Layer, number: int, hidden: Tensor, normed: Tensor, cos_sin: CosSin, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` with what attention over `normed` adds to it, and what the feed-forward will add."""
+        """`hidden` plus the output of attention over `normed`, and the output of the feed-forward, not added yet."""
         config, ops, eps = self._config, self._ops, self._config.norm_eps
         heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
         qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)

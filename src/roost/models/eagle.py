@@ -1,9 +1,9 @@
 """EAGLE draft heads: the decoder's layers over pairs of a token's embedding and a hidden state of the target.
 
-Reads a head's config.json and its tensors in the format of SGLang and vLLM; names arrive without `model.`, and with
-`layers.0.` for `midlayer.`. EAGLE-1 and 2 read the target's last hidden states and use its vocabulary and its logits;
-EAGLE-3 reads hidden states of several layers and may have a vocabulary of its own. Holds weights and the target they
-belong to; keeps nothing of a batch. Built by weights, called by the EAGLE drafter.
+Reads a head's config.json and its tensors in the format of SGLang and vLLM; tensor names come without `model.`, and
+with `layers.0.` for `midlayer.`. EAGLE-1 and 2 read the target's last hidden states and use its vocabulary and its
+logits; EAGLE-3 reads hidden states of several layers and may have a vocabulary of its own. Holds weights and the target
+they belong to; keeps nothing of a batch. Loaded by `weights.draft`, called by the EAGLE drafter.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,11 +40,11 @@ _NEUTRAL: dict[str, object] = {
 class HeadConfig:
     """Sizes and constants of a head."""
 
-    layers: DecoderConfig  # of which the vocabulary is the target's
+    layers: DecoderConfig  # its vocabulary is the target's
     target_hidden_size: int
     num_tokens: int  # of its own vocabulary
-    layer_ids: tuple[int, ...] = ()  # layers of the target, in a convention that the config does not say; or none
-    norm_before_residual: bool = False  # the hidden state is added to as it is read, normed
+    layer_ids: tuple[int, ...] = ()  # layers of the target, counted as --draft-layer-ids says; empty: it names none
+    norm_before_residual: bool = False  # the residual stream starts from the normed hidden state, not from itself
 
     @property
     def vocab_size(self) -> int:
@@ -262,7 +262,7 @@ def _embedding(config: HeadConfig, tensors: Tensors, model: Model) -> Callable[[
 
 
 def _fc(loader: Loader, tensors: Tensors, out_len: int, in_len: int) -> Linear:
-    """The layer that makes one state of several; whether it has a bias, only the tensors say."""
+    """The projection that makes one hidden state of several; only the tensors say whether it has a bias."""
     return loader.linear(("fc",), (out_len,), in_len, bias=tensors.has("fc.bias"))
 
 
@@ -271,14 +271,14 @@ def _target_ids(config: HeadConfig, tensors: Tensors) -> Tensor | None:
     num_tokens, vocab_size = config.num_tokens, config.layers.vocab_size
     ids = torch.arange(num_tokens)
     if tensors.has("d2t") or num_tokens < vocab_size:
-        ids = ids + tensors.take_whole("d2t", num_tokens).cpu()  # kept as what is added to a token's own id
+        ids = ids + tensors.take_integers("d2t", num_tokens).cpu()  # d2t holds differences of ids
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if len(wrong):
         raise ConfigError(f"d2t maps to token {int(wrong[0])}, outside the vocabulary of {vocab_size}")
     if len(ids.unique()) < num_tokens:
         raise ConfigError("d2t maps two tokens to the same one")
     if tensors.has("t2d"):
-        marks = tensors.take_whole("t2d", vocab_size).cpu() != 0
+        marks = tensors.take_integers("t2d", vocab_size).cpu() != 0
         if int(marks.sum()) != num_tokens or not bool(marks[ids].all()):
             raise ConfigError(f"t2d marks {int(marks.sum())} tokens, d2t maps to {num_tokens}: they must be the same")
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids.to(tensors.device)

@@ -62,14 +62,14 @@ class Fields:
         return value
 
     def choices(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """A list of such words."""
+        """A list of some words."""
         values = self._value(name, None)
         if not isinstance(values, list):
             raise self.wrong(name, f"must be a list, got {values!r}")
         return tuple(Fields({name: value}, self._place).choice(name, known) for value in values)
 
     def group(self, name: str) -> "Fields":
-        """The keys of an object inside; none where it is missing."""
+        """The keys of a nested object; none where it is missing."""
         values = self._value(name, {})
         if not isinstance(values, dict):
             raise self.wrong(name, f"must be an object, got {values!r}")

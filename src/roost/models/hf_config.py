@@ -1,4 +1,4 @@
-"""What the config.json files of all families have in common: sizes, ropes, windows, and options that are refused.
+"""What the config.json files of decoder families have in common: sizes, ropes, windows, and options that are refused.
 
 Both styles are read: rope_theta with rope_scaling, and rope_parameters, which transformers writes since version 5. An
 option that would change the output is refused by name unless it is supported or neutral. Called by the families.

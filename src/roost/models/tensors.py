@@ -1,8 +1,8 @@
-"""A checkpoint's tensors, taken apart by name: each is taken once, with the shape that the config says.
+"""A checkpoint's tensors, by name: a model takes each of them once, with the shape that its config implies.
 
-A tensor that is missing, misshapen, of a wrong type or left over is refused, since output computed without it would be
-silently wrong. What is taken is a copy, made one tensor at a time, so that the source may be a lazy mapping over files.
-Called by models while they load.
+A tensor that is missing, left over, or of a wrong shape or type is refused, since the output would be silently wrong.
+What is taken is a copy, made one tensor at a time, so that the source may be a lazy mapping over files. Called by
+models while they load.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 from roost.errors import ConfigError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-WHOLES = (torch.int64, torch.int32, torch.bool)
+INTEGERS = (torch.int64, torch.int32, torch.bool)
 _FLOATS_WANTED = "weights are read as floats of 16 to 64 bits"
 
 
@@ -27,7 +27,7 @@ class Tensors:
         self._dtype = dtype
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name that nobody took."""
+        """Whether there is a tensor of that name that has not been taken."""
         return name in self._left
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,17 +43,17 @@ class Tensors:
             part.copy_(self._read(name, part.shape))
         return stack
 
-    def take_whole(self, name: str, length: int) -> Tensor:
-        """A copy of a list of whole numbers, or of marks, as int64."""
-        kinds = "it is read as whole numbers or as marks"
-        return self._read(name, torch.Size((length,)), WHOLES, kinds).to(self.device, torch.int64, copy=True)
+    def take_integers(self, name: str, length: int) -> Tensor:
+        """A copy of a list of integers or booleans, as int64."""
+        kinds = "it is read as integers or booleans"
+        return self._read(name, torch.Size((length,)), INTEGERS, kinds).to(self.device, torch.int64, copy=True)
 
     def drop_if(self, is_known: Callable[[str], bool]) -> None:
-        """Leave out the tensors that say nothing new."""
+        """Leave out tensors that follow from others."""
         self._left = {name: None for name in self._left if not is_known(name)}
 
     def check_all_taken(self) -> None:
-        """Refuse what the model would ignore."""
+        """Refuse tensors that the model would ignore."""
         if self._left:
             raise ConfigError(f"the checkpoint has tensors that this model does not use: {_listed(self._left)}")
 

@@ -1,7 +1,8 @@
-"""From a folder to a draft head: which kind it is, whether it fits its target, and which layers of that it reads.
+"""From a folder to a draft head: whose drafter's it is, whether it fits its target, and which of its layers it reads.
 
-What does not fit is refused with the flag and the numbers, before any tensor is read. Never loads a target. Called at
-start-up: the checks first, the head itself once the target is loaded.
+What does not fit is refused with the flag and the numbers, before any tensor is read. What differs between kinds of
+heads is in their `HeadFamily`, which the registry of drafters names. Never loads a target. Called at start-up: the
+checks first, the head itself once the target is loaded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
 
-WHOLES = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
+INTEGERS = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
 
 
 def head_kind(path: Path) -> str:
@@ -47,7 +48,7 @@ def check_kind(path: Path, kind: str) -> None:
 
 
 def check_head(path: Path, kind: str, target: Sizes, *, layer_ids: str | None, topk: int) -> None:
-    """Refuse what cannot work by the word of both configs, before any tensor is read."""
+    """Refuse a head whose config does not fit the target's, before any tensor is read."""
     head = _declared(kind)
     with _named_draft(path):
         config = _family(head).read_config(Fields(_config(path)))
@@ -96,7 +97,7 @@ def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weig
     config = family.read_config(Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
-    return family.load(config, aux_layers, _Renamed(Folder(path, wholes=WHOLES)), model, weights, device)
+    return family.load(config, aux_layers, _Renamed(Folder(path, integers=INTEGERS)), model, weights, device)
 
 
 def _config(path: Path) -> dict[str, object]:
@@ -150,7 +151,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
 
 
 class _Renamed(Mapping[str, Tensor]):
-    """A folder's tensors by the names that heads know, read when they are looked up."""
+    """A folder's tensors by the names that heads know: without `model.`, and `layers.0.` for EAGLE's `midlayer.`."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

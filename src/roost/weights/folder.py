@@ -25,12 +25,12 @@ TEMPLATE = "chat_template.jinja"
 
 
 class Folder(Source):
-    """The tensors of a folder by name, floats all but `wholes`; one is read from disk each time it is looked up."""
+    """The tensors of a folder by name, floats all but `integers`; one is read from disk each time it is looked up."""
 
-    def __init__(self, folder: Path, *, wholes: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, *, integers: Collection[str] = ()) -> None:
         self._folder = folder
         self._config = read_config(folder)
-        headers = _headers(folder, wholes)
+        headers = _headers(folder, integers)
         self._files = {name: header.path for header in headers for name in header.num_bytes}
         self._open: dict[Path, safe_open] = {}
 
@@ -71,11 +71,11 @@ def read_config(folder: Path) -> dict[str, object]:
     return _json(folder / CONFIG)
 
 
-def _headers(folder: Path, wholes: Collection[str]) -> list[Header]:
+def _headers(folder: Path, integers: Collection[str]) -> list[Header]:
     if (folder / WHOLE).is_file():
-        return [read_header(folder / WHOLE, wholes)]
+        return [read_header(folder / WHOLE, integers)]
     if (folder / INDEX).is_file():
-        return _shards(folder, wholes)
+        return _shards(folder, integers)
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
         raise ConfigError(f"{folder} has neither {WHOLE} nor {INDEX}, only {', '.join(others)}")
@@ -86,7 +86,7 @@ def _headers(folder: Path, wholes: Collection[str]) -> list[Header]:
     raise ConfigError(f"{folder} has no weights: neither {WHOLE} nor {INDEX}")
 
 
-def _shards(folder: Path, wholes: Collection[str]) -> list[Header]:
+def _shards(folder: Path, integers: Collection[str]) -> list[Header]:
     """Headers of all shards; each must hold just what the index says."""
     places = _json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
@@ -97,7 +97,7 @@ def _shards(folder: Path, wholes: Collection[str]) -> list[Header]:
             raise ConfigError(f"{folder / INDEX} names {file}, which is not in the folder")
         if not (folder / file).is_file():
             raise ConfigError(f"{folder / INDEX} names {file}, which is missing")
-        header = read_header(folder / file, wholes)
+        header = read_header(folder / file, integers)
         expected = {name for name, place in places.items() if place == file}
         if expected != header.num_bytes.keys():
             name = min(expected ^ header.num_bytes.keys())

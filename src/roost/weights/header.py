@@ -14,7 +14,7 @@ from roost.errors import ConfigError
 _LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_WHOLES = ("I64", "I32", "BOOL")
+_INTEGERS = ("I64", "I32", "BOOL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Header:
     num_bytes: dict[str, int]  # by tensor
 
 
-def read_header(path: Path, wholes: Collection[str] = ()) -> Header:
-    """Read and check one file's header; all but `wholes` must be floats."""
+def read_header(path: Path, integers: Collection[str] = ()) -> Header:
+    """Read and check one file's header; all but `integers` must be floats."""
     file_len = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
@@ -54,9 +54,9 @@ def read_header(path: Path, wholes: Collection[str] = ()) -> Header:
     if file_len > expected_len:
         raise ConfigError(f"{path} is longer than its header says: {file_len} bytes instead of {expected_len}")
     for name, dtype in dtypes.items():
-        if name in wholes and dtype not in _WHOLES:
-            raise ConfigError(f"{path}: {name} is of type {dtype}; it is read as {', '.join(_WHOLES)}")
-        if name not in wholes and dtype not in _FLOATS:
+        if name in integers and dtype not in _INTEGERS:
+            raise ConfigError(f"{path}: {name} is of type {dtype}; it is read as {', '.join(_INTEGERS)}")
+        if name not in integers and dtype not in _FLOATS:
             raise ConfigError(f"{path}: {name} is of type {dtype}; weights are read as {', '.join(_FLOATS)}")
     return Header(path=path, num_bytes=num_bytes)
 

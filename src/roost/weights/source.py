@@ -1,7 +1,7 @@
 """Source: a checkpoint on disk, whatever its format.
 
-Tensors are read one at a time when they are looked up, so that the peak is near one copy. Implemented by the folder
-and the GGUF file; called by `load`.
+Tensors are read one at a time, when they are looked up, so that loading needs little more memory than the model keeps.
+Implemented by the folder and the GGUF file; called by `load`.
 """
 
 from abc import abstractmethod

@@ -72,15 +72,15 @@ def test_whole_numbers_and_marks_are_taken_as_such_and_once() -> None:
     state = {"ids": torch.tensor([3, -1], dtype=torch.int32), "marks": torch.tensor([True, False])}
     tensors = Tensors(state, CPU, torch.float32)
     assert tensors.has("ids")
-    assert tensors.take_whole("ids", 2).tolist() == [3, -1]
+    assert tensors.take_integers("ids", 2).tolist() == [3, -1]
     assert not tensors.has("ids")
-    assert tensors.take_whole("marks", 2).dtype == torch.int64
+    assert tensors.take_integers("marks", 2).dtype == torch.int64
     tensors.check_all_taken()
 
 
 def test_floats_are_not_taken_for_whole_numbers() -> None:
     tensors = Tensors({"ids": torch.zeros(2), "more": torch.zeros(3, dtype=torch.int64)}, CPU, torch.float32)
-    with pytest.raises(ConfigError, match=r"ids is of torch.float32; it is read as whole numbers or as marks"):
-        tensors.take_whole("ids", 2)
+    with pytest.raises(ConfigError, match=r"ids is of torch.float32; it is read as integers or booleans"):
+        tensors.take_integers("ids", 2)
     with pytest.raises(ConfigError, match=r"more is \[3\], its config says \[2\]"):
-        tensors.take_whole("more", 2)
+        tensors.take_integers("more", 2)
