@@ -18,7 +18,7 @@ from roost.attention.registry import TORCH, TRITON, Backend
 from roost.clock import SystemClock
 from roost.config.options import AUTO, BACKEND_NAMES, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
-from roost.config.resolved import ModelTraits, Resolved
+from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
@@ -70,12 +70,12 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         # that runs the steps these make every parallel operation wait (measured: half the rate).
         loaded = loader.submit(_load, config, path, weights, device, backend).result()
     language, model, head = loaded.language, loaded.model, loaded.head
-    if language.tokenizer.vocab_size > loaded.traits.vocab_size:
+    if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
-            f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {loaded.traits.vocab_size}"
+            f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
         )
     config = _with_pool(config, loaded, device)
-    resolved = resolve(config, loaded.traits, backend)
+    resolved = resolve(config, model.traits, backend)
     with _enough_memory("KV and captured steps", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
@@ -101,7 +101,6 @@ class _Loaded:
 
     language: Language
     model: Model
-    traits: ModelTraits
     head: Head | None
     warnings: tuple[str, ...]
 
@@ -110,19 +109,16 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
-    capabilities = family.capabilities
     if spec.draft is not None:
-        check_hooks(capabilities)
+        check_hooks(family)
         target = family.read_config(Fields(source.config()))
         check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _enough_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, _kind(spec), model, layer_ids=ids, weights=weights, device=device)
-    is_recurrent = model.traits.recurrent_state or capabilities.recurrent_state
-    traits = replace(model.traits, recurrent_state=is_recurrent)
     warnings = _inexact(model, weights, device)  # computes, as loading does
-    return _Loaded(language=source.language(), model=model, traits=traits, head=head, warnings=warnings)
+    return _Loaded(language=source.language(), model=model, head=head, warnings=warnings)
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
@@ -209,7 +205,7 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device) -> E
     memory, known = config.memory, memory_of(device)
     if known is None or memory.pool_tokens is not None:
         return config
-    taken = workspace_bytes(config, loaded.model, loaded.traits)
+    taken = workspace_bytes(config, loaded.model)
     per_full, per_window = token_bytes(loaded.model, loaded.head)
     if memory.window_pool_tokens is not None:
         if per_full == 0 and memory.memory_fraction is not None:

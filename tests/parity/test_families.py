@@ -6,7 +6,6 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
-from roost.models.registry import find_family
 from tests.parity.tiny import CPU, KINDS, configure, prompts, tiny
 from tests.parity.work import (
     CHUNKS,
@@ -91,12 +90,12 @@ def test_bf16_weights_give_bf16_states_close_to_those_of_fp32(kind: str) -> None
 
 
 @ALL
-def test_a_family_declares_what_its_checkpoints_need(kind: str) -> None:
-    checkpoint = tiny(kind)
-    capabilities = find_family(checkpoint.config_json).capabilities
-    assert capabilities.window or checkpoint.model().traits.window is None
-    assert capabilities.draft_hooks
-    assert not capabilities.recurrent_state
+def test_a_models_traits_are_those_of_its_layers(kind: str) -> None:
+    model = tiny(kind).model()
+    windows = {kv.window for kv in model.kv}
+    assert windows - {None} == {model.traits.window} - {None}
+    assert model.traits.has_full_layers == (None in windows)
+    assert not model.traits.recurrent_state
 
 
 def test_weights_of_an_unknown_form_are_refused_with_the_flag() -> None:

@@ -1,7 +1,7 @@
 """EAGLE heads equal a plainly written reference, read what transformers says the target holds, or are refused."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from roost.errors import ConfigError
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.ops import TORCH_OPS, Ops
 from roost.layers.rotary import CosSin, rotate
+from roost.models import llama
 from roost.models.decoder import Decoder
-from roost.models.family import Capabilities
 from roost.models.model import KvShape, Model, PairHead
 from roost.weights.draft import check_hooks, head_kind, load_head
 from tests.parity.heads import FEWER, HIDDEN, LLAMA3, Config, features, read, run, write, write_eagle, write_eagle3
@@ -321,9 +321,9 @@ def test_a_head_of_another_type_than_its_target_is_refused(tmp_path: Path) -> No
 
 
 def test_a_family_without_hooks_is_refused() -> None:
-    check_hooks(Capabilities(window=False, draft_hooks=True))
+    check_hooks(llama.FAMILY)
     with pytest.raises(ConfigError, match="--draft: the model's family has no hooks for draft heads"):
-        check_hooks(Capabilities(window=False, draft_hooks=False))
+        check_hooks(replace(llama.FAMILY, draft_hooks=False))
 
 
 LEFT_OVER = "the checkpoint has tensors that this model does not use: "

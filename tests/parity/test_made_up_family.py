@@ -7,7 +7,7 @@ over the whole text in plain torch says.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
-from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError, InvariantError
 from roost.layers.attention import Attend
 from roost.layers.linear import activation_dtype, make_linear
@@ -25,9 +24,9 @@ from roost.layers.ops import TORCH_OPS, Ops
 from roost.layers.rotary import Rope, cos_sin_at, frequencies
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models import registry
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
-from roost.models.model import KvShape
+from roost.models.model import KvShape, traits_of
 from roost.models.registry import decoder_config
 from roost.models.tensors import Tensors
 from roost.startup import Running, start
@@ -78,12 +77,7 @@ class Hedgehog:
         self.ops, self.kv, self.hidden_size = ops, config.kv, config.hidden_size
         self.dtype = activation_dtype(weights)
         self.activation_width = WIDE
-        self.traits = ModelTraits(
-            vocab_size=config.vocab_size,
-            window=config.kv[0].window,
-            has_full_layers=len(config.kv) > 1,
-            context_max=config.context_max,
-        )
+        self.traits = traits_of(config.kv, vocab_size=config.vocab_size, context_max=config.context_max)
         tensors = Tensors(state, device, self.dtype)
 
         def projection(name: str, out_len: int, in_len: int) -> Callable[[Tensor], Tensor]:
@@ -132,7 +126,7 @@ class Hedgehog:
 
 HEDGEHOG = Family(
     architectures=("HedgehogForCausalLM",),
-    capabilities=Capabilities(window=True, draft_hooks=False),
+    draft_hooks=False,
     read_config=read_config,
     load=Hedgehog,
 )
@@ -302,10 +296,7 @@ def test_layers_of_one_book_with_kv_of_two_shapes_are_refused(
         model.kv = (*model.kv[:3], KvShape(num_kv_heads=1, head_dim=8, scale=1.0, dtype=torch.float32))
         return model
 
-    family = Family(
-        architectures=HEDGEHOG.architectures, capabilities=HEDGEHOG.capabilities, read_config=read_config, load=uneven
-    )
-    monkeypatch.setattr(registry, "FAMILIES", (family,))
+    monkeypatch.setattr(registry, "FAMILIES", (replace(HEDGEHOG, load=uneven),))
     with pytest.raises(InvariantError, match="layers of one book must have KV of one shape"):
         started()
 

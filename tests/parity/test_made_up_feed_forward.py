@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from roost.errors import ConfigError
 from roost.models import registry
 from roost.models.decoder import Decoder, DecoderConfig, FeedForward, Loader
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
 from roost.weights.folder import CONFIG, WHOLE
@@ -63,7 +63,7 @@ def read_config(fields: Fields) -> DecoderConfig:
 
 FAMILY = Family(
     architectures=("LlamaOfExpertsForCausalLM",),
-    capabilities=Capabilities(window=False, draft_hooks=True),
+    draft_hooks=True,
     read_config=read_config,
     load=Decoder,
 )

@@ -18,7 +18,7 @@ from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
 from roost.layers.rotary import CosSin, Rope, cos_sin_at, frequencies
-from roost.models.model import KvShape
+from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
 
 FeedForward = Callable[[Tensor], Tensor]  # normed hidden states -> what is added to the hidden states, both [n, hidden]
@@ -195,13 +195,7 @@ class Decoder:
     @property
     def traits(self) -> ModelTraits:
         """What its layers need of the KV plane."""
-        windows = [layer.window for layer in self.config.layers]
-        return ModelTraits(
-            vocab_size=self.config.vocab_size,
-            window=next((window for window in windows if window is not None), None),
-            has_full_layers=None in windows,
-            context_max=self.config.context_max,
-        )
+        return traits_of(self.kv, vocab_size=self.config.vocab_size, context_max=self.config.context_max)
 
     @property
     def kv(self) -> tuple[KvShape, ...]:

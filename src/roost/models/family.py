@@ -1,4 +1,4 @@
-"""Families of models and of draft heads: which checkpoints are theirs, what these may need, and how they are loaded.
+"""Families of models and of draft heads: which checkpoints are theirs, and how they are loaded.
 
 To add a model, write one file in this folder that ends in a `Family`, and list it in the registry. If its layers are
 those of `decoder`, a reader of its config.json is enough; any other object that satisfies `Model` will do as well. A
@@ -15,15 +15,6 @@ from torch import Tensor
 from roost.layers.ops import Ops
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What checkpoints of a family may ask of the engine, and offer it."""
-
-    window: bool  # layers with a sliding window
-    recurrent_state: bool = False  # a state per sequence besides its KV
-    draft_hooks: bool  # hidden states at the inputs of layers, for a drafter
 
 
 class Sizes(Protocol):
@@ -50,10 +41,10 @@ Config = TypeVar("Config", bound=Sizes)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Generic[Config]):
-    """How the checkpoints of some architectures are read, and what they may need."""
+    """How the checkpoints of some architectures become models; what these need of the engine, `Model.traits` says."""
 
     architectures: tuple[str, ...]  # as config.json names them
-    capabilities: Capabilities
+    draft_hooks: bool  # its models offer draft heads their embedding and the inputs of their layers
     # refuses what cannot work with a ConfigError that names the key; no tensor has been read by then
     read_config: Callable[[Fields], Config]
     # (config, tensors by Hugging Face's names, --weights, device, operations); a tensor is read when it is looked up

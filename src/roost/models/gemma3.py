@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind, NormNames
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of
 
@@ -54,7 +54,7 @@ def _ropes(fields: Fields) -> dict[str, Rope]:
 
 FAMILY = Family(
     architectures=("Gemma3ForCausalLM",),
-    capabilities=Capabilities(window=True, draft_hooks=True),
+    draft_hooks=True,
     read_config=read_config,
     load=Decoder,
 )

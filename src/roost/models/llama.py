@@ -7,7 +7,7 @@ rope. Called by the registry.
 from dataclasses import replace
 
 from roost.models.decoder import Decoder, DecoderConfig
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
 
@@ -20,7 +20,7 @@ def read_config(fields: Fields) -> DecoderConfig:
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM",),
-    capabilities=Capabilities(window=False, draft_hooks=True),
+    draft_hooks=True,
     read_config=read_config,
     load=Decoder,
 )

@@ -5,7 +5,7 @@ The window counts the current token, as transformers counts it.
 """
 
 from roost.models.decoder import Decoder, DecoderConfig
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
 
@@ -19,7 +19,7 @@ def read_config(fields: Fields) -> DecoderConfig:
 
 FAMILY = Family(
     architectures=("MistralForCausalLM",),
-    capabilities=Capabilities(window=True, draft_hooks=True),
+    draft_hooks=True,
     read_config=read_config,
     load=Decoder,
 )

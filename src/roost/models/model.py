@@ -30,6 +30,17 @@ class KvShape:
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
+def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:
+    """The traits of a model whose layers keep this KV, and nothing else of a sequence."""
+    windows = [each.window for each in kv]
+    return ModelTraits(
+        vocab_size=vocab_size,
+        window=next((window for window in windows if window is not None), None),
+        has_full_layers=None in windows,
+        context_max=context_max,
+    )
+
+
 class Model(Protocol):
     """A causal language model over a flat batch."""
 

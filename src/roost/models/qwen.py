@@ -7,7 +7,7 @@ Both may have a sliding window in their upper layers, which released configs swi
 from dataclasses import replace
 
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
-from roost.models.family import Capabilities, Family
+from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, read_rope
 
@@ -35,6 +35,5 @@ def _layers(fields: Fields) -> tuple[LayerKind, ...]:
     return tuple(LayerKind(rope=rope, window=window if kind == SLIDING else None) for kind in types)
 
 
-_CAPABILITIES = Capabilities(window=True, draft_hooks=True)
-QWEN2 = Family(architectures=("Qwen2ForCausalLM",), capabilities=_CAPABILITIES, read_config=read_qwen2, load=Decoder)
-QWEN3 = Family(architectures=("Qwen3ForCausalLM",), capabilities=_CAPABILITIES, read_config=read_qwen3, load=Decoder)
+QWEN2 = Family(architectures=("Qwen2ForCausalLM",), draft_hooks=True, read_config=read_qwen2, load=Decoder)
+QWEN3 = Family(architectures=("Qwen3ForCausalLM",), draft_hooks=True, read_config=read_qwen3, load=Decoder)

@@ -5,7 +5,6 @@ those of captured steps are bounded from above. Plain arithmetic. Called at star
 """
 
 from roost.config.options import EngineConfig
-from roost.config.resolved import ModelTraits
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
 from roost.forward.sizes import chunk_sizes
@@ -27,11 +26,11 @@ def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
     return full, sum(kv.token_bytes for kv in layers) - full
 
 
-def workspace_bytes(config: EngineConfig, model: Model, traits: ModelTraits) -> int:
+def workspace_bytes(config: EngineConfig, model: Model) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
     sched, widths, itemsize = config.sched, spec_widths(config.spec), model.dtype.itemsize
     widest = model.activation_width
-    shape, vocab_size, running = widths.shape, traits.vocab_size, sched.max_running
+    shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
     rounds = widths.captured(running) if sched.graphs is not False else []
     chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1) if sched.graphs is not False else []

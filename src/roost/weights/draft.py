@@ -17,7 +17,7 @@ from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, he
 from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
 from roost.models.eagle import LAYER_IDS
-from roost.models.family import Capabilities, HeadFamily, HeadSizes, Sizes
+from roost.models.family import Family, HeadFamily, HeadSizes, Sizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
@@ -34,9 +34,9 @@ def head_kind(path: Path) -> str:
     return known[name].name
 
 
-def check_hooks(capabilities: Capabilities) -> None:
+def check_hooks(family: Family[Any]) -> None:
     """Refuse a target whose family does not hand out hidden states."""
-    if not capabilities.draft_hooks:
+    if not family.draft_hooks:
         raise ConfigError("--draft: the model's family has no hooks for draft heads; use another --model or --spec")
 
 

@@ -180,6 +180,7 @@ def test_a_config_that_no_decoder_can_have_is_refused() -> None:
         replace(config, layers=(config.layers[0], replace(config.layers[0], window=4)))
 
 
-def test_families_declare_their_capabilities() -> None:
-    assert not find_family(LLAMA).capabilities.window
-    assert all(find_family(config).capabilities.window for config in (MISTRAL, QWEN2, QWEN3, GEMMA3))
+def test_families_are_found_by_their_architecture_and_offer_hooks_to_draft_heads() -> None:
+    found = [find_family(config) for config in (LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA3)]
+    assert found == list(FAMILIES)
+    assert all(family.draft_hooks for family in found)

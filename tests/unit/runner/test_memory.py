@@ -22,6 +22,7 @@ class Sized:
     """A model, or a head, of which only the KV counts."""
 
     kv: tuple[KvShape, ...] = (FULL, NARROW, FULL)
+    traits: ModelTraits = ModelTraits(vocab_size=100)
     activation_width: int = 8
     dtype: torch.dtype = torch.bfloat16
 
@@ -45,7 +46,7 @@ def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
     traits = ModelTraits(vocab_size=50_000)
 
     def bytes_of(**sched: int | bool) -> int:
-        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(activation_width=1536), traits)
+        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(traits=traits, activation_width=1536))
 
     assert bytes_of(max_running=128) > bytes_of(max_running=64)
     assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
@@ -60,7 +61,7 @@ def test_every_captured_width_is_counted() -> None:
     def logits_of(spec: SpecConfig) -> int:
         with_graphs, without = (
             workspace_bytes(
-                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(), traits
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(traits=traits)
             )
             for graphs in (None, False)
         )
@@ -77,7 +78,7 @@ def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted
     vocab_size, position = 152_000, 152_000 * (2 + 4 + 4 + 4 + 4 + 8)  # what log_probabilities has at one time
     sched, spec = SchedConfig(max_running=rows, chunk=1, graphs=False), SpecConfig(spec="ngram", spec_steps=4)
     traits = ModelTraits(vocab_size=vocab_size)
-    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(), traits)
+    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(traits=traits))
     logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
     assert LOGPROB_POSITIONS_MAX * position <= found - logits_and_counts <= 2 * LOGPROB_POSITIONS_MAX * position
 
