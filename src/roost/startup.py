@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from roost.attention.registry import TORCH, TRITON, Backend
+from roost.attention.registry import BACKENDS, Backend, choose_backend, load_symbol
 from roost.clock import SystemClock
-from roost.config.options import AUTO, BACKEND_NAMES, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
+from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
@@ -24,7 +23,7 @@ from roost.device.open import memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import attention_padding, row_multiple
-from roost.layers.ops import TORCH_OPS, Ops
+from roost.layers.ops import Ops
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
@@ -74,7 +73,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         raise ConfigError(
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
         )
-    config = _with_pool(config, loaded, device)
+    config = _with_pool(config, loaded, device, backend)
     resolved = resolve(config, model.traits, backend)
     with _enough_memory("KV and captured steps", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
@@ -153,16 +152,9 @@ def device_of(config: ModelConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
-def backend_of(config: EngineConfig, device: torch.device) -> Backend:
-    """Who does attention: Triton where there is a GPU for it."""
-    name, on_gpu = config.model.backend, device.type == "cuda"
-    if name not in BACKEND_NAMES:
-        raise ConfigError(f"--backend must be one of {', '.join(BACKEND_NAMES)}, got {name}")
-    has_triton = find_spec("triton") is not None
-    if name == "triton" and not (on_gpu and has_triton):
-        missing = "has no Triton package" if on_gpu else "has no CUDA device to run it on"
-        raise ConfigError(f"--backend triton: this machine {missing}; use torch")
-    return TRITON if on_gpu and has_triton and name != "torch" else TORCH
+def backend_of(config: EngineConfig, device: torch.device, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
+    """The attention backend that is asked for, if it runs on the device."""
+    return choose_backend(config.model.backend, device.type, backends)
 
 
 def check_for(config: EngineConfig, device: torch.device) -> None:
@@ -181,11 +173,8 @@ def check_for(config: EngineConfig, device: torch.device) -> None:
 
 def ops_of(backend: Backend) -> Ops:
     """The operations that go with a backend."""
-    if backend is TORCH:
-        return TORCH_OPS
-    from roost.kernels.ops import TRITON_OPS  # noqa: PLC0415 (Triton is not on every machine)
-
-    return TRITON_OPS
+    ops: Ops = load_symbol(backend.ops)
+    return ops
 
 
 @contextmanager
@@ -200,12 +189,12 @@ def _enough_memory(what: str, lower: str) -> Iterator[None]:
         raise ConfigError(f"the device's memory does not do for {what}: lower {lower} ({text})") from error
 
 
-def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device) -> EngineConfig:
+def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, backend: Backend) -> EngineConfig:
     """The configuration with its pool as large as the device allows, where that is not told and can be known."""
     memory, known = config.memory, memory_of(device)
     if known is None or memory.pool_tokens is not None:
         return config
-    taken = workspace_bytes(config, loaded.model)
+    taken = workspace_bytes(config, loaded.model, backend)
     per_full, per_window = token_bytes(loaded.model, loaded.head)
     if memory.window_pool_tokens is not None:
         if per_full == 0 and memory.memory_fraction is not None:

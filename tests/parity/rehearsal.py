@@ -116,6 +116,6 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
             return lambda query, keys, values: _spans(query, keys, values, table.pages, columns, masks, shifts, *how)
 
     monkeypatch.setattr(roost.runner.executor, "open_device", lambda device: RehearsalDevice())
-    monkeypatch.setattr(roost.forward.passes, "make_attention", lambda backend, device: SpanAttention(1))
+    monkeypatch.setattr(roost.forward.passes, "make_attention", lambda backend, device: SpanAttention(device))
     monkeypatch.setattr(tests.parity.tiny, "BACKEND", TRITON)
     monkeypatch.setattr(tests.parity.tiny, "GRAPHS", graphs)

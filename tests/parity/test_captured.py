@@ -138,7 +138,7 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
 def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeypatch: pytest.MonkeyPatch) -> None:
     model_of("llama")
     rehearsed(monkeypatch, graphs=True)
-    monkeypatch.setattr("roost.graphs.chunks.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7)])
+    monkeypatch.setattr("roost.graphs.chunks.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7, tile_len=16)])
     served = serve(Cell(drafter="plain", depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
     fits = [plan for plan in served.plans if plan.is_prefill.sum() == 1 and len(plan.tokens) <= 7]
     rounds = [plan for plan in served.plans if not plan.is_prefill.any()]

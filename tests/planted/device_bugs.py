@@ -348,8 +348,8 @@ DEVICE_BUGS = (
     Bug(
         "a_captured_layout_is_taken_anew",
         "roost.graphs.chunks",
-        "        step = capture(self._passes, inputs, self._device, prepare=lambda: layout.take(sent))",
-        "        step = capture(self._passes, inputs, self._device)",
+        "        step = capture(name, self._passes, inputs, self._device, prepare=lambda: layout.take(sent))",
+        "        step = capture(name, self._passes, inputs, self._device)",
         "captured chunks are cut into runs as when they were captured",
         test=_CAPTURED + "[plain]",
     ),

@@ -29,7 +29,7 @@ def test_the_device_chooses_unless_told() -> None:
         (EngineConfig(model=ModelConfig(backend="cuda")), "--backend must be one of auto, torch, triton, got cuda"),
         (
             EngineConfig(model=ModelConfig(backend="triton")),
-            "--backend triton: this machine has no CUDA device to run it on; use torch",
+            "--backend triton runs on cuda, and the device is cpu; allowed here: auto, torch",
         ),
         (EngineConfig(sched=SchedConfig(graphs=True)), "--graphs is for CUDA devices"),
         (EngineConfig(memory=MemoryConfig(memory_fraction=0.5)), "--memory-fraction is for CUDA devices"),
@@ -56,9 +56,11 @@ def test_a_share_of_memory_is_checked_before_anything_is_read(memory: MemoryConf
     assert str(refused.value).startswith(message)
 
 
-def test_graphs_need_a_backend_that_plans_on_the_device() -> None:
+def test_graphs_need_a_backend_whose_steps_can_be_captured() -> None:
     assert resolve(EngineConfig(), TRAITS, TRITON).graphs
     assert not resolve(EngineConfig(sched=SchedConfig(graphs=False)), TRAITS, TRITON).graphs
     assert not resolve(EngineConfig(), TRAITS, TORCH).graphs
-    with pytest.raises(ConfigError, match="--graphs: the torch backend plans on the host"):
+    with pytest.raises(
+        ConfigError, match="--graphs: steps of the torch backend cannot be captured, only those of: triton"
+    ):
         resolve(EngineConfig(sched=SchedConfig(graphs=True)), TRAITS, TORCH)

@@ -1,8 +1,10 @@
 """Routing: what models and attention backends declare becomes a choice, with a warning, or an error with the flags."""
 
+from dataclasses import replace
+
 import pytest
 
-from roost.attention.registry import TORCH, TRITON, Backend
+from roost.attention.registry import TORCH, TRITON
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
@@ -12,7 +14,7 @@ from tests.shapes import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
-SIMPLE = Backend(name="simple", branch_pages=False, needs_host_lengths=False)
+SIMPLE = replace(TORCH, name="simple", branch_pages=False)
 TRAITS = ModelTraits(vocab_size=100)
 RECURRENT = ModelTraits(vocab_size=100, recurrent_state=True)
 

@@ -12,11 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from roost.attention.kv_cache import Pool, Table
-from roost.attention.registry import TORCH, TRITON, Backend
+from roost.attention.registry import Backend, load_symbol
 from roost.attention.segments import Cut
 from roost.device.device import Device
 from roost.drafters.tree import Trees
-from roost.errors import InvariantError
 from roost.layers.attention import Attend
 from roost.layers.rotary import CosSin
 from roost.models.model import KvShape
@@ -69,6 +68,16 @@ class Attention(Protocol):
         """Copy slots [num_groups, group_len], all layers; every source of a group is read before any is written."""
         ...
 
+    def before_replay(
+        self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None
+    ) -> None:
+        """Prepare on the host what a CUDA graph reads: before each replay, and before it is captured.
+
+        `graph` tells graphs apart. The columns are those of the step's rows, all other rows of the graph are padding;
+        start positions are given to a backend that needs lengths on the host.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lane:
@@ -93,12 +102,5 @@ def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence
 
 def make_attention(backend: Backend, device: Device) -> Attention:
     """A backend by its declaration."""
-    if backend is TORCH:
-        from roost.attention.torch_backend import TorchAttention  # noqa: PLC0415 (each is loaded where it is used)
-
-        return TorchAttention()
-    if backend is TRITON:
-        from roost.attention.triton_backend import TritonAttention  # noqa: PLC0415 (Triton is not on every machine)
-
-        return TritonAttention(device.num_processors)
-    raise InvariantError(f"no attention of the name {backend.name}")
+    attention: Attention = load_symbol(backend.factory)(device)
+    return attention

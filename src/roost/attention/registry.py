@@ -1,10 +1,17 @@
-"""Attention backends: what each declares that it can do.
+"""Attention backends: what each declares that it can do, and where its code is.
 
-Plain declarations, no torch and no kernels; `config.resolve` turns them into a choice or an error. A new backend is
-one more entry here.
+Plain declarations, no torch and no kernels; `config.resolve` turns them into a choice or an error. A new backend is one
+file that implements `attention.protocol.Attention`, and one entry here. Its module is imported when it is chosen.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from roost.errors import ConfigError
+
+AUTO_BACKEND = "auto"  # of --backend: the default of the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,13 +19,80 @@ class Backend:
     """What one attention backend can do, and what it needs."""
 
     name: str
+    factory: str  # "module:name" of a callable (device) -> Attention
+    ops: str  # "module:name" of the `Ops` that models run with beside it
+    devices: tuple[str, ...]  # types of device, as torch names them, that it runs on
+    default_for: tuple[str, ...]  # those whose default it is
+    package: str | None = None  # what must be installed besides torch
+    graphs: bool  # its steps can be captured as CUDA graphs
+    trees: bool  # reads trees of drafts: a node its ancestors alone
     branch_pages: bool  # reads each draft branch through pages of its own, so trees may have pages of many tokens
+    windows: bool  # reads layers with a sliding window
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
     copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
+    tile_len_max: int  # tokens of a row that are one tile of its work; a power of two
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package it needs is there."""
+        return self.package is None or find_spec(self.package) is not None
 
 
-TORCH = Backend(name="torch", branch_pages=True, needs_host_lengths=True)
+TORCH = Backend(
+    name="torch",
+    factory="roost.attention.torch_backend:TorchAttention",
+    ops="roost.layers.ops:TORCH_OPS",
+    devices=("cpu", "cuda"),
+    default_for=("cpu",),
+    graphs=False,
+    trees=True,
+    branch_pages=True,
+    windows=True,
+    needs_host_lengths=True,
+    tile_len_max=16,
+)
 
-TRITON = Backend(name="triton", branch_pages=True, needs_host_lengths=False, copied_max=1024)
+TRITON = Backend(
+    name="triton",
+    factory="roost.attention.triton_backend:TritonAttention",
+    ops="roost.kernels.ops:TRITON_OPS",
+    devices=("cuda",),
+    default_for=("cuda",),
+    package="triton",
+    graphs=True,
+    trees=True,
+    branch_pages=True,
+    windows=True,
+    needs_host_lengths=False,
+    copied_max=1024,
+    tile_len_max=16,
+)
 
 BACKENDS = (TORCH, TRITON)
+
+
+def choose_backend(name: str, device_type: str, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
+    """The backend of a name, or the device's default for "auto"; one that cannot run there is refused."""
+    named = {each.name: each for each in backends}
+    usable = [each for each in backends if device_type in each.devices and each.is_installed]
+    if name == AUTO_BACKEND:
+        if not usable:
+            raise ConfigError(f"--backend: none of {', '.join(named)} runs on a device of type {device_type}")
+        return next((each for each in usable if device_type in each.default_for), usable[0])
+    if name not in named:
+        raise ConfigError(f"--backend must be one of {', '.join((AUTO_BACKEND, *named))}, got {name}")
+    chosen, allowed = named[name], ", ".join((AUTO_BACKEND, *(each.name for each in usable)))
+    if device_type not in chosen.devices:
+        raise ConfigError(
+            f"--backend {name} runs on {' or '.join(chosen.devices)}, and the device is {device_type}; "
+            f"allowed here: {allowed}"
+        )
+    if not chosen.is_installed:
+        raise ConfigError(f"--backend {name} needs the package {chosen.package}; allowed here: {allowed}")
+    return chosen
+
+
+def load_symbol(path: str) -> Any:
+    """What "module:name" stands for; the module is imported now."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -15,8 +15,6 @@ from roost.layers.spans import tiles
 
 Index = NDArray[np.int64]
 
-TILE_LEN_MAX = 16  # tokens of a row that attention takes at once
-
 
 class Cut:
     """How a flat batch is cut into runs of tokens, one for each row: on the host, and once sent on the device.
@@ -25,13 +23,19 @@ class Cut:
     """
 
     def __init__(
-        self, name: str, widths: Index, is_round: np.ndarray, tree_of: Index, num_tiles: int | None = None
+        self,
+        name: str,
+        widths: Index,
+        is_round: np.ndarray,
+        tree_of: Index,
+        tile_len_max: int,
+        num_tiles: int | None = None,
     ) -> None:
         self.widths, self.is_round = widths, is_round
         self.offsets = np.cumsum(widths) - widths
         self.tree_of = tree_of  # [num_runs] which tree a run's tokens are; -1: none
-        longest = TILE_LEN_MAX if num_tiles is not None else int(widths.max(initial=1))
-        self.tile_len = min(TILE_LEN_MAX, 1 << (longest - 1).bit_length())
+        longest = tile_len_max if num_tiles is not None else int(widths.max(initial=1))
+        self.tile_len = min(tile_len_max, 1 << (longest - 1).bit_length())
         spans, firsts = tiles(widths.tolist(), self.tile_len)
         if num_tiles is not None:
             missing = num_tiles - len(spans)

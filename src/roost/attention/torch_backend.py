@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roost.attention.kv_cache import Pool, Table
 from roost.attention.protocol import Branched, Read, Runs
+from roost.device.device import Device
 from roost.errors import InvariantError
 from roost.layers.attention import Span, Tree, paged_attention, plan_branch_reads, plan_reads
 from roost.layers.rotary import CosSin, rotate
@@ -16,6 +17,9 @@ from roost.models.model import KvShape
 
 class TorchAttention:
     """Attention in plain torch."""
+
+    def __init__(self, device: Device) -> None:
+        """Nothing to prepare: reads are planned step by step."""
 
     def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
         """What is read, row by row, or rows of like length together."""
@@ -44,6 +48,11 @@ class TorchAttention:
         """All groups at once: every source is read before any slot is written."""
         for buffer in (pool.keys, pool.values):
             buffer[:, dests.flatten()] = buffer[:, sources.flatten()]
+
+    def before_replay(
+        self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None
+    ) -> None:
+        """Never called: its steps are not captured."""
 
 
 def _spans(runs: Runs) -> list[Span]:

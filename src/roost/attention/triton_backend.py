@@ -4,11 +4,13 @@ Led by lengths that only the device knows, so nothing is planned on the host and
 drafters.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from roost.attention.kv_cache import Pool, Table
 from roost.attention.protocol import Branched, Read, Runs
+from roost.device.device import Device
 from roost.kernels.attention import num_splits, paged_attention
 from roost.kernels.copy import copy_slots
 from roost.kernels.rope import rope_write
@@ -20,8 +22,8 @@ from roost.models.model import KvShape
 class TritonAttention:
     """Attention in Triton."""
 
-    def __init__(self, num_processors: int) -> None:
-        self._num_processors = num_processors
+    def __init__(self, device: Device) -> None:
+        self._num_processors = device.num_processors
 
     def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
         """What runs read: what is before each token, or what its tree says."""
@@ -66,6 +68,11 @@ class TritonAttention:
     def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
         """In one kernel, a group at a time."""
         copy_slots(pool.keys, pool.values, sources, dests)
+
+    def before_replay(
+        self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None
+    ) -> None:
+        """Nothing: a graph reads lengths from the device."""
 
     def _reading(self, table: Table, spans: Spans, scale: float) -> Read:
         keys_max = table.pages.shape[1] * table.page_size

@@ -7,7 +7,7 @@ derived here: `config.speculation` and `config.resolve` do that, once, at start-
 
 from dataclasses import dataclass, field
 
-from roost.attention.registry import BACKENDS
+from roost.attention.registry import AUTO_BACKEND, BACKENDS
 from roost.clients import ClientLimits
 from roost.drafters.registry import (
     LAYER_ID_SHIFTS,
@@ -24,7 +24,7 @@ from roost.spec_widths import AUTO_STEPS_MAX
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
-BACKEND_NAMES = ("auto", *(backend.name for backend in BACKENDS))
+BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
 STRICT_MEMORY = (0, 1, 2)
 
 
@@ -43,7 +43,7 @@ class ModelConfig:
     )
     device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     backend: str = field(
-        default="auto",
+        default=AUTO_BACKEND,
         metadata={"help": "attention by it; auto: triton on cuda, torch on a CPU", "choices": BACKEND_NAMES},
     )
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})

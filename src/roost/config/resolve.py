@@ -81,6 +81,18 @@ def _route(
     memory: MemoryConfig, sched: SchedConfig, spec: SpecShape, traits: ModelTraits, backend: Backend
 ) -> tuple[SchedConfig, tuple[str, ...]]:
     """What model and backend declare, turned into a choice with its warnings, or into an error."""
+    if traits.window is not None and not backend.windows:
+        able = ", ".join(each.name for each in BACKENDS if each.windows)
+        raise ConfigError(
+            f"--backend {backend.name} does not read sliding windows, and the model has layers with one; these do: "
+            f"{able}"
+        )
+    if spec.topk > 1 and not backend.trees:
+        able = ", ".join(each.name for each in BACKENDS if each.trees)
+        raise ConfigError(
+            f"--spec-topk {spec.topk} needs an attention backend that reads trees: {backend.name} does not, these do: "
+            f"{able}; or use --spec-topk 1"
+        )
     if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:
         able = ", ".join(each.name for each in BACKENDS if each.branch_pages)
         raise ConfigError(
@@ -88,8 +100,9 @@ def _route(
             f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
         )
     _check_copies(memory.page_size, spec, backend)
-    if sched.graphs and backend.needs_host_lengths:
-        raise ConfigError(f"--graphs: the {backend.name} backend plans on the host, which cannot be captured")
+    if sched.graphs and not backend.graphs:
+        able = ", ".join(each.name for each in BACKENDS if each.graphs)
+        raise ConfigError(f"--graphs: steps of the {backend.name} backend cannot be captured, only those of: {able}")
     if traits.recurrent_state and sched.overlap:
         warning = "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap"
         return replace(sched, overlap=False), (warning,)
@@ -131,7 +144,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         context=context,
         books=books,
         reserves=reserves,
-        graphs=sched.graphs is not False and not backend.needs_host_lengths,
+        graphs=sched.graphs is not False and backend.graphs,
         warnings=warnings,
     )
     for number, book in enumerate(books):

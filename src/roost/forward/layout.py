@@ -134,11 +134,18 @@ class Layout:
     """A batch's layout: on the host, and once sent on the device."""
 
     def __init__(
-        self, batch: Batch, device: Device | None, *, pairs: bool, chunks: Columns, num_tiles: int | None = None
+        self,
+        batch: Batch,
+        device: Device | None,
+        *,
+        pairs: bool,
+        chunks: Columns,
+        tile_len_max: int,
+        num_tiles: int | None = None,
     ) -> None:
         self.batch = batch
         widths, sampling, num_nodes = batch.widths, batch.sampling, batch.num_nodes
-        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of, num_tiles)
+        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of, tile_len_max, num_tiles)
         self.pairs: Cut | None = None  # of the drafter's batch
         self.sent: dict[str, Tensor] = {}
         self.arrays: Columns = {
@@ -156,7 +163,8 @@ class Layout:
             **chunks,
         }
         if pairs:
-            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, np.full(len(widths), -1), num_tiles)
+            no_trees = np.full(len(widths), -1)
+            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, no_trees, tile_len_max, num_tiles)
             self.arrays |= {**self.pairs.arrays, **_pair_arrays(batch)}
         if device is not None:
             self.take(device.send(self.arrays))

@@ -6,7 +6,6 @@ branches of eager steps against it too. Chunks come in a few sizes. Integers onl
 
 from dataclasses import dataclass, fields
 
-from roost.attention.segments import TILE_LEN_MAX
 from roost.errors import InvariantError
 from roost.spec_shape import SpecShape
 
@@ -51,6 +50,7 @@ class ChunkSize:
 
     chunks: int
     tokens: int
+    tile_len: int  # tokens of a tile of attention
 
     def holds(self, num_chunks: int, num_tokens: int) -> bool:
         """Whether so many chunks with so many tokens in all fit."""
@@ -69,19 +69,19 @@ class ChunkSize:
     @property
     def num_tiles(self) -> int:
         """Tiles of attention, at most: each row can end in the middle of one."""
-        return self.num_tokens // TILE_LEN_MAX + self.num_rows
+        return self.num_tokens // self.tile_len + self.num_rows
 
 
-def chunk_sizes(chunk: int, rows_max: int, row_width: int) -> list[ChunkSize]:
+def chunk_sizes(chunk: int, rows_max: int, row_width: int, tile_len: int) -> list[ChunkSize]:
     """Sizes for steps of at most `chunk` tokens, the smallest first.
 
     What a step lacks to its size is run for nothing: from the third on, each is about half as large again as the one
     before, or less. All of that must find room in one row. With the sink's token all but the last make whole tiles.
     """
-    grid = [TILE_LEN_MAX * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
-    tokens = [each - 1 for each in (TILE_LEN_MAX, *grid) if each < chunk] + [chunk]
+    grid = [tile_len * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
+    tokens = [each - 1 for each in (tile_len, *grid) if each < chunk] + [chunk]
     return [
-        ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each)
+        ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each, tile_len=tile_len)
         for each in tokens
         if each < row_width
     ]

@@ -18,6 +18,7 @@ from roost.forward.passes import Ahead, Done, Inputs, Passes
 class Captured:
     """A step that can be replayed."""
 
+    name: str  # tells it from other graphs
     inputs: Inputs  # held, since a replay reads the memory of all of it
     ahead: Ahead
     sampled: Tensor  # [num_nodes] greedy tokens, unless somebody puts others there
@@ -27,7 +28,7 @@ class Captured:
 
 
 def capture(
-    passes: Passes, inputs: Inputs, device: Device, prepare: Callable[[], None] = lambda: None
+    name: str, passes: Passes, inputs: Inputs, device: Device, prepare: Callable[[], None] = lambda: None
 ) -> Captured | None:
     """Capture a step of the sink's rows, and what prepares its inputs; None where there are no graphs."""
     firsts: list[tuple[Ahead, Tensor]] = []  # of each run the tensors; the last run is the captured one
@@ -41,6 +42,7 @@ def capture(
     def behind() -> None:
         seconds[:] = [passes.behind(inputs, *firsts[0])]
 
+    passes.attention.before_replay(name, inputs.rows_host, inputs.layout.batch.widths, inputs.starts_host)
     run_ahead = device.capture(ahead)
     if run_ahead is None:
         return None
@@ -49,6 +51,7 @@ def capture(
     assert run_behind is not None
     run_behind()  # the first replay takes the host a millisecond more, and would count as what a step costs
     return Captured(
+        name=name,
         inputs=inputs,
         ahead=firsts[0][0],
         sampled=firsts[0][1],

@@ -35,7 +35,9 @@ class ChunkGraphs:
 
     def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
         self._passes, self._device, self._shape = passes, device, resolved.spec
-        sizes = chunk_sizes(resolved.sched.chunk, resolved.sched.max_running, resolved.row_width)
+        self._needs_host_lengths = resolved.backend.needs_host_lengths
+        sched, tile_len = resolved.sched, resolved.backend.tile_len_max
+        sizes = chunk_sizes(sched.chunk, sched.max_running, resolved.row_width, tile_len)
         made = [self._capture(size) for size in reversed(sizes)]  # the largest needs most room
         self._captured = [each for each in reversed(made) if each is not None]
 
@@ -63,7 +65,14 @@ class ChunkGraphs:
         if "successors" in columns:
             padded["successors"] = _pad(columns["successors"], size.num_tokens)
         batch = Batch.of_chunks(widths, is_final, size, self._shape)
-        return Layout(batch, None, pairs="successors" in columns, chunks=padded, num_tiles=size.num_tiles)
+        return Layout(
+            batch,
+            None,
+            pairs="successors" in columns,
+            chunks=padded,
+            tile_len_max=size.tile_len,
+            num_tiles=size.num_tiles,
+        )
 
     def _capture(self, size: ChunkSize) -> CapturedChunks | None:
         """Capture chunks that are all the sink's."""
@@ -71,8 +80,11 @@ class ChunkGraphs:
         layout = self._padded(size, _NONE, _NONE.astype(np.bool_), dict.fromkeys(names, _NONE), _NONE)
         memory = self._device.send({"packed": layout.packed})["packed"]
         sent = layout.parts(memory)
-        inputs = Inputs(layout=layout, rows=sent["rows"], rows_host=layout.arrays["rows"], starts_host=None)
-        step = capture(self._passes, inputs, self._device, prepare=lambda: layout.take(sent))
+        rows_host = layout.arrays["rows"]
+        starts = np.zeros_like(rows_host) if self._needs_host_lengths else None
+        inputs = Inputs(layout=layout, rows=sent["rows"], rows_host=rows_host, starts_host=starts)
+        name = f"{size.chunks} chunks of {size.tokens} tokens"
+        step = capture(name, self._passes, inputs, self._device, prepare=lambda: layout.take(sent))
         return None if step is None else CapturedChunks(size=size, memory=memory, step=step)
 
 

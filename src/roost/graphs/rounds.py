@@ -57,10 +57,13 @@ class Graphs:
         passes, resolved = self._passes, self._resolved
         batch = Batch.of_rounds(number, width, resolved.spec)
         sizes = round_sizes(number, width, resolved.spec, resolved.page_size)
-        layout = Layout(batch, self._device, pairs=passes.drafter is not None, chunks={})
+        tile_len = resolved.backend.tile_len_max
+        layout = Layout(batch, self._device, pairs=passes.drafter is not None, chunks={}, tile_len_max=tile_len)
         rows_host = np.full(number, passes.sink)
         rows = torch.full((number,), passes.sink, device=self._device.torch)
-        step = capture(passes, Inputs(layout=layout, rows=rows, rows_host=rows_host, starts_host=None), self._device)
+        starts = np.zeros_like(rows_host) if resolved.backend.needs_host_lengths else None
+        inputs = Inputs(layout=layout, rows=rows, rows_host=rows_host, starts_host=starts)
+        step = capture(f"{number} rounds of {width}", passes, inputs, self._device)
         if step is None:
             return
         found = replace(

@@ -4,6 +4,7 @@ Weights and the draft head are loaded by then, so what is free is known; the pas
 those of captured steps are bounded from above. Plain arithmetic. Called at start-up.
 """
 
+from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
@@ -26,14 +27,15 @@ def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
     return full, sum(kv.token_bytes for kv in layers) - full
 
 
-def workspace_bytes(config: EngineConfig, model: Model) -> int:
+def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
     sched, widths, itemsize = config.sched, spec_widths(config.spec), model.dtype.itemsize
     widest = model.activation_width
     shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
-    rounds = widths.captured(running) if sched.graphs is not False else []
-    chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1) if sched.graphs is not False else []
+    has_graphs = backend.graphs and sched.graphs is not False
+    rounds = widths.captured(running) if has_graphs else []
+    chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1, backend.tile_len_max) if has_graphs else []
     nodes = (
         running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)
     )

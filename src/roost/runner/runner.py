@@ -66,9 +66,10 @@ class Runner:
         self._check(plan, starts)
         if self._is_captured_apart(plan):
             parts = [plan.is_prefill, ~plan.is_prefill]
-            finishes = [self._start(plan.part(part), None) for part in parts]
-            return lambda: _joined(plan, [(part, finish()) for part, finish in zip(parts, finishes, strict=True)])
-        finish = self._start(plan, starts)
+            finishes = [self._start(plan.part(part), None if starts is None else starts[part]) for part in parts]
+            finish = lambda: _joined(plan, [(part, each()) for part, each in zip(parts, finishes, strict=True)])  # noqa: E731
+        else:
+            finish = self._start(plan, starts)
         if mirror is not None:
             mirror.advance()
         return finish
@@ -78,7 +79,7 @@ class Runner:
         batch = self._batch(plan)
         captured = self._captured(plan, batch)
         if captured is not None:
-            ahead, done = self._replay(captured, plan, batch)
+            ahead, done = self._replay(captured, plan, batch, starts)
         else:
             layout, rows = self._layout(plan, batch), self._sent_rows(plan.rows)
             inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
@@ -108,8 +109,11 @@ class Runner:
         rounds = self._graphs.find(len(plan.rows), batch.tree_width) if batch.is_even else None
         return None if rounds is None else self._graphs.load(rounds, plan.rows, batch.tree_width)
 
-    def _replay(self, captured: Captured, plan: StepPlan, batch: Batch) -> tuple[Ahead, Done]:
+    def _replay(
+        self, captured: Captured, plan: StepPlan, batch: Batch, starts: np.ndarray | None
+    ) -> tuple[Ahead, Done]:
         """Run a step that was captured."""
+        self.passes.attention.before_replay(captured.name, plan.rows, batch.widths, starts)
         captured.run_ahead()
         ahead = captured.ahead.first(batch)
         if not self._sampler.is_plain(plan.rows[batch.sampling].tolist()):
@@ -128,13 +132,13 @@ class Runner:
 
     def _layout(self, plan: StepPlan, batch: Batch) -> Layout:
         """Where everything lies; that of rounds of one width is kept."""
-        pairs = self.passes.drafter is not None
+        pairs, tile_len = self.passes.drafter is not None, self._resolved.backend.tile_len_max
         if not batch.is_even:
             chunks = {} if batch.is_rounds else chunk_columns(plan, batch, pairs=pairs)
-            return Layout(batch, self._device, pairs=pairs, chunks=chunks)
+            return Layout(batch, self._device, pairs=pairs, chunks=chunks, tile_len_max=tile_len)
         key = (len(plan.rows), batch.tree_width)
         if key not in self._layouts:
-            self._layouts[key] = Layout(batch, self._device, pairs=pairs, chunks={})
+            self._layouts[key] = Layout(batch, self._device, pairs=pairs, chunks={}, tile_len_max=tile_len)
         return self._layouts[key]
 
     def _sent_rows(self, rows: np.ndarray) -> Tensor:

@@ -107,7 +107,7 @@ def test_what_a_step_adds_is_known_to_the_next() -> None:
     batch = Batch(np.array([2]), np.array([True]), np.array([True]), PLAIN)
     rows, starts = np.array([2]), np.array([4])
     runs = Runs(
-        cut=Layout(batch, CpuDevice(), pairs=False, chunks={}).tokens,
+        cut=Layout(batch, CpuDevice(), pairs=False, chunks={}, tile_len_max=16).tokens,
         rows=torch.tensor(rows),
         starts=torch.tensor(starts),
         rows_host=rows,

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.attention.kv_cache import Table
-from roost.attention.segments import TILE_LEN_MAX
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
@@ -23,6 +22,7 @@ from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.spec_widths import batch_sizes
 from tests.shapes import spec_config
 
+TILE_LEN = 16
 TREE = SpecShape(steps=5, topk=4, tokens=9, draft_kv=DraftKv.PAIR)  # S, K, T, S + 1 all differ
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
@@ -52,7 +52,9 @@ def test_07_a_round_without_drafts_needs_one_of_each() -> None:
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
     sizes = round_sizes(number, shape.tokens, shape, 16)
-    layout = Layout(Batch.of_rounds(number, shape.tokens, shape), CpuDevice(), pairs=True, chunks={})
+    layout = Layout(
+        Batch.of_rounds(number, shape.tokens, shape), CpuDevice(), pairs=True, chunks={}, tile_len_max=TILE_LEN
+    )
     assert len(layout["token_runs"]) == len(layout["node_tokens"]) == sizes.nodes
     assert len(layout["pair_runs"]) == len(layout["pair_cells"]) == sizes.pairs
     assert len(layout.tokens.sent["widths"]) == sizes.rows
@@ -92,21 +94,21 @@ def test_captured_batches_rise_to_the_largest_there_can_be(most: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 17, 20, 100, 512, 2048, 3000])
 def test_captured_chunks_rise_to_the_largest_there_can_be(chunk: int) -> None:
-    sizes = chunk_sizes(chunk, 64, 8192)
+    sizes = chunk_sizes(chunk, 64, 8192, TILE_LEN)
     tokens = [size.tokens for size in sizes]
     assert tokens[-1] == chunk and tokens == sorted(set(tokens))
-    assert all(after + 1 <= max(2 * TILE_LEN_MAX, (before + 1) * 3 // 2 + 1) for before, after in pairwise(tokens))
-    assert all(size.num_tokens % TILE_LEN_MAX == 0 for size in sizes[:-1])
+    assert all(after + 1 <= max(2 * TILE_LEN, (before + 1) * 3 // 2 + 1) for before, after in pairwise(tokens))
+    assert all(size.num_tokens % TILE_LEN == 0 for size in sizes[:-1])
     assert all(1 <= size.chunks <= 64 for size in sizes)
 
 
 def test_captured_chunks_are_shorter_than_a_row() -> None:
-    assert max(size.tokens for size in chunk_sizes(512, 64, 128)) < 128
+    assert max(size.tokens for size in chunk_sizes(512, 64, 128, TILE_LEN)) < 128
 
 
 @given(st.data())
 def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(data: st.DataObject) -> None:
-    size = data.draw(st.sampled_from(chunk_sizes(200, 8, 8192)))
+    size = data.draw(st.sampled_from(chunk_sizes(200, 8, 8192, TILE_LEN)))
     widths: list[int] = []
     while size.holds(len(widths) + 1, sum(widths) + 1) and data.draw(st.booleans()):
         widths.append(data.draw(st.integers(1, size.tokens - sum(widths))))
@@ -114,7 +116,7 @@ def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(
 
     def laid_out(widths: list[int], is_final: np.ndarray) -> Layout:
         batch = Batch.of_chunks(np.array(widths, dtype=np.int64), is_final, size, CHAIN)
-        return Layout(batch, CpuDevice(), pairs=True, chunks={}, num_tiles=size.num_tiles)
+        return Layout(batch, CpuDevice(), pairs=True, chunks={}, tile_len_max=TILE_LEN, num_tiles=size.num_tiles)
 
     empty, layout = laid_out([], np.zeros(0, dtype=np.bool_)), laid_out(widths, is_final)
     assert {name: column.shape for name, column in layout.arrays.items()} == {
@@ -129,6 +131,6 @@ def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(
     assert (layout["pair_at"][len(finals) :] >= sum(widths)).all()  # no pair of a chunk that is not final is touched
     spans, firsts = (layout.tokens.sent[name].tolist() for name in ("tile_spans", "tile_firsts"))
     live = [(span, first) for span, first in zip(spans, firsts, strict=True) if span >= 0]
-    covered = [(span, first + number) for span, first in live for number in range(TILE_LEN_MAX)]
+    covered = [(span, first + number) for span, first in live for number in range(TILE_LEN)]
     kept = [(span, token) for span, token in covered if token < batch.widths[span]]
     assert kept == [(span, token) for span, width in enumerate(batch.widths.tolist()) for token in range(width)]

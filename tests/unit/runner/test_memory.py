@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from roost.attention.registry import TORCH, TRITON, Backend
 from roost.config.options import EngineConfig, SchedConfig, SpecConfig
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
@@ -45,11 +46,13 @@ def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
 def test_more_captured_rounds_and_longer_chunks_leave_less() -> None:
     traits = ModelTraits(vocab_size=50_000)
 
-    def bytes_of(**sched: int | bool) -> int:
-        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), Sized(traits=traits, activation_width=1536))
+    def bytes_of(backend: Backend = TRITON, **sched: int | bool) -> int:
+        sized = Sized(traits=traits, activation_width=1536)
+        return workspace_bytes(EngineConfig(sched=SchedConfig(**sched)), sized, backend)
 
     assert bytes_of(max_running=128) > bytes_of(max_running=64)
     assert bytes_of(max_running=64) > bytes_of(max_running=64, graphs=False)
+    assert bytes_of(TORCH, max_running=64) == bytes_of(max_running=64, graphs=False)  # it has no graphs
     assert bytes_of(chunk=8192) > bytes_of(chunk=512)
     by_chunk = [bytes_of(chunk=8192, graphs=graphs) - bytes_of(chunk=512, graphs=graphs) for graphs in (True, False)]
     assert by_chunk[0] > by_chunk[1]
@@ -61,7 +64,9 @@ def test_every_captured_width_is_counted() -> None:
     def logits_of(spec: SpecConfig) -> int:
         with_graphs, without = (
             workspace_bytes(
-                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)), Sized(traits=traits)
+                EngineConfig(spec=spec, sched=SchedConfig(max_running=8, chunk=1, graphs=graphs)),
+                Sized(traits=traits),
+                TRITON,
             )
             for graphs in (None, False)
         )
@@ -78,7 +83,7 @@ def test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted
     vocab_size, position = 152_000, 152_000 * (2 + 4 + 4 + 4 + 4 + 8)  # what log_probabilities has at one time
     sched, spec = SchedConfig(max_running=rows, chunk=1, graphs=False), SpecConfig(spec="ngram", spec_steps=4)
     traits = ModelTraits(vocab_size=vocab_size)
-    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(traits=traits))
+    found = workspace_bytes(EngineConfig(sched=sched, spec=spec), Sized(traits=traits), TRITON)
     logits_and_counts = rows * 5 * vocab_size * 2 + 2 * rows * vocab_size * 5
     assert LOGPROB_POSITIONS_MAX * position <= found - logits_and_counts <= 2 * LOGPROB_POSITIONS_MAX * position
 
