@@ -1,8 +1,8 @@
 """Widths: how many nodes the rounds of a step may verify, by how many rounds there are; integers only, no torch.
 
 A fixed length has one width. Where the length is chosen by cost there is a menu, shorter where many rounds share a
-step, since every width of every batch size is captured. What may be planned and what is captured is said here, once.
-Read by both sides.
+step, since every width of every batch size has a CUDA graph. What may be planned and what is captured is said here,
+once. Read by both sides.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Widths:
             return (self.shape.tokens,)
         return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)
 
-    def captured(self, rounds_max: int) -> list[tuple[int, int]]:
-        """(batch size, width) of rounds that are captured, the largest first; a size serves all down to the next."""
+    def graph_sizes(self, rounds_max: int) -> list[tuple[int, int]]:
+        """(batch size, width) of rounds that have a CUDA graph, largest first; a size serves all down to the next."""
         sizes = batch_sizes(rounds_max)
         found = []
         for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
@@ -42,6 +42,6 @@ class Widths:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Numbers of rounds that are captured, and whose costs are learned: close together where a row more costs much."""
+    """Numbers of rounds that have CUDA graphs, and whose costs are learned: close where a row more costs much."""
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
     return [size for size in sizes if size < most] + [most]

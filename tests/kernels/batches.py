@@ -1,12 +1,13 @@
-"""Random batches for attention: spans of any width, trees, branches apart from their prefix, pages of nothing."""
+"""Random batches for attention: segments of any length, trees, branches apart from their prefix, pages of nothing."""
 
 from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from roost.layers.spans import Masks, Shifts, Spans, tiles
+from roost.layers.segments import Segments, tiles
 
 NOWHERE = 2**30  # a page past every pool
 
@@ -32,7 +33,7 @@ class Batch:
     keys: Tensor
     values: Tensor
     table: Tensor
-    spans: Spans
+    segments: Segments
 
 
 def random_tree(width: int, random: Random) -> tuple[list[int], list[list[bool]]]:
@@ -55,12 +56,12 @@ def make(
     trees: tuple[int, ...] = (),
     shifts: list[tuple[int, int]] | None = None,
 ) -> Batch:
-    """A batch of (start, width) spans, those in `trees` with one; what nobody may read is NaN, or a page nowhere."""
+    """A batch of (start, width) segments, those in `trees` with one; what nobody may read is NaN, or a page nowhere."""
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     starts, widths = [start for start, _ in columns], [width for _, width in columns]
     rows = random.sample(range(len(columns) + 3), len(columns))
     page, window = shape.page_size, shape.window
-    reads = []  # row positions that each span reads
+    reads = []  # row positions that each segment reads
     for number, (start, width) in enumerate(columns):
         low = 0 if window is None else max(0, start - window + 1)
         base, shift = (0, 0) if shifts is None else shifts[number]
@@ -82,46 +83,47 @@ def make(
     wide = torch.randn((num_tokens, (shape.group + 2) * shape.num_kv_heads, shape.head_dim), generator=generator)
     query = wide.to(device, shape.dtype)[:, : shape.group * shape.num_kv_heads]
     offsets = [sum(widths[:number]) for number in range(len(widths))]
-    pairs = list(zip(*tiles(widths, shape.tile_len), strict=True))
+    pairs = list(zip(*(each.tolist() for each in tiles(np.array(widths), shape.tile_len)), strict=True))
     random.shuffle(pairs)
-    tile_spans, tile_firsts = zip(*pairs, strict=True)
-    spans = Spans(
+    tile_segments, tile_offsets = zip(*pairs, strict=True)
+    small = {"offsets": offsets, "query_lens": widths, "tile_segments": tile_segments, "tile_offsets": tile_offsets}
+    segments = Segments(
         rows=torch.tensor(rows, device=device),
-        offsets=torch.tensor(offsets, dtype=torch.int32, device=device),
-        widths=torch.tensor(widths, dtype=torch.int32, device=device),
-        starts=torch.tensor(starts, device=device),
-        tile_spans=torch.tensor(tile_spans, dtype=torch.int32, device=device),
-        tile_firsts=torch.tensor(tile_firsts, dtype=torch.int32, device=device),
+        start_positions=torch.tensor(starts, device=device),
+        **{name: torch.tensor(column, dtype=torch.int32, device=device) for name, column in small.items()},
         tile_len=shape.tile_len,
-        masks=_masks(widths, trees, random, device) if trees else None,
-        shifts=None if shifts is None else _shifts(shifts, device),
+        **(_trees(widths, trees, random, device) if trees else {}),
+        **({} if shifts is None else _branches(shifts, device)),
     )
     keys, values = kv.to(device, shape.dtype)
-    return Batch(query=query, keys=keys, values=values, table=table.to(device), spans=spans)
+    return Batch(query=query, keys=keys, values=values, table=table.to(device), segments=segments)
 
 
-def padded(spans: Spans, num_tiles: int) -> Spans:
+def padded(segments: Segments, num_tiles: int) -> Segments:
     """The same with tiles of nothing at the end."""
-    more = torch.full((num_tiles,), -1, dtype=torch.int32, device=spans.rows.device)
+    more = torch.full((num_tiles,), -1, dtype=torch.int32, device=segments.rows.device)
     return replace(
-        spans, tile_spans=torch.cat([spans.tile_spans, more]), tile_firsts=torch.cat([spans.tile_firsts, more * 0])
+        segments,
+        tile_segments=torch.cat([segments.tile_segments, more]),
+        tile_offsets=torch.cat([segments.tile_offsets, more * 0]),
     )
 
 
-def _masks(widths: list[int], trees: tuple[int, ...], random: Random, device: torch.device) -> Masks:
+def _trees(widths: list[int], trees: tuple[int, ...], random: Random, device: torch.device) -> dict[str, Tensor]:
     num_nodes = max(widths[number] for number in trees) + 2  # trees are padded
     depths = torch.full((len(trees), num_nodes), 10**9)
-    sees = torch.ones((len(trees), num_nodes, num_nodes), dtype=torch.bool)
-    of_span = torch.full((len(widths),), -1, dtype=torch.int32)
+    mask = torch.ones((len(trees), num_nodes, num_nodes), dtype=torch.bool)
+    tree_of = torch.full((len(widths),), -1, dtype=torch.int32)
     for tree, number in enumerate(trees):
         width = widths[number]
-        own_depths, own_sees = random_tree(width, random)
-        of_span[number] = tree
+        own_depths, own_mask = random_tree(width, random)
+        tree_of[number] = tree
         depths[tree, :width] = torch.tensor(own_depths)
-        sees[tree, :width, :width] = torch.tensor(own_sees)
-    return Masks(of_span=of_span.to(device), depths=depths.to(device), sees=sees.to(device))
+        mask[tree, :width, :width] = torch.tensor(own_mask)
+    columns = {"tree_of": tree_of, "tree_depths": depths, "tree_mask": mask}
+    return {name: column.to(device) for name, column in columns.items()}
 
 
-def _shifts(shifts: list[tuple[int, int]], device: torch.device) -> Shifts:
-    bases, by = zip(*shifts, strict=True)
-    return Shifts(bases=torch.tensor(bases, device=device), shifts=torch.tensor(by, device=device))
+def _branches(shifts: list[tuple[int, int]], device: torch.device) -> dict[str, Tensor]:
+    bases, by = (torch.tensor(column, device=device) for column in zip(*shifts, strict=True))
+    return {"branch_bases": bases, "branch_shifts": by}

@@ -1,4 +1,4 @@
-"""Attention over spans equals its reference: any widths, trees, branches, windows, pages, splits and head sizes."""
+"""Attention over segments equals its reference: any widths, trees, branches, windows, pages, splits and head sizes."""
 
 from dataclasses import replace
 from random import Random
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roost.layers.spans import span_attention
+from roost.layers.segments import segment_attention
 from tests.kernels.batches import NOWHERE, Batch, Shape, make, padded
 from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
@@ -23,14 +23,14 @@ def expected(batch: Batch, shape: Shape) -> Tensor:
     keys, values = batch.keys.nan_to_num(), batch.values.nan_to_num()
     table = batch.table.where(batch.table < NOWHERE, 0)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE}
-    return span_attention(batch.query, keys, values, table, batch.spans, **how)
+    return segment_attention(batch.query, keys, values, table, batch.segments, **how)
 
 
 def check(batch: Batch, shape: Shape, num_splits: int) -> None:
     """The kernel's result is the reference's, written between canaries."""
     out = Fenced(batch.query.shape, shape.dtype, batch.query.device)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE, "num_splits": num_splits}
-    args = (batch.query, batch.keys, batch.values, batch.table, batch.spans)
+    args = (batch.query, batch.keys, batch.values, batch.table, batch.segments)
     ours = attention.paged_attention(*args, **how, out=out.tensor)
     out.check()
     assert_near(ours, expected(batch, shape), steps=2)
@@ -104,16 +104,16 @@ def test_shifts_need_not_be_whole_pages(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_padding_and_spans_of_no_width_write_nothing(num_splits: int, device: torch.device) -> None:
+def test_padding_and_segments_of_no_width_write_nothing(num_splits: int, device: torch.device) -> None:
     shape = Shape(num_kv_heads=1, group=2, head_dim=16, page_size=4, dtype=FP32, tile_len=2)
     batch = make(shape, [(5, 1), (7, 3), (2, 2)], device)
-    widths = batch.spans.widths.clone()
-    widths[0] = 0  # the device may decide this after the tiles were cut
-    spans = padded(replace(batch.spans, widths=widths), 3)
+    query_lens = batch.segments.query_lens.clone()
+    query_lens[0] = 0  # the device may decide this after the tiles were cut
+    segments = padded(replace(batch.segments, query_lens=query_lens), 3)
     how = {"page_size": 4, "window": None, "scale": SCALE, "num_splits": num_splits}
     out = Fenced(batch.query.shape, FP32, device)
     out.tensor.fill_(SENTINEL)
-    attention.paged_attention(batch.query, batch.keys, batch.values, batch.table, spans, **how, out=out.tensor)
+    attention.paged_attention(batch.query, batch.keys, batch.values, batch.table, segments, **how, out=out.tensor)
     out.check()
     assert (out.tensor[0] == SENTINEL).all()
     assert_near(out.tensor[1:], expected(batch, shape)[1:], steps=2)
@@ -150,18 +150,18 @@ def test_a_graph_reads_lengths_anew_and_nothing_is_compiled_for_them(device: tor
     batch = make(shape, [(200, 1), (90, 1), (333, 1)], device)
     how = {"page_size": 16, "window": None, "scale": SCALE, "num_splits": 3}
     args = (batch.query, batch.keys, batch.values, batch.table)
-    attention.paged_attention(*args, batch.spans, **how)
+    attention.paged_attention(*args, batch.segments, **how)
     kernels = [each.device_caches[torch.cuda.current_device()][0] for each in (attention._attend, attention._merge)]
     num_compiled = [len(each) for each in kernels]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        ours = attention.paged_attention(*args, batch.spans, **how)
+        ours = attention.paged_attention(*args, batch.segments, **how)
     for _ in range(3):
-        batch.spans.starts.sub_(torch.tensor([61, 17, 1], device=device)).clamp_(min=0)
+        batch.segments.start_positions.sub_(torch.tensor([61, 17, 1], device=device)).clamp_(min=0)
         graph.replay()
         assert_near(ours, expected(batch, shape), steps=2)
-    unaligned = torch.cat([batch.spans.rows[:1], batch.spans.rows])[1:]
-    ours = attention.paged_attention(*args, replace(batch.spans, rows=unaligned), **{**how, "num_splits": 16})
+    unaligned = torch.cat([batch.segments.rows[:1], batch.segments.rows])[1:]
+    ours = attention.paged_attention(*args, replace(batch.segments, rows=unaligned), **{**how, "num_splits": 16})
     assert_near(ours, expected(batch, shape), steps=2)
     assert [len(each) for each in kernels] == num_compiled
 

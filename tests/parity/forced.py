@@ -14,9 +14,10 @@ from torch.nn.functional import pad
 
 from bench.heads import TargetHead
 from roost.config.options import EngineConfig
-from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.protocol import Pairs
 from roost.drafters.tree import Trees, chains
 from roost.layers.attention import Attend
+from roost.layers.segments import Segments
 from roost.messages import CloseSession, Event, FlushCache
 from roost.models.decoder import Decoder
 from roost.models.model import PairHead
@@ -80,11 +81,11 @@ class Told:
         self._num_rounds[setup.row] = 0
         self._text[setup.row] = next((text for text in self._texts if text[: len(begun)] == begun), begun)
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """The text that follows, up to where it shall be wrong."""
-        places = zip(rounds.rows.tolist(), rounds.lengths.tolist(), strict=True)
-        drafts = [self._drafts(row, start)[: rounds.width - 1] for row, start in places]
-        return chains(torch.cat([rounds.roots[:, None], torch.tensor(drafts, device=rounds.roots.device)], dim=1))
+        places = zip(rounds.rows.tolist(), rounds.start_positions.tolist(), strict=True)
+        drafts = [self._drafts(row, start)[: width - 1] for row, start in places]
+        return chains(torch.cat([roots[:, None], torch.tensor(drafts, device=roots.device)], dim=1))
 
     def extend(self, pairs: Pairs) -> None:
         """Nothing to keep."""

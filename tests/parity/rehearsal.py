@@ -1,10 +1,11 @@
-"""A device that captures on a CPU, and attention over spans in plain torch: what a GPU does, without one.
+"""A device that captures on a CPU, and a backend that reads segments in plain torch: what a GPU does, without one.
 
-A captured step is a tape of operations whose results stay in the memory they were first written to, as in a graph of
-CUDA; whatever would make the host wait for the device raises. Used by the tests of captured steps.
+A graph is a tape of operations whose results stay in the memory they were first written to, as in a CUDA graph;
+whatever would make the host wait for the device raises. Used by the tests of graphs and of backends.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +14,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import roost.forward.passes
 import roost.runner.executor
 import tests.parity.tiny
-from roost.attention.kv_cache import Table
-from roost.attention.protocol import Read
-from roost.attention.registry import TRITON
+from roost.attention.kv_cache import PageTable
+from roost.attention.protocol import ReadKv
+from roost.attention.registry import TORCH, TRITON, Backend
 from roost.attention.torch_backend import TorchAttention
 from roost.device.cpu import CpuDevice
 from roost.device.device import Replay
-from roost.layers.spans import Masks, Shifts, Spans, span_attention
+from roost.models.model import KvShape
+from roost.layers.segments import Segments, segment_attention
 
 _WAITS = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
 
@@ -66,56 +67,69 @@ class RehearsalDevice(CpuDevice):
         return tape.replay
 
 
-@torch.library.custom_op("roost_tests::spans", mutates_args=())
-def _spans(
+_COLUMNS = ("rows", "start_positions", "offsets", "query_lens", "tile_segments", "tile_offsets")
+_TREES = ("tree_of", "tree_depths", "tree_mask")
+_BRANCHES = ("branch_bases", "branch_shifts")
+
+
+@torch.library.custom_op("roost_tests::segments", mutates_args=())
+def _read_segments(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
     columns: list[Tensor],
-    masks: list[Tensor],
-    shifts: list[Tensor],
+    trees: list[Tensor],
+    branches: list[Tensor],
     page_size: int,
     window: int,
     scale: float,
 ) -> Tensor:
-    rows, offsets, widths, starts, tile_spans, tile_firsts = columns
-    spans = Spans(
-        rows=rows,
-        offsets=offsets,
-        widths=widths,
-        starts=starts,
-        tile_spans=tile_spans,
-        tile_firsts=tile_firsts,
-        tile_len=1,
-        masks=Masks(of_span=masks[0], depths=masks[1], sees=masks[2]) if masks else None,
-        shifts=Shifts(bases=shifts[0], shifts=shifts[1]) if shifts else None,
+    """The reference as one operation, so that a tape does not see what it asks of its tensors."""
+    given = {
+        **dict(zip(_COLUMNS, columns, strict=True)),
+        **dict(zip(_TREES, trees, strict=False)),
+        **dict(zip(_BRANCHES, branches, strict=False)),
+    }
+    segments = Segments(**given, tile_len=1)
+    how = {"page_size": page_size, "window": window or None, "scale": scale}
+    return segment_attention(query, keys, values, table, segments, **how).clone()
+
+
+def read_segments(table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
+    """What segments read, by lengths that the device alone knows."""
+    columns, trees, branches = (
+        [column for name in names if (column := getattr(segments, name)) is not None]
+        for names in (_COLUMNS, _TREES, _BRANCHES)
     )
-    return span_attention(
-        query, keys, values, table, spans, page_size=page_size, window=window or None, scale=scale
-    ).clone()
+    how = (columns, trees, branches, table.page_size, table.window or 0, kv.scale)
+    return lambda query, keys, values: _read_segments(query, keys, values, table.pages, *how)
 
 
-def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> None:
+class RehearsedAttention(TorchAttention):
+    """Segments as kernels get them, read by their reference; what is written and copied, in torch."""
+
+    def read(self, table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
+        """Nothing is planned on the host."""
+        assert segments.host is None
+        return read_segments(table, segments, kv)
+
+
+REHEARSED = replace(
+    TRITON,
+    name="rehearsed",
+    factory="tests.parity.rehearsal:RehearsedAttention",
+    ops=TORCH.ops,
+    devices=("cpu",),
+    default_for=(),
+    package=None,
+)
+
+
+def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool, backend: Backend = REHEARSED) -> None:
     """Have engines of the tests run as on a GPU: lengths on the device alone, steps captured."""
-    triton_attention = pytest.importorskip("roost.attention.triton_backend", exc_type=ImportError)
     if tests.parity.tiny.DEVICE.type != "cpu":
         pytest.skip("a rehearsal is a CPU's; here steps are captured for real")
-
-    class SpanAttention(TorchAttention, triton_attention.TritonAttention):  # type: ignore[misc, name-defined]
-        """Spans as the kernels get them, read by their reference; what is written and copied, in torch."""
-
-        read = triton_attention.TritonAttention.read
-        read_branches = triton_attention.TritonAttention.read_branches
-
-        def _reading(self, table: Table, spans: Spans, scale: float) -> Read:
-            columns = [spans.rows, spans.offsets, spans.widths, spans.starts, spans.tile_spans, spans.tile_firsts]
-            masks = [] if spans.masks is None else [spans.masks.of_span, spans.masks.depths, spans.masks.sees]
-            shifts = [] if spans.shifts is None else [spans.shifts.bases, spans.shifts.shifts]
-            how = (table.page_size, table.window or 0, scale)
-            return lambda query, keys, values: _spans(query, keys, values, table.pages, columns, masks, shifts, *how)
-
     monkeypatch.setattr(roost.runner.executor, "open_device", lambda device: RehearsalDevice())
-    monkeypatch.setattr(roost.forward.passes, "make_attention", lambda backend, device: SpanAttention(device))
-    monkeypatch.setattr(tests.parity.tiny, "BACKEND", TRITON)
+    monkeypatch.setattr(tests.parity.tiny, "BACKEND", backend)
     monkeypatch.setattr(tests.parity.tiny, "GRAPHS", graphs)

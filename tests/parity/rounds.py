@@ -13,7 +13,7 @@ import torch
 from bench.heads import TargetHead
 from roost.config.options import EngineConfig
 from roost.drafters.accept import Accepted
-from roost.forward.passes import Ahead
+from roost.forward.passes import TargetOutput
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
@@ -68,11 +68,11 @@ class Speculating(Served):
         passes = self.executor.runner.passes
         move = passes._move_accepted
 
-        def watched(ahead: Ahead, accepted: Accepted) -> None:
+        def watched(target: TargetOutput, accepted: Accepted) -> None:
             number = torch.arange(accepted.nodes.shape[1], device=accepted.nodes.device)
             is_kept = number < accepted.lens[:, None]
             self.num_moved += int(((accepted.nodes != number) & is_kept).any(dim=1).sum())
-            move(ahead, accepted)
+            move(target, accepted)
 
         passes._move_accepted = watched  # type: ignore[method-assign]
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from roost.layers.attention import Span, Tree, causal_attention, paged_attention, plan_reads
+from roost.layers.attention import causal_attention, paged_attention, plan_reads
+from tests.segments import make_segments
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = 0.3
@@ -19,12 +20,11 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
     free_pages = (1 + torch.randperm(num_pages - 1, generator=generator)).tolist()
     keys, values = torch.full((2, num_pages * page_size, NUM_KV_HEADS, HEAD_DIM), torch.nan)
     table = torch.full((len(ROWS), 64), NOWHERE, dtype=torch.int32)
-    spans, queries, dense = [], [], []
+    queries, dense = [], []
     for row, (start, width) in enumerate(ROWS):
         end = start + width
         query = torch.randn((width, NUM_HEADS, HEAD_DIM), generator=generator)
         key, value = torch.randn((2, end, NUM_KV_HEADS, HEAD_DIM), generator=generator)
-        spans.append(Span(row=row, offset=sum(len(each) for each in queries), width=width, start=start))
         queries.append(query)
         dense.append(causal_attention(query, key, value, start=start, first=0, window=window, scale=SCALE))
         for position in range(0 if window is None else max(0, start - window + 1), end):
@@ -33,7 +33,9 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
                 table[row, index] = free_pages.pop()
             slot = int(table[row, index]) * page_size + position % page_size
             keys[slot], values[slot] = key[position], value[position]
-    reads = plan_reads(table, spans, page_size=page_size, window=window, head_dim=HEAD_DIM)
+    starts, widths = zip(*ROWS, strict=True)
+    segments = make_segments(range(len(ROWS)), starts, widths, are_rounds=False)
+    reads = plan_reads(table, segments, page_size=page_size, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(torch.cat(queries), keys, values, reads, scale=SCALE)
     torch.testing.assert_close(paged, torch.cat(dense))
 
@@ -48,14 +50,14 @@ def test_a_node_of_a_tree_reads_its_ancestors_and_what_is_before_the_tree(start:
     sees = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for node, path in enumerate(paths):
         sees[node, path] = True
-    tree = Tree(depths=torch.tensor([len(path) - 1 for path in paths]), sees=sees)
+    depths = torch.tensor([len(path) - 1 for path in paths])
     generator = torch.Generator().manual_seed(start)
     end = start + len(parents)
     query = torch.randn((len(parents), NUM_HEADS, HEAD_DIM), generator=generator)
     keys, values = torch.randn((2, 64, NUM_KV_HEADS, HEAD_DIM), generator=generator)
     table = torch.arange(16, dtype=torch.int32)[None]  # slot = position
-    span = Span(row=0, offset=0, width=len(parents), start=start, is_round=True, tree=tree)
-    reads = plan_reads(table, [span], page_size=4, window=window, head_dim=HEAD_DIM)
+    segments = make_segments([0], [start], [len(parents)], trees=(depths[None], sees[None]))
+    reads = plan_reads(table, segments, page_size=4, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(query, keys, values, reads, scale=SCALE)
     for node, path in enumerate(paths):  # as if its path were the whole sequence
         slots = torch.tensor([*range(start), *(start + each for each in path)])
@@ -79,13 +81,12 @@ def test_a_decoding_row_is_bit_equal_whatever_rows_are_beside_it() -> None:
     lengths = torch.randint(1, 4000, (12,), generator=generator).tolist()
     lengths[3:7] = [70, 90, 100, 128]  # some share an operation
     query = torch.randn((12, NUM_HEADS, HEAD_DIM), generator=generator)
-    spans = [Span(row=row, offset=row, width=1, start=length - 1) for row, length in enumerate(lengths)]
+    segments = make_segments(range(12), [length - 1 for length in lengths])
     together = paged_attention(
-        query, keys, values, plan_reads(table, spans, page_size=16, window=None, head_dim=HEAD_DIM), scale=SCALE
+        query, keys, values, plan_reads(table, segments, page_size=16, window=None, head_dim=HEAD_DIM), scale=SCALE
     )
     for row, length in enumerate(lengths):
-        span = Span(row=row, offset=0, width=1, start=length - 1)
-        reads = plan_reads(table, [span], page_size=16, window=None, head_dim=HEAD_DIM)
+        reads = plan_reads(table, make_segments([row], [length - 1]), page_size=16, window=None, head_dim=HEAD_DIM)
         alone = paged_attention(query[row : row + 1], keys, values, reads, scale=SCALE)
         assert torch.equal(alone, together[row : row + 1]), length
 
@@ -96,18 +97,19 @@ def test_a_decoding_row_is_bit_equal_whatever_rows_are_beside_it() -> None:
 def test_any_number_of_rounds_of_any_length_read_all_their_keys(ends: tuple[int, ...], width: int) -> None:
     generator = torch.Generator().manual_seed(len(ends))
     number = torch.arange(width)
-    tree = None if width == 1 else Tree(depths=number, sees=number <= number[:, None])
     ends = tuple(end + width - 1 for end in ends)
     offsets = [sum(ends[:row]) for row in range(len(ends))]  # a page is one slot
     table = torch.zeros(len(ends), max(ends), dtype=torch.int32)
     keys, values = torch.randn((2, sum(ends), NUM_KV_HEADS, HEAD_DIM), generator=generator)
     query = torch.randn((len(ends) * width, NUM_HEADS, HEAD_DIM), generator=generator)
-    spans, dense = [], []
+    dense = []
     for row, (end, offset) in enumerate(zip(ends, offsets, strict=True)):
         table[row, :end] = torch.arange(offset, offset + end)
         start, at = end - width, row * width
-        spans.append(Span(row=row, offset=at, width=width, start=start, tree=tree))
         own = (each[offset : offset + end] for each in (keys, values))
         dense.append(causal_attention(query[at : at + width], *own, start=start, first=0, window=None, scale=SCALE))
-    reads = plan_reads(table, spans, page_size=1, window=None, head_dim=HEAD_DIM)
+    chains = (number.expand(len(ends), -1), (number <= number[:, None]).expand(len(ends), -1, -1))
+    starts = [end - width for end in ends]
+    segments = make_segments(range(len(ends)), starts, [width] * len(ends), trees=None if width == 1 else chains)
+    reads = plan_reads(table, segments, page_size=1, window=None, head_dim=HEAD_DIM)
     torch.testing.assert_close(paged_attention(query, keys, values, reads, scale=SCALE), torch.cat(dense))

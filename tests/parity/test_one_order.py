@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.layers.attention import Span, Tree, paged_attention, plan_reads
+from roost.layers.attention import paged_attention, plan_reads
 from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, row_multiple
 from roost.layers.linear import make_linear
+from roost.layers.segments import Segments
+from tests.segments import make_segments
 
 NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE = 9, 3, 16
 LENGTH = 1100  # past two blocks of keys
@@ -26,18 +28,18 @@ class Text:
         self.key, self.value = torch.randn((2, LENGTH, NUM_KV_HEADS, head_dim), generator=generator)
         self.table = (torch.randperm(80, generator=generator) + 1).to(torch.int32)[None]  # more pages than the text has
 
-    def read(self, spans: list[Span], query: Tensor, places: Tensor | None = None) -> Tensor:
+    def read(self, segments: Segments, query: Tensor, places: Tensor | None = None) -> Tensor:
         """What queries read; `places` [LENGTH]: where in the row each position lies, itself unless told."""
         at = torch.arange(LENGTH) if places is None else places
         slots = self.table[0, at // PAGE_SIZE].to(torch.int64) * PAGE_SIZE + at % PAGE_SIZE
         keys, values = torch.full((2, 81 * PAGE_SIZE, NUM_KV_HEADS, self.head_dim), torch.nan)
         keys[slots], values[slots] = self.key, self.value
-        reads = plan_reads(self.table, spans, page_size=PAGE_SIZE, window=self.window, head_dim=self.head_dim)
+        reads = plan_reads(self.table, segments, page_size=PAGE_SIZE, window=self.window, head_dim=self.head_dim)
         return paged_attention(query, keys, values, reads, scale=SCALE)
 
     def alone(self, position: int) -> Tensor:
         """A token by itself, as plain decoding runs it."""
-        return self.read([Span(row=0, offset=0, width=1, start=position)], self.query[position : position + 1])
+        return self.read(make_segments([0], [position]), self.query[position : position + 1])
 
 
 @pytest.fixture(params=[(64, None), (64, 300), (16, None), (8, 700)], ids=str)
@@ -88,7 +90,8 @@ def test_keys_are_padded_to_the_next_shape_that_agrees_and_no_further() -> None:
 def test_a_token_in_a_chunk_of_any_cut_is_the_token_alone(text: Text) -> None:
     random = Random(0)
     for first, last in [(0, LENGTH), (0, 5), (3, 10), (100, 612), (509, 516), *_cuts(random)]:
-        chunk = text.read([Span(row=0, offset=0, width=last - first, start=first)], text.query[first:last])
+        segments = make_segments([0], [first], [last - first], are_rounds=False)
+        chunk = text.read(segments, text.query[first:last])
         for position in sorted({first, last - 1, *(place for place in PLACES if first <= place < last)}):
             assert torch.equal(chunk[position - first], text.alone(position)[0]), (first, last, position)
 
@@ -100,8 +103,7 @@ def _cuts(random: Random) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("width", [2, 3, 5, 7])
 def test_a_token_in_a_chain_is_the_token_alone(text: Text, width: int) -> None:
     for start in PLACES:
-        span = Span(row=0, offset=0, width=width, start=start, is_round=True)
-        chain = text.read([span], text.query[start : start + width])
+        chain = text.read(make_segments([0], [start], [width]), text.query[start : start + width])
         for node in range(width):
             assert torch.equal(chain[node], text.alone(start + node)[0]), (start, node)
 
@@ -118,21 +120,21 @@ def test_a_node_on_any_path_of_a_tree_is_the_token_alone(text: Text) -> None:
         sees = torch.eye(width, dtype=torch.bool)
         for node in range(1, width):
             sees[node] |= sees[parents[node]]
-        tree = Tree(depths=sees.sum(dim=1) - 1, sees=sees)
         places = torch.arange(LENGTH)
         places[start : start + len(path)] = start + torch.tensor(path)
         places[start + len(path) :] += width - len(path)
         query = torch.zeros(width, NUM_HEADS, text.head_dim)
         query[path] = text.query[start : start + len(path)]
-        nodes = _tree_nodes(text, start, tree, query, places, width)
+        nodes = _tree_nodes(text, start, sees, query, places)
         for depth, node in enumerate(path):
             assert torch.equal(nodes[node], text.alone(start + depth)[0]), (start, node)
 
 
-def _tree_nodes(text: Text, start: int, tree: Tree, query: Tensor, places: Tensor, width: int) -> Tensor:
+def _tree_nodes(text: Text, start: int, mask: Tensor, query: Tensor, places: Tensor) -> Tensor:
     """What the nodes read; those beside the path hold nothing, so that a path which reads one of them is no number."""
-    span = Span(row=0, offset=0, width=width, start=start, is_round=True, tree=tree)
-    return text.read([span], query, places)
+    depths = mask.sum(dim=1) - 1
+    segments = make_segments([0], [start], [len(mask)], trees=(depths[None], mask[None]))
+    return text.read(segments, query, places)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -157,5 +159,5 @@ def _check_projection() -> None:
 def test_blocks_of_keys_begin_at_the_same_positions_for_everybody() -> None:
     """With a window, what a token reads first is its own; where its blocks begin is not."""
     text = Text(64, window=KEY_BLOCK + 88)
-    chunk = text.read([Span(row=0, offset=0, width=200, start=900)], text.query[900:1100])
+    chunk = text.read(make_segments([0], [900], [200], are_rounds=False), text.query[900:1100])
     assert torch.equal(chunk[199], text.alone(1099)[0])

@@ -195,15 +195,15 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
     monkeypatch.setattr(Tape, "replay", lambda tape: (replayed.append(tape), replay(tape))[1])
     config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, max_running=4)
     served = Served(model_of("llama"), config, head=head)
-    graphs = served.executor.runner._graphs
+    graphs = served.executor.runner.round_graphs
     assert graphs is not None
-    assert set(graphs._captured) == {(size, width) for size in (1, 2, 4) for width in MENU}
+    assert set(graphs.by_size) == {(size, width) for size in (1, 2, 4) for width in MENU}
     plans = _noted(served)
     replayed.clear()
     _serve(served, "llama")
     assert _widths(plans) == MENU
     num_parts = sum(plan.is_prefill.any().astype(int) + (~plan.is_prefill).any() for plan in plans)
-    assert len(replayed) == 2 * num_parts  # nothing ran otherwise: ahead and behind of chunks, and of rounds
+    assert len(replayed) == 2 * num_parts  # two replays of chunks, and two of rounds; nothing ran otherwise
     served.executor.close()
 
 

@@ -207,10 +207,10 @@ def _draft_kv(head: Head, prompt: tuple[int, ...], chunk: int) -> Tensor:
     served.run()
     drafter = served.executor.runner.passes.drafter
     assert isinstance(drafter, EagleDrafter)
-    pool, at = drafter.pool, torch.arange(len(prompt))
-    (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()
-    slots = pool.table.slots(torch.full_like(at, row), at)
-    return torch.cat([pool.keys[:, slots], pool.values[:, slots]], dim=-1)
+    cache, at = drafter.kv_cache, torch.arange(len(prompt))
+    (row,) = cache.table.pages.any(dim=1).nonzero().flatten().tolist()
+    slots = cache.table.slots(torch.full_like(at, row), at)
+    return torch.cat([cache.keys[:, slots], cache.values[:, slots]], dim=-1)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])

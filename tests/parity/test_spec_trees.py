@@ -40,10 +40,10 @@ def draft_kv(served: Served, num_positions: int) -> Tensor:
     """Draft KV of the first positions of the only row there was."""
     drafter = served.executor.runner.passes.drafter
     assert isinstance(drafter, EagleDrafter)
-    pool, at = drafter.pool, torch.arange(num_positions, device=DEVICE)
-    (row,) = pool.table.pages.any(dim=1).nonzero().flatten().tolist()
-    slots = pool.table.slots(torch.full_like(at, row), at)
-    return torch.cat([pool.keys[:, slots], pool.values[:, slots]], dim=-1)
+    cache, at = drafter.kv_cache, torch.arange(num_positions, device=DEVICE)
+    (row,) = cache.table.pages.any(dim=1).nonzero().flatten().tolist()
+    slots = cache.table.slots(torch.full_like(at, row), at)
+    return torch.cat([cache.keys[:, slots], cache.values[:, slots]], dim=-1)
 
 
 @KINDS

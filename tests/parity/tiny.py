@@ -1,6 +1,6 @@
 """Tiny random checkpoints, their transformers reference, and an engine that serves them.
 
-Nothing is downloaded: weights come from a seed. KV pools start as NaN, so that a read of a slot nobody wrote shows in
+Nothing is downloaded: weights come from a seed. KV caches start as NaN, so that a read of a slot nobody wrote shows in
 the output. $ROOST_TEST_BACKEND=triton has the engines read through kernels: on a GPU, or interpreted. Used by the tests
 of this folder.
 """
@@ -24,12 +24,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from roost.attention.registry import BACKENDS, TRITON
+from roost.attention.registry import BACKENDS, load_symbol
 from roost.clock import VirtualClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.drafters.eagle import EagleDrafter
-from roost.layers.ops import TORCH_OPS, Ops
+from roost.layers.ops import Ops
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig
 from roost.models.model import Head
@@ -43,7 +43,7 @@ from tests.shapes import spec_config
 
 CPU = torch.device("cpu")
 BACKEND = {each.name: each for each in BACKENDS}[os.environ.get("ROOST_TEST_BACKEND", "torch")]
-DEVICE = torch.device("cuda" if BACKEND is TRITON and torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda" if "cuda" in BACKEND.default_for and torch.cuda.is_available() else "cpu")
 GRAPHS = os.environ.get("ROOST_TEST_GRAPHS", "on") == "on"
 WINDOW = 9
 VOCAB = 97
@@ -130,11 +130,8 @@ class Tiny:
 
 def ops() -> Ops:
     """The operations that go with the backend."""
-    if BACKEND is not TRITON:
-        return TORCH_OPS
-    from roost.kernels.ops import TRITON_OPS  # noqa: PLC0415 (Triton is not on every machine)
-
-    return TRITON_OPS
+    made: Ops = load_symbol(BACKEND.ops)
+    return made
 
 
 @cache
@@ -201,16 +198,17 @@ class Served:
         head: Head | None = None,
         new_stop_finder: NewStopFinder | None = None,
     ) -> None:
-        if BACKEND is TRITON and not GRAPHS:
+        if BACKEND.graphs and not GRAPHS:
             config = replace(config, sched=replace(config.sched, graphs=False))
         resolved = resolve(config, model.traits, BACKEND)
         self.notes: list[Note] = []
         self.events: list[Event] = []
         self.executor = TorchExecutor(model, resolved, DEVICE, head)
         drafter = self.executor.runner.passes.drafter
-        for pool in self.executor.runner.passes.pools + ([drafter.pool] if isinstance(drafter, EagleDrafter) else []):
-            pool.keys.fill_(torch.nan)
-            pool.values.fill_(torch.nan)
+        own = [drafter.kv_cache] if isinstance(drafter, EagleDrafter) else []
+        for each in self.executor.runner.passes.kv_caches + own:
+            each.keys.fill_(torch.nan)
+            each.values.fill_(torch.nan)
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()

@@ -13,17 +13,17 @@ _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_s
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
 _OPTIONS = _OUTPUT + "test_29_options_and_logprobs_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
-_CAPTURED = "tests/parity/test_captured.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
-_SCORED = "tests/parity/test_captured.py::test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole"
+_GRAPHS = "tests/parity/test_graphs.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
+_SCORED = "tests/parity/test_graphs.py::test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole"
 
 _EAGLE = "roost.drafters.eagle"
 _RUNNER = "roost.runner.runner"
 _PASSES = "roost.forward.passes"
 _BATCH = "roost.forward.layout"
 _ATTENTION = "roost.layers.attention"
-_EXTEND = "            self.drafter.extend(self._pairs(inputs, ahead, accepted))"
-_SOURCES = '        sources[layout["pair_at"]] = layout["pair_roots"] + accepted.nodes.flatten()[layout["pair_cells"]]'
-_MOVES = "                self._attention.copy(self.pool, *places.moves(branch, step + 1))"
+_EXTEND = "            self.drafter.extend(self._pairs(layout, target, accepted))"
+_SOURCES = '        sources[at] = layout["accept_roots"] + accepted.nodes.flatten()[cells]'
+_MOVES = "                self._attention.copy(self.kv_cache, *branches.moves(branch, step + 1))"
 
 DEVICE_BUGS = (
     # --- drafting ---
@@ -73,13 +73,13 @@ DEVICE_BUGS = (
         "        self._stride = (self._last + shape.steps + size - 1) // size * size",
         "        self._stride = (self._last + shape.topk + size - 1) // size * size",
         "7: branches lie as far apart as there are branches, not steps",
-        test="tests/unit/drafters/test_places.py::test_branches_lie_where_the_shape_says",
+        test="tests/unit/drafters/test_branches.py::test_branches_lie_where_the_shape_says",
     ),
     Bug(
         "draft_positions_by_depth",
         _EAGLE,
-        "        positions = (rounds.lengths + step)[:, None].expand_as(tokens)",
-        "        positions = rounds.lengths[:, None].expand_as(tokens)",
+        "        positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)",
+        "        positions = branches.rounds.start_positions[:, None].expand_as(tokens)",
         "every draft step is turned as if it were the first",
         test=_WIDTHS,
     ),
@@ -102,8 +102,8 @@ DEVICE_BUGS = (
     Bug(
         "drafts_follow_width",
         _EAGLE,
-        "        num_steps = self._shape.accept_max_of(rounds.width) - 1",
-        "        num_steps = self._shape.steps",
+        "        return self._shape.accept_max_of(width) - 1",
+        "        return self._shape.steps",
         "a narrow round drafts as much as the widest",
         test="tests/parity/test_spec_auto.py::test_a_round_runs_no_more_draft_passes_than_it_has_drafts",
     ),
@@ -112,7 +112,7 @@ DEVICE_BUGS = (
         "extend_after_rounds",
         _PASSES,
         _EXTEND,
-        _EXTEND.replace("self", "len(batch.drafting) or self", 1),
+        _EXTEND.replace("self", "len(layout.drafting) or self", 1),
         "the drafter does not take over what rounds accepted",
         test=_REWINDS,
     ),
@@ -120,7 +120,7 @@ DEVICE_BUGS = (
         "extend_after_prefill",
         _PASSES,
         _EXTEND,
-        _EXTEND.replace("self", "batch.is_prefill.any() or self", 1),
+        _EXTEND.replace("self", "layout.is_prefill.any() or self", 1),
         "the drafter does not take over prompts",
         test=_CHUNKS,
     ),
@@ -143,16 +143,16 @@ DEVICE_BUGS = (
     Bug(
         "sources_of_chunks",
         _BATCH,
-        '        "pair_sources": np.repeat(batch.offsets, counts) + ramps(counts),  # right for chunks',
-        '        "pair_sources": np.repeat(batch.offsets, counts),',
+        '            "pair_sources": np.repeat(self.offsets, counts) + aranges(counts),  # right for chunks',
+        '            "pair_sources": np.repeat(self.offsets, counts),',
         "every pair of a chunk has the hidden state of its first token",
         test=_DENSE + "[eagle-chain-4-9]",
     ),
     Bug(
         "head_goes_on_from_the_accepted_path",
         _PASSES,
-        '            heads=layout["pair_firsts"] + accepted.lens - 1,',
-        '            heads=layout["pair_firsts"],',
+        '            last_pairs=layout["accept_firsts"] + accepted.lens - 1,',
+        '            last_pairs=layout["accept_firsts"],',
         "the next drafts go on from the root of the last round",
         test=_REWINDS,
     ),
@@ -176,8 +176,8 @@ DEVICE_BUGS = (
     Bug(
         "nodes_see_no_siblings",
         _ATTENTION,
-        "    paths = torch.where(sees, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on",
-        "    paths = torch.arange(width).expand_as(sees)",
+        "    paths = torch.where(mask, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on",
+        "    paths = torch.arange(width).expand_as(mask)",
         "a node sees the nodes that lie beside its own path",
         test=_SECOND + "[llama-eagle]",
     ),
@@ -224,8 +224,8 @@ DEVICE_BUGS = (
     Bug(
         "narrow_rounds_are_cut",
         _PASSES,
-        '        drafted = self.drafter.propose(rounds).cut(layout["draft_widths"])',
-        "        drafted = self.drafter.propose(rounds)",
+        '        drafted = self.drafter.propose(rounds, roots[at], layout.tree_width).cut(layout["draft_widths"])',
+        "        drafted = self.drafter.propose(rounds, roots[at], layout.tree_width)",
         "nodes that a round does not verify are accepted",
         test=_TREES + "test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify",
     ),
@@ -233,16 +233,16 @@ DEVICE_BUGS = (
     Bug(
         "accepted_kv_moves",
         _PASSES,
-        "        if batch.shape.topk > 1 and len(batch.drafting):",
-        "        if batch.shape.topk > 1 and not len(batch.drafting):",
+        "        if layout.shape.topk > 1 and len(layout.drafting):",
+        "        if layout.shape.topk > 1 and not len(layout.drafting):",
         "the accepted path's KV stays where its nodes were",
         test=_SECOND + "[llama-eagle]",
     ),
     Bug(
         "accepted_kv_moves_in_every_book",
         _PASSES,
-        "        for pool in self.pools:  # of every book",
-        "        for pool in self.pools[:1]:",
+        "        for cache in self.kv_caches:  # of every book",
+        "        for cache in self.kv_caches[:1]:",
         "11: the accepted path's KV moves in the full book alone",
         test=_SECOND + "[qwen2-window-eagle]",
     ),
@@ -273,16 +273,16 @@ DEVICE_BUGS = (
     Bug(
         "bonus_is_the_next_root",
         _PASSES,
-        "        self.roots[ahead.rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
-        "        self.roots[ahead.rows] = accepted.tokens[:, 0]",
+        "        self.last_tokens[target.rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
+        "        self.last_tokens[target.rows] = accepted.tokens[:, 0]",
         "1: the next round starts from the round's first token, not from its bonus",
         test=_COUNTS,
     ),
     Bug(
         "relay_advances_by_what_was_accepted",
         _PASSES,
-        '        ends[layout["sampling"]] = ahead.root_places + accepted.lens',
-        '        ends[layout["sampling"]] = ahead.root_places + 1',
+        '        lengths[layout["sampling"]] = target.root_positions + accepted.lens',
+        '        lengths[layout["sampling"]] = target.root_positions + 1',
         "9: the row's length on the device grows by one, whatever was accepted",
         test=_COUNTS,
     ),
@@ -298,32 +298,32 @@ DEVICE_BUGS = (
     Bug(
         "penalties_along_the_path",
         _RUNNER,
-        "        paths = ahead.trees.path_tokens.flatten(0, 1)[ahead.node_cells] if ahead.trees.width > 1 else None",
-        "        paths = None",
+        '            paths = target.trees.path_tokens.flatten(0, 1)[of["node_cells"][nodes]]',
+        "            paths = None",
         "29: a node's penalties do not count the drafts before it",
         test=_OPTIONS + "[rivals]",
     ),
     Bug(
         "noted_tokens_are_all_accepted",
         _RUNNER,
-        "            self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())",
-        "            self._sampler.note(ahead.rows, tokens[:, 0])",
+        "            self._sampler.note(target.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())",
+        "            self._sampler.note(target.rows, tokens[:, 0])",
         "29: penalties count one token of each round",
         test=_OPTIONS + "[rivals]",
     ),
     Bug(
         "draws_by_position",
         _RUNNER,
-        "        drawn_at = ahead.positions + 1  # a token is drawn for the place after its node",
-        "        drawn_at = (ahead.positions[:1] + 1).expand_as(ahead.positions)",
+        "        drawn_at = target.positions + 1  # a token is drawn for the position after its node",
+        "        drawn_at = (target.positions[:1] + 1).expand_as(target.positions)",
         "29: every node of a round draws with the same random number",
         test=_OPTIONS + "[warm]",
     ),
     Bug(
         "logprobs_at_the_accepted_nodes",
         _RUNNER,
-        "            at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()",
-        "            at = (ahead.node_offsets[:, None] + 0 * accepted.nodes)[index].flatten()",
+        "            at = (offsets[:, None] + accepted.nodes)[index].flatten()",
+        "            at = (offsets[:, None] + 0 * accepted.nodes)[index].flatten()",
         "29: every token of a round is scored at its root",
         test=_OPTIONS + "[bias]",
     ),
@@ -339,8 +339,8 @@ DEVICE_BUGS = (
     Bug(
         "chunks_that_go_on_sample_nothing",
         _BATCH,
-        "        batch.sampling[: len(finals)] = finals",
-        "        batch.sampling[: len(widths)] = np.arange(len(widths))",
+        "    layout.sampling[: len(finals)] = finals",
+        "    layout.sampling[: len(query_lens)] = np.arange(len(query_lens))",
         "a chunk in the middle of a prompt is answered",
         test="tests/unit/forward/test_sizes.py::"
         "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
@@ -348,10 +348,10 @@ DEVICE_BUGS = (
     Bug(
         "a_captured_layout_is_taken_anew",
         "roost.graphs.chunks",
-        "        step = capture(name, self._passes, inputs, self._device, prepare=lambda: layout.take(sent))",
-        "        step = capture(name, self._passes, inputs, self._device)",
-        "captured chunks are cut into runs as when they were captured",
-        test=_CAPTURED + "[plain]",
+        "        step = capture(name, self._passes, layout, self._device, prepare=lambda: layout.take(sent))",
+        "        layout.take(sent)\n        step = capture(name, self._passes, layout, self._device)",
+        "a graph of chunks has the segments of the step that it was captured with",
+        test=_GRAPHS + "[plain]",
     ),
     Bug(
         "logprobs_of_parts_keep_their_rows",
@@ -383,7 +383,7 @@ DEVICE_BUGS = (
         "        tokens[part] = result.tokens",
         "        tokens[part] = result.tokens[::-1]",
         "rows of a step that runs in parts get each other's tokens",
-        test=_CAPTURED + "[plain]",
+        test=_GRAPHS + "[plain]",
     ),
     # --- n-gram ---
     Bug(

@@ -11,7 +11,7 @@ _SCORED = "tests/parity/test_logprobs_exact.py::test_a_chunk_of_any_length_is_sc
 _TOP_P = "tests/unit/sampling/test_sampler.py::test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones"
 _OLDEST = "tests/unit/kv/test_eviction.py::test_the_least_recently_used_goes_first_however_often_that_has_changed"
 _SPARED = "tests/unit/sched/test_reserve.py::test_whoever_can_be_spared_is_not_preempted"
-_SMALLEST = "tests/parity/test_captured.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
+_SMALLEST = "tests/parity/test_graphs.py::test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it"
 _CONTINUED = "tests/unit/server/test_request_history.py::"
 _SESSION_TESTS = "tests/unit/front/test_session.py::"
 _SPARE = "        if num_freed(store, leaving + [each.lease for each in others], book) >= missing:"
@@ -38,10 +38,10 @@ THRESHOLD_BUGS = (
     Bug(
         "padding_starts_anew",
         "roost.forward.passes",
-        "        ends = ends.masked_fill(inputs.rows == self.sink, 0)",
-        "        ends = ends.clone()",
-        "the row that pads captured rounds gets longer with every replay, until it is longer than a row",
-        test="tests/parity/test_captured.py::test_padding_starts_anew_in_every_replay[plain]",
+        "        lengths = lengths.masked_fill(layout.rows == self.padding_row, 0)",
+        "        lengths = lengths.clone()",
+        "the row that pads graphs of rounds gets longer with every replay, until it is longer than a row",
+        test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[plain]",
     ),
     Bug(
         "ranked_enough_for_every_row",
@@ -216,16 +216,16 @@ THRESHOLD_BUGS = (
     Bug(
         "smallest_captured_round",
         "roost.graphs.rounds",
-        "        return self._captured[min(sizes), width] if sizes else None",
-        "        return self._captured[max(sizes), width] if sizes else None",
+        "        return self.by_size[min(sizes), width] if sizes else None",
+        "        return self.by_size[max(sizes), width] if sizes else None",
         "one request is padded to the largest captured batch",
         test=_SMALLEST,
     ),
     Bug(
         "smallest_captured_chunks",
         "roost.graphs.chunks",
-        "        return next((each for each in self._captured if each.size.holds(num_rows, num_tokens)), None)",
-        "        return next((each for each in self._captured[::-1] if each.size.holds(num_rows, num_tokens)), None)",
+        "        return next((each for each in self._by_size if each.size.holds(num_rows, num_tokens)), None)",
+        "        return next((each for each in self._by_size[::-1] if each.size.holds(num_rows, num_tokens)), None)",
         "a short chunk is padded to the largest captured size",
         test=_SMALLEST,
     ),

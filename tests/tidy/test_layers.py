@@ -14,7 +14,7 @@ LAYERS = (
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
     ("roost.session", "roost.models"),
-    ("roost.sched", "roost.attention", "roost.drafters.tree", "roost.weights", "roost.front"),
+    ("roost.sched", "roost.attention", "roost.weights", "roost.front"),
     ("roost.drafters",),
     ("roost.forward",),
     ("roost.sampling",),

@@ -1,9 +1,11 @@
 """Backend, graphs and memory: what a machine cannot do is refused by name, nothing is ignored."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from roost.attention.registry import TORCH, TRITON
+from roost.attention.registry import BACKENDS, TORCH, TRITON, choose_backend, load_symbol
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
@@ -21,6 +23,36 @@ def test_the_device_chooses_unless_told() -> None:
     assert backend_of(EngineConfig(), GPU) is TRITON
     assert backend_of(EngineConfig(model=ModelConfig(backend="torch")), GPU) is TORCH
     assert ops_of(TORCH) is TORCH_OPS and ops_of(TRITON) is not TORCH_OPS
+
+
+def test_every_entry_names_code_that_exists() -> None:
+    pytest.importorskip("triton")
+    for backend in BACKENDS:
+        assert callable(load_symbol(backend.factory)) and load_symbol(backend.ops) is ops_of(backend)
+
+
+def test_each_backend_is_chosen_by_its_name_and_by_the_devices_whose_default_it_is() -> None:
+    other = replace(TRITON, name="other", package=None)
+    assert choose_backend("other", "cuda", (*BACKENDS, other)) is other
+    assert choose_backend("auto", "cuda", (TORCH, other)) is other
+    assert choose_backend("auto", "cuda", (TORCH, replace(other, package="no_such_package"))) is TORCH
+    assert choose_backend("auto", "cpu", (replace(TORCH, name="first"), TORCH)).name == "first"
+
+
+@pytest.mark.parametrize(
+    ("name", "device_type", "message"),
+    [
+        ("fast", "cuda", "--backend must be one of auto, torch, other, got fast"),
+        ("other", "cuda", "--backend other needs the package no_such_package; allowed here: auto, torch"),
+        ("other", "cpu", "--backend other runs on cuda, and the device is cpu; allowed here: auto, torch"),
+        ("auto", "mps", "--backend: none of torch, other runs on a device of type mps"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_refused_with_what_is(name: str, device_type: str, message: str) -> None:
+    other = replace(TRITON, name="other", package="no_such_package")
+    with pytest.raises(ConfigError) as refused:
+        choose_backend(name, device_type, (TORCH, other))
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(

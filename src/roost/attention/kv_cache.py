@@ -1,8 +1,8 @@
-"""Page tables and KV buffers of a book.
+"""KV cache and page table of a book.
 
 Positions become slots here and nowhere else. Entries of a row change only by a plan's deltas. The target's layers of a
-book and a drafter's have buffers of their own behind one table. Never knows who owns a page. Called by the runner, the
-passes and drafters.
+book and a drafter's have KV caches of their own, indexed by one page table. Never knows who owns a page. Called by the
+runner, the forward passes and drafters.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from roost.models.model import KvShape
 from roost.step import TableDelta
 
 
-class Table:
+class PageTable:
     """The page table of one book: for each row the pages of its positions."""
 
     def __init__(self, resolved: Resolved, book: int, device: Device) -> None:
@@ -28,7 +28,7 @@ class Table:
         self.num_slots = resolved.books[book].num_pages * self.page_size
         self.row_width = resolved.row_width
         pages_per_row = self.row_width // self.page_size
-        num_rows = resolved.num_rows + 1  # the last row is nobody's: all of it is the null page
+        num_rows = resolved.num_rows + 1  # the last is the padding row: all of it is the null page
         self.pages = torch.zeros((num_rows, pages_per_row), dtype=torch.int32, device=device.torch)
 
     def apply(self, delta: TableDelta) -> None:
@@ -48,10 +48,10 @@ class Table:
         return pages * self.page_size + positions % self.page_size
 
 
-class Pool:
-    """KV of some layers whose slots one table gives out."""
+class KvCache:
+    """Keys and values of some layers, in slots that one page table gives out."""
 
-    def __init__(self, table: Table, layers: Sequence[KvShape]) -> None:
+    def __init__(self, table: PageTable, layers: Sequence[KvShape]) -> None:
         if len(set(layers)) != 1:
             raise InvariantError(f"layers of one book must have KV of one shape, got {set(layers)}")
         self.table = table

@@ -1,70 +1,39 @@
-"""Attention of a step: how rows write their KV and read it, whichever backend does it.
+"""The attention protocol: how a pass writes KV and reads it, whichever backend does it.
 
-The runner and drafters say what runs of tokens there are; a backend plans what each reads, once for all layers. Held
-by the runner, shared with its drafter.
+The forward passes and drafters say which segments of tokens there are; a backend plans what each reads, once for all
+layers of a pass. Held by the forward passes, shared with their drafter.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from roost.attention.kv_cache import Pool, Table
+from roost.attention.kv_cache import KvCache, PageTable
 from roost.attention.registry import Backend, load_symbol
-from roost.attention.segments import Cut
 from roost.device.device import Device
-from roost.drafters.tree import Trees
 from roost.layers.attention import Attend
 from roost.layers.rotary import CosSin
+from roost.layers.segments import Segments
 from roost.models.model import KvShape
-from roost.spec_shape import SpecShape
 
 # (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
-Read = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Runs:
-    """The rows' tokens in a flat batch."""
-
-    cut: Cut
-    rows: Tensor  # [num_runs]
-    starts: Tensor  # [num_runs] position of the first token
-    rows_host: np.ndarray
-    starts_host: np.ndarray | None  # for backends that need them
-    trees: Trees | None  # of rounds that are no chains; `cut.tree_of` says which run has which
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Branched:
-    """Rounds whose K branches lie apart in their rows, at one draft step; the flat batch holds K tokens of each."""
-
-    shape: SpecShape
-    step: int
-    rows: Tensor  # [R]
-    lengths: Tensor  # [R] device lengths when the step starts
-    rows_host: Sequence[int]
-    starts_host: Sequence[int] | None
+ReadKv = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(Protocol):
-    """A backend."""
+    """A backend; made by its factory from a device."""
 
-    def read(self, table: Table, runs: Runs, kv: KvShape) -> Read:
-        """Plan what runs of tokens read in layers of a book whose KV has this shape."""
+    def read(self, table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
+        """Plan what segments read in layers of a book whose KV has this shape."""
         ...
 
-    def read_branches(self, table: Table, branched: Branched, kv: KvShape) -> Read:
-        """Plan what draft branches read."""
-        ...
-
-    def write(self, pool: Pool, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+    def write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """Rotate queries and keys, put keys and values into slots; the rotated queries."""
         ...
 
-    def copy(self, pool: Pool, sources: Tensor, dests: Tensor) -> None:
+    def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
         """Copy slots [num_groups, group_len], all layers; every source of a group is read before any is written."""
         ...
 
@@ -74,28 +43,29 @@ class Attention(Protocol):
         """Prepare on the host what a CUDA graph reads: before each replay, and before it is captured.
 
         `graph` tells graphs apart. The columns are those of the step's rows, all other rows of the graph are padding;
-        start positions are given to a backend that needs lengths on the host.
+        start positions are given to a backend that needs lengths on the host, whose captured segments have none.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lane:
-    """The layers of one pool in one pass."""
+def attend_through(
+    attention: Attention,
+    caches: Sequence[KvCache],
+    slots: Sequence[Tensor],
+    segments: Segments,
+    layers: Sequence[tuple[int, int]],
+) -> Attend:
+    """A pass's way to KV: it writes to `slots` of each cache, and reads what `segments` say.
 
-    pool: Pool
-    slots: Tensor  # [num_tokens] where the pass writes
-    read: Read
-
-
-def attend_through(attention: Attention, lanes: Sequence[Lane], places: Sequence[tuple[int, int]]) -> Attend:
-    """The way to KV of a pass; `places` gives each layer's lane, and its number there."""
+    `layers` gives for each layer of the model its cache, and its number there.
+    """
+    reads = [attention.read(cache.table, segments, cache.kv) for cache in caches]
 
     def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
-        number, index = places[layer]
-        lane = lanes[number]
-        query = attention.write(lane.pool, index, lane.slots, qk, value, cos_sin)
-        return lane.read(query, lane.pool.keys[index], lane.pool.values[index])
+        number, index = layers[layer]
+        cache = caches[number]
+        query = attention.write(cache, index, slots[number], qk, value, cos_sin)
+        return reads[number](query, cache.keys[index], cache.values[index])
 
     return attend
 

@@ -2,21 +2,26 @@
 
 Owns the head's KV, in slots of the full book, and what passes from step to step on the device: the head's last hidden
 state of each row and its best next tokens. A round's first drafts are those; each further draft step is one pass of K
-branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the runner.
+branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the forward
+passes.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from roost.attention.kv_cache import Pool, Table
-from roost.attention.protocol import Attention, Branched, Lane, Read, attend_through
+from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.protocol import Attention, attend_through
 from roost.drafters.make import Parts
-from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.protocol import Pairs
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import InvariantError
 from roost.layers.attention import Attend
+from roost.layers.segments import HostSegments, Segments
 from roost.models.model import PairHead
 from roost.spec_shape import SpecShape
 from roost.step import RowSetup
@@ -36,13 +41,13 @@ class EagleDrafter:
         self,
         head: PairHead,
         shape: SpecShape,
-        table: Table,
+        table: PageTable,
         attention: Attention,
         argmax: Callable[[Tensor], Tensor],  # (logits): the id of the largest, the lowest of several
     ) -> None:
         self._head, self._shape, self._table, self._attention = head, shape, table, attention
         self._argmax = argmax
-        self.pool = Pool(table, head.kv)
+        self.kv_cache = KvCache(table, head.kv)
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
@@ -59,44 +64,43 @@ class EagleDrafter:
     def extend(self, pairs: Pairs) -> None:
         """Run the head over what a step wrote; keep where each row stands."""
         sources, table = pairs.sources, self._table
-        hidden = self._head.fuse(pairs.last[sources], tuple(each[sources] for each in pairs.aux_hidden))
-        read = self._attention.read(table, pairs.runs, self.pool.kv)
-        slots = table.slots(pairs.rows, pairs.positions)
-        output = self._head.forward(pairs.tokens, hidden, pairs.positions, self._attend(slots, read))
-        if len(pairs.head_rows):
-            hidden = output[pairs.heads]
+        hidden = self._head.fuse(pairs.hidden[sources], tuple(each[sources] for each in pairs.aux_hidden))
+        attend = self._attend(table.slots(pairs.rows, pairs.positions), pairs.segments)
+        output = self._head.forward(pairs.tokens, hidden, pairs.positions, attend)
+        if len(pairs.sampling_rows):
+            hidden = output[pairs.last_pairs]
             tokens, scores = self._best(hidden)
-            self._hidden[pairs.head_rows] = hidden
-            self._tokens[pairs.head_rows] = tokens
-            self._scores[pairs.head_rows] = scores
+            self._hidden[pairs.sampling_rows] = hidden
+            self._tokens[pairs.sampling_rows] = tokens
+            self._scores[pairs.sampling_rows] = scores
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
-        num_steps = self._shape.accept_max_of(rounds.width) - 1
-        places = Places(rounds, self._shape, self._table)
-        return (self._chains if self._shape.topk == 1 else self._beams)(rounds, places, num_steps)
+        branches = DraftBranches(rounds, self._shape, self._table)
+        return (self._chains if self._shape.topk == 1 else self._beams)(branches, roots, width)
 
-    def _chains(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+    def _chains(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
         """The best token, then the best after it."""
-        tokens, hidden = self._tokens[rounds.rows], self._hidden[rounds.rows][:, None]  # [R, 1], [R, 1, hidden_size]
-        drafts = [rounds.roots[:, None], tokens]
+        rows, num_steps = branches.rounds.rows, self._num_steps(width)
+        tokens, hidden = self._tokens[rows], self._hidden[rows][:, None]  # [R, 1], [R, 1, hidden_size]
+        drafts = [roots[:, None], tokens]
         for step in range(num_steps - 1):
-            hidden = self._pass(tokens, hidden, rounds, places, step)
+            hidden = self._pass(tokens, hidden, branches, step)
             tokens = self._best(hidden)[0][:, :, 0]
             drafts.append(tokens)
         return chains(torch.cat(drafts, dim=1))
 
-    def _beams(self, rounds: Rounds, places: "Places", num_steps: int) -> Trees:
+    def _beams(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
         """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
-        topk, rows = self._shape.topk, rounds.rows
+        topk, rows, num_steps = self._shape.topk, branches.rounds.rows, self._num_steps(width)
         if self._table.page_size > 1:
-            self._attention.copy(self.pool, *places.tail_copies())
+            self._attention.copy(self.kv_cache, *branches.tail_copies())
         tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
         hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
         beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
         met = [(tokens, scores, torch.full_like(tokens, -1))]
         for step in range(num_steps - 1):
-            hidden = self._pass(tokens, hidden, rounds, places, step)
+            hidden = self._pass(tokens, hidden, branches, step)
             next_tokens, next_scores = self._best(hidden)  # [R, K, K]: the best after each path
             next_scores = next_scores + scores[:, :, None]
             parents = beam[:, :, None].expand_as(next_tokens)
@@ -107,24 +111,19 @@ class EagleDrafter:
             if step < num_steps - 2:  # a path goes on from its parent, wherever that was
                 branch = picked // topk
                 hidden = hidden.gather(1, branch[:, :, None].expand_as(hidden))
-                self._attention.copy(self.pool, *places.moves(branch, step + 1))
+                self._attention.copy(self.kv_cache, *branches.moves(branch, step + 1))
         all_tokens, all_scores, all_parents = (torch.cat(column, dim=1) for column in zip(*met, strict=True))
         candidates = Candidates(tokens=all_tokens, scores=all_scores, parents=all_parents)
-        return best_trees(rounds.roots, candidates, rounds.width)
+        return best_trees(roots, candidates, width)
 
-    def _pass(self, tokens: Tensor, hidden: Tensor, rounds: Rounds, places: "Places", step: int) -> Tensor:
+    def _num_steps(self, width: int) -> int:
+        """Draft steps of a round that verifies `width` nodes: as deep as its tree can be."""
+        return self._shape.accept_max_of(width) - 1
+
+    def _pass(self, tokens: Tensor, hidden: Tensor, branches: "DraftBranches", step: int) -> Tensor:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
-        positions = (rounds.lengths + step)[:, None].expand_as(tokens)
-        branched = Branched(
-            shape=self._shape,
-            step=step,
-            rows=rounds.rows,
-            lengths=rounds.lengths,
-            rows_host=rounds.rows_host,
-            starts_host=rounds.starts,
-        )
-        read = self._attention.read_branches(self._table, branched, self.pool.kv)
-        attend = self._attend(places.slots(step).flatten(), read)
+        positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)
+        attend = self._attend(branches.slots(step).flatten(), branches.segments(step))
         output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
         return output.view_as(hidden)
 
@@ -140,21 +139,29 @@ class EagleDrafter:
             scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
         return self._head.token_ids(ids).view(shape), scores.view(shape)
 
-    def _attend(self, slots: Tensor, read: Read) -> Attend:
-        lane = Lane(pool=self.pool, slots=slots, read=read)
-        return attend_through(self._attention, [lane], [(0, layer) for layer in range(len(self._head.kv))])
+    def _attend(self, slots: Tensor, segments: Segments) -> Attend:
+        layers = [(0, layer) for layer in range(len(self._head.kv))]
+        return attend_through(self._attention, [self.kv_cache], [slots], segments, layers)
 
 
-class Places:
+class DraftBranches:
     """Where the branches of some rounds lie: `SpecShape.branches` of every row at once, on the device."""
 
-    def __init__(self, rounds: Rounds, shape: SpecShape, table: Table) -> None:
+    def __init__(self, rounds: Segments, shape: SpecShape, table: PageTable) -> None:
         size = table.page_size
+        self.rounds, self._shape = rounds, shape
         self._rows, self._table = rounds.rows[:, None], table
         self._number = torch.arange(shape.topk, device=rounds.rows.device)  # [K]
-        self._last = (rounds.lengths % size)[:, None]  # [R, 1]
-        self._base = rounds.lengths[:, None] - self._last
+        self._last = (rounds.start_positions % size)[:, None]  # [R, 1]
+        self._base = rounds.start_positions[:, None] - self._last
         self._stride = (self._last + shape.steps + size - 1) // size * size
+
+    def segments(self, step: int) -> Segments:
+        """The token that each branch runs at a step: K segments of each round, one after the other."""
+        first, host = self._first_step, self._first_step.host
+        if host is not None:
+            host = replace(host, start_positions=host.start_positions + step)
+        return replace(first, start_positions=first.start_positions + step, host=host)
 
     def slots(self, step: int) -> Tensor:
         """Slots [R, K] that the branches write at a step."""
@@ -163,7 +170,7 @@ class Places:
     def tail_copies(self) -> tuple[Tensor, Tensor]:
         """(from, to) slots [R * (K - 1), page_size] that give each branch after the first the prefix's partial page.
 
-        A whole page for every branch, whatever the length: what is not in the prefix goes from the sink to the sink.
+        A whole page for every branch, whatever the length: what is not in the prefix goes from the null page to itself.
         """
         offset = torch.arange(self._table.page_size, device=self._rows.device)  # [page_size]
         is_prefix = offset < self._last  # [R, page_size]
@@ -181,3 +188,46 @@ class Places:
         sources = self._table.slots(rows, base + branch[:, :, None] * stride + offset)
         dests = self._table.slots(rows, base + self._number[:, None] * stride + offset)
         return sources.flatten(1), dests.flatten(1)
+
+    @cached_property
+    def _first_step(self) -> Segments:
+        """The first step's segments: a branch's prefix lies at the row's start, and the rest at its own pages."""
+        if self._shape.topk == 1:  # a chain goes on in its row
+            return self.rounds
+        topk, device = self._shape.topk, self._rows.device
+        index = torch.arange(len(self._rows) * topk, dtype=torch.int32, device=device)
+        return Segments(
+            rows=_each(self._rows, topk),
+            start_positions=_each(self.rounds.start_positions[:, None], topk),
+            offsets=index,
+            query_lens=torch.ones_like(index),
+            tile_segments=index,
+            tile_offsets=torch.zeros_like(index),
+            tile_len=1,
+            branch_bases=_each(self._base, topk),
+            branch_shifts=(self._stride * self._number).flatten(),
+            host=None if self.rounds.host is None else self._branched_host(self.rounds.host),
+        )
+
+    def _branched_host(self, rounds: HostSegments) -> HostSegments:
+        """The same on the host."""
+        topk, size = self._shape.topk, self._table.page_size
+        lie = [self._shape.branches(start, size) for start in rounds.start_positions.tolist()]
+        strides = np.array([each.stride for each in lie])
+        columns = (rounds.rows, rounds.start_positions, rounds.query_lens, rounds.is_round, rounds.tree_of)
+        rows, start_positions, query_lens, is_round, tree_of = (np.repeat(column, topk) for column in columns)
+        return HostSegments(
+            rows=rows,
+            start_positions=start_positions,
+            query_lens=query_lens,
+            is_round=is_round,
+            tree_of=tree_of,
+            branch_bases=np.repeat([each.base for each in lie], topk),
+            branch_shifts=(strides[:, None] * np.arange(topk)).flatten(),
+            num_branches=topk,
+        )
+
+
+def _each(column: Tensor, number: int) -> Tensor:
+    """Every value of a column [R, 1] so many times, one after the other."""
+    return column.expand(-1, number).flatten().contiguous()  # of one value, it would have no stride

@@ -1,7 +1,7 @@
 """N-gram drafter: what followed the last tokens when they came before, in prompt or output, will follow again.
 
 Keeps the tokens of every row on the device, and nothing else: no weights, no KV. Fixed shapes, no host sync. Proposes
-chains. Called by the runner.
+chains. Called by the forward passes.
 """
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.drafters.make import Parts
-from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.protocol import Pairs
 from roost.drafters.tree import Trees, chains
+from roost.layers.segments import Segments
 from roost.step import RowSetup
 
 MATCH_MAX = 4  # tokens that are compared; a longer match is no better
@@ -38,15 +39,16 @@ class NgramDrafter:
         tokens = self._device.send({"tokens": setup.tokens})["tokens"]
         self._tokens[setup.row, : len(tokens)] = tokens.to(torch.int32)
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """Chains of what followed the longest match; the latest one, where several are as long."""
-        longest = self._tokens.shape[1] if rounds.starts is None else max(rounds.starts) + 1
+        starts, host = rounds.start_positions, rounds.host
+        longest = self._tokens.shape[1] if host is None else int(host.start_positions.max()) + 1
         known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
-        at = _best_match(known, rounds.lengths)
-        period = (rounds.lengths - at)[:, None].clamp(min=1)  # from there on the text may go round in circles
-        steps = torch.arange(rounds.width - 1, device=known.device)
+        at = _best_match(known, starts)
+        period = (starts - at)[:, None].clamp(min=1)  # from there on the text may go round in circles
+        steps = torch.arange(width - 1, device=known.device)
         drafts = known.gather(1, at[:, None] + 1 + steps % period)
-        return chains(torch.cat([rounds.roots[:, None], drafts], dim=1))
+        return chains(torch.cat([roots[:, None], drafts], dim=1))
 
     def extend(self, pairs: Pairs) -> None:
         """Remember the tokens of a step."""

@@ -1,30 +1,17 @@
-"""What the runner asks of a drafter, and what it hands over.
+"""What the forward passes ask of a drafter, and what they hand over.
 
-A drafter proposes trees for rounds, and takes over what every step wrote, prefill and rounds without drafts too, so
-that what it keeps is never behind. Whatever it proposes, the output is the target's. Implemented in this folder.
+A drafter proposes trees for verify rounds, and takes over what every step wrote, prefill and rounds without drafts too,
+so that what it keeps is up to date. Whatever it proposes, the output is the target's. Implemented in this folder.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from roost.attention.protocol import Runs
 from roost.drafters.tree import Trees
+from roost.layers.segments import Segments
 from roost.step import RowSetup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rounds:
-    """The rounds of a step that carry drafts."""
-
-    rows: Tensor  # [R]
-    rows_host: Sequence[int]
-    starts: Sequence[int] | None  # device lengths when the step starts, where the host knows them
-    lengths: Tensor  # [R] the same, on the device
-    roots: Tensor  # [R] last sampled tokens
-    width: int  # nodes of their trees: those of the widest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,15 +22,15 @@ class Pairs:
     row's new length.
     """
 
-    runs: Runs  # the rows' pairs in the flat batch
+    segments: Segments  # the rows' pairs in the flat batch
     rows: Tensor  # [num_pairs]
     positions: Tensor  # [num_pairs] p
     tokens: Tensor  # [num_pairs] the token at p + 1
     sources: Tensor  # [num_pairs] the token of the target's batch that stands at p
-    last: Tensor  # [num_tokens, hidden_size] the target's last hidden states
+    hidden: Tensor  # [num_tokens, hidden_size] the target's last hidden states
     aux_hidden: tuple[Tensor, ...]  # those at the inputs of the layers that the drafter asked for
-    heads: Tensor  # [num_sampling] index of the last pair of each row that has a root now
-    head_rows: Tensor  # [num_sampling] those rows
+    sampling_rows: Tensor  # [num_sampling] rows that have a new root
+    last_pairs: Tensor  # [num_sampling] the last pair of each of them, which ends in that root
 
 
 class Drafter(Protocol):
@@ -58,8 +45,11 @@ class Drafter(Protocol):
         """A row begins."""
         ...
 
-    def propose(self, rounds: Rounds) -> Trees:
-        """Trees of as many nodes as the rounds are wide."""
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+        """Trees of `width` nodes for the rounds whose last sampled tokens are `roots` [R], one segment each.
+
+        A root has no KV yet: its position is where its segment starts, the row's length on the device.
+        """
         ...
 
     def extend(self, pairs: Pairs) -> None:

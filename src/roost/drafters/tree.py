@@ -19,7 +19,7 @@ class Trees:
     tokens: Tensor  # [R, T] the target's ids
     parents: Tensor  # [R, T] node numbers; the root is its own
     depths: Tensor  # [R, T]
-    sees: Tensor  # [R, T, T] bool: ancestors, and the node itself
+    mask: Tensor  # [R, T, T] bool: ancestors, and the node itself
     are_chains: bool = False  # known to have no branches
 
     @property
@@ -31,7 +31,7 @@ class Trees:
     def path_tokens(self) -> Tensor:
         """For each node the drafted tokens on its path, itself included: [R, T, T - 1], padded with NOTHING."""
         drafted = self.tokens[:, None, 1:].expand(-1, self.width, -1)
-        return drafted.masked_fill(~self.sees[:, :, 1:], NOTHING)
+        return drafted.masked_fill(~self.mask[:, :, 1:], NOTHING)
 
     def first(self, number: int) -> "Trees":
         """Those of the first rounds."""
@@ -39,7 +39,7 @@ class Trees:
             tokens=self.tokens[:number],
             parents=self.parents[:number],
             depths=self.depths[:number],
-            sees=self.sees[:number],
+            mask=self.mask[:number],
             are_chains=self.are_chains,
         )
 
@@ -54,7 +54,7 @@ class Trees:
             tokens=self.tokens.index_copy(0, index, others.tokens),
             parents=self.parents.index_copy(0, index, others.parents),
             depths=self.depths.index_copy(0, index, others.depths),
-            sees=self.sees.index_copy(0, index, others.sees),
+            mask=self.mask.index_copy(0, index, others.mask),
             are_chains=self.are_chains and others.are_chains,
         )
 
@@ -67,7 +67,7 @@ def chains(tokens: Tensor) -> Trees:
         tokens=tokens,
         parents=(depths - 1).clamp(min=0).expand(num_rounds, -1),
         depths=depths.expand(num_rounds, -1),
-        sees=(depths <= depths[:, None]).expand(num_rounds, -1, -1),
+        mask=(depths <= depths[:, None]).expand(num_rounds, -1, -1),
         are_chains=True,
     )
 
@@ -94,8 +94,8 @@ def best_trees(roots: Tensor, candidates: Candidates, num_nodes: int) -> Trees:
     parents = node_of.gather(1, of_root.clamp(min=0)).masked_fill(of_root < 0, 0)
     tokens = torch.cat([roots[:, None], candidates.tokens.gather(1, chosen)], dim=1)
     parents = torch.cat([torch.zeros_like(roots)[:, None], parents], dim=1)
-    sees = _ancestors(parents)
-    return Trees(tokens=tokens, parents=parents, depths=sees.sum(dim=2) - 1, sees=sees)
+    mask = _ancestors(parents)
+    return Trees(tokens=tokens, parents=parents, depths=mask.sum(dim=2) - 1, mask=mask)
 
 
 def _ancestors(parents: Tensor) -> Tensor:

@@ -1,61 +1,50 @@
-"""Batch: where everything of a step lies in the target's flat batch, and in the drafter's.
+"""Step layout: where everything of a step lies in the target's flat batch, and in the drafter's.
 
-Host arithmetic over the rows' widths; where a row's tokens start, only the device may know. Whatever samples has a
-*root* and nodes: a round its tree, a final chunk its last token alone. Steps of as many rounds of one width are laid
-out alike, so their layout is sent once. Never touches tokens. Called by the runner and graphs.
+Host arithmetic over how many tokens each row runs; where they start, only the device may know. A row that samples has a
+*root* and nodes: a verify round its tree, a final chunk its last token alone. Steps of as many rounds of one width are
+laid out alike, so their columns are sent once. Never touches tokens, but for those of chunks. Called by the runner and
+graphs.
 """
 
+from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from roost.attention.segments import Cut, Index
 from roost.device.device import Device
+from roost.drafters.tree import Trees
 from roost.forward.sizes import ChunkSize
+from roost.layers.segments import HostSegments, Index, Segments, aranges, tiles
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan
 
-Columns = dict[str, np.ndarray]  # by name
+HostColumns = dict[str, np.ndarray]  # by name
+
+# The flat batches of a step: what the target runs, what the drafter takes over, and the roots that are drafted from.
+TOKENS, PAIRS, ROOTS = "tokens", "pairs", "roots"
 
 
-class Batch:
-    """The layout of one step."""
+class StepLayout:
+    """The layout of one step: on the host, and once sent on the device; then of certain rows."""
 
-    def __init__(self, widths: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
+    rows: Tensor  # [num_rows] the step's rows, as the others once `at` says them
+    rows_host: np.ndarray
+    start_positions_host: np.ndarray | None  # where the backend needs them on the host
+
+    def __init__(self, query_lens: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
         self.shape = shape
-        self.widths = widths.astype(np.int64)
+        self.query_lens = query_lens.astype(np.int64)  # tokens of each row that the target runs
         self.is_prefill = is_prefill
-        self.offsets = np.cumsum(self.widths) - self.widths
+        self.offsets = np.cumsum(self.query_lens) - self.query_lens
         self.sampling = np.flatnonzero(is_final | ~is_prefill)  # rows that get a token
-        self.drafting = np.flatnonzero(~is_prefill & (widths > 1))  # rounds that carry drafts
-
-    @classmethod
-    def of_plan(cls, plan: StepPlan) -> "Batch":
-        """The layout of a plan."""
-        return cls(plan.widths, plan.is_prefill, plan.is_final, plan.shape)
-
-    @classmethod
-    def of_rounds(cls, number: int, width: int, shape: SpecShape) -> "Batch":
-        """The layout of rounds of one width."""
-        none = np.zeros(number, dtype=np.bool_)
-        return cls(np.full(number, width), none, none, shape)
-
-    @classmethod
-    def of_chunks(cls, widths: np.ndarray, is_final: np.ndarray, size: ChunkSize, shape: SpecShape) -> "Batch":
-        """The layout of chunks, padded with rows of the sink's, the last of which has all the tokens that are left.
-
-        Whatever does not sample, the last one does in its place.
-        """
-        padding = np.zeros(size.num_rows - len(widths), dtype=np.int64)
-        padding[-1] = size.num_tokens - widths.sum()
-        all_widths = np.concatenate([widths, padding])
-        all_rows = np.ones(size.num_rows, dtype=np.bool_)
-        batch = cls(all_widths, all_rows, all_rows, shape)
-        batch.sampling = np.full(size.num_rows, size.num_rows - 1)
-        finals = np.flatnonzero(is_final)
-        batch.sampling[: len(finals)] = finals
-        return batch
+        self.drafting = np.flatnonzero(~is_prefill & (query_lens > 1))  # rounds that carry drafts
+        self.columns: HostColumns = {}  # what the device has to know
+        self.is_sent = False  # whether the device has them
+        self._sent: dict[str, Tensor] = {}
+        self._tile_lens: dict[str, int] = {}  # by batch
 
     @cached_property
     def is_rounds(self) -> bool:
@@ -65,50 +54,188 @@ class Batch:
     @cached_property
     def is_even(self) -> bool:
         """Whether the rows are rounds of one width, that of their trees."""
-        return self.is_rounds and bool((self.widths == self.tree_width).all())
+        return self.is_rounds and bool((self.query_lens == self.tree_width).all())
 
     @cached_property
     def num_nodes(self) -> Index:
         """Nodes of each sampling row."""
-        return np.where(self.is_prefill, 1, self.widths)[self.sampling]
+        return np.where(self.is_prefill, 1, self.query_lens)[self.sampling]
 
     @cached_property
-    def root_ramps(self) -> Index:
-        """Where each sampling row's root is among its row's tokens."""
-        return np.where(self.is_prefill, self.widths - 1, 0)[self.sampling]
+    def _root_index(self) -> Index:
+        """Which of its row's tokens is each sampling row's root."""
+        return np.where(self.is_prefill, self.query_lens - 1, 0)[self.sampling]
 
     @cached_property
-    def root_tokens(self) -> Index:
+    def _root_tokens(self) -> Index:
         """The token of the batch that is each sampling row's root."""
-        return self.offsets[self.sampling] + self.root_ramps
-
-    @cached_property
-    def node_offsets(self) -> Index:
-        """Number of the first node of each sampling row, among all nodes."""
-        return np.cumsum(self.num_nodes) - self.num_nodes
+        return self.offsets[self.sampling] + self._root_index
 
     @cached_property
     def tree_width(self) -> int:
         """Nodes that the trees of the step are padded to: those of its widest round."""
-        return int(self.widths[self.drafting].max(initial=1))
+        return int(self.query_lens[self.drafting].max(initial=1))
 
     @cached_property
     def num_pairs(self) -> Index:
         """Pairs of each row that the drafter takes over: a chunk's tokens, or as many as a round can accept."""
-        rounds = np.array([self.shape.accept_max_of(width) for width in self.widths.tolist()])
-        return np.where(self.is_prefill, self.widths, rounds)
+        rounds = np.array([self.shape.accept_max_of(width) for width in self.query_lens.tolist()])
+        return np.where(self.is_prefill, self.query_lens, rounds)
 
     @cached_property
-    def tree_of(self) -> Index:
+    def _tree_of(self) -> Index:
         """Each row's place among the sampling rows, if it is a round of several tokens; else -1."""
-        places = np.full(len(self.widths), -1)
+        places = np.full(len(self.query_lens), -1)
         places[self.drafting] = np.searchsorted(self.sampling, self.drafting)
         return places
 
+    def lay_out(
+        self, *, has_drafter: bool, tile_len_max: int, num_tiles: int | None = None, chunks: HostColumns | None = None
+    ) -> "StepLayout":
+        """Work out what the device has to know; where a number of tiles is given, they are padded to it."""
+        sampling, num_nodes = self.sampling, self.num_nodes
+        self.columns = {
+            "token_segment": np.repeat(np.arange(len(self.query_lens)), self.query_lens),
+            "token_index": aranges(self.query_lens),  # within its segment
+            "sampling": sampling,
+            "root_index": self._root_index,
+            "node_tokens": np.repeat(self._root_tokens, num_nodes) + aranges(num_nodes),
+            "node_sampling": np.repeat(np.arange(len(sampling)), num_nodes),  # which of the sampling rows it is of
+            "node_cells": np.repeat(np.arange(len(sampling)) * self.tree_width, num_nodes) + aranges(num_nodes),
+            "node_offsets": np.cumsum(num_nodes) - num_nodes,  # first node of each sampling row
+            **self._segment_columns(TOKENS, self.query_lens, tile_len_max, num_tiles),
+            "tokens.tree_of": self._tree_of,
+            **(chunks or {}),
+        }
+        if has_drafter:
+            self.columns |= self._segment_columns(PAIRS, self.num_pairs, tile_len_max, num_tiles)
+            self.columns |= self._pair_columns()
+        if has_drafter and len(self.drafting):
+            self.columns |= self._segment_columns(ROOTS, np.ones_like(self.drafting), tile_len_max, None)
+            self.columns |= {"drafting": self._tree_of[self.drafting], "draft_widths": self.query_lens[self.drafting]}
+        return self
 
-def ramps(lengths: Index) -> Index:
-    """0, 1, … length - 1 for each length, one after the other."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    def send(self, device: Device) -> None:
+        """Have all columns on the device, in one transfer."""
+        self.take(device.send(self.columns))
+
+    def take(self, sent: Mapping[str, Tensor]) -> None:
+        """The columns are on the device; those of segments become int32."""
+        self._sent = {name: column.to(torch.int32) if "." in name else column for name, column in sent.items()}
+        self.is_sent = True
+
+    @property
+    def packed(self) -> Index:
+        """All columns, one after the other."""
+        return np.concatenate([column.reshape(-1) for column in self.columns.values()])
+
+    def unpacked(self, packed: Tensor) -> dict[str, Tensor]:
+        """The columns in such memory of the device."""
+        parts = packed.split([column.size for column in self.columns.values()])
+        return dict(zip(self.columns, parts, strict=True))
+
+    def at(self, rows: Tensor, rows_host: np.ndarray, start_positions_host: np.ndarray | None) -> "StepLayout":
+        """The same layout, of these rows."""
+        layout = copy(self)
+        layout.rows, layout.rows_host, layout.start_positions_host = rows, rows_host, start_positions_host
+        return layout
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._sent[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sent
+
+    def segments(self, batch: str, rows: Tensor, start_positions: Tensor, trees: Trees | None = None) -> Segments:
+        """One of the flat batches, as attention reads it; with the trees of its rounds, unless those are chains."""
+        return Segments(
+            rows=rows,
+            start_positions=start_positions,
+            offsets=self._sent[f"{batch}.offsets"],
+            query_lens=self._sent[f"{batch}.query_lens"],
+            tile_segments=self._sent[f"{batch}.tile_segments"],
+            tile_offsets=self._sent[f"{batch}.tile_offsets"],
+            tile_len=self._tile_lens[batch],
+            tree_of=None if trees is None else self._sent["tokens.tree_of"],
+            tree_depths=None if trees is None else trees.depths,
+            tree_mask=None if trees is None else trees.mask,
+            host=self._host_segments(batch),
+        )
+
+    def _host_segments(self, batch: str) -> HostSegments | None:
+        """The same on the host, if the start positions are known there."""
+        starts = self.start_positions_host
+        if starts is None:
+            return None
+        if batch == ROOTS:
+            one, at = np.ones_like(self.drafting), self.drafting
+            rows, none = self.rows_host[at], np.full(len(at), -1)
+            return HostSegments(rows=rows, start_positions=starts[at], query_lens=one, is_round=one > 0, tree_of=none)
+        return HostSegments(
+            rows=self.rows_host,
+            start_positions=starts,
+            query_lens=self.query_lens if batch == TOKENS else self.num_pairs,
+            is_round=~self.is_prefill,
+            tree_of=self._tree_of,
+        )
+
+    def _segment_columns(self, batch: str, query_lens: Index, tile_len_max: int, num_tiles: int | None) -> HostColumns:
+        """Segments of some lengths in a flat batch, and their tiles."""
+        longest = tile_len_max if num_tiles is not None else int(query_lens.max(initial=1))
+        tile_len = self._tile_lens[batch] = min(tile_len_max, 1 << (longest - 1).bit_length())
+        tile_segments, tile_offsets = tiles(query_lens, tile_len)
+        if num_tiles is not None:
+            tile_segments = padded(tile_segments, num_tiles, -1)
+            tile_offsets = padded(tile_offsets, num_tiles)
+        return {
+            f"{batch}.offsets": np.cumsum(query_lens) - query_lens,
+            f"{batch}.query_lens": query_lens,
+            f"{batch}.tile_segments": tile_segments,
+            f"{batch}.tile_offsets": tile_offsets,
+        }
+
+    def _pair_columns(self) -> HostColumns:
+        """A round's pairs are its accepted path; a final chunk's last pair ends in the token just sampled."""
+        counts, sampling = self.num_pairs, self.sampling
+        offsets = np.cumsum(counts) - counts
+        of_sampling = np.where(self.is_prefill, 1, counts)[sampling]
+        firsts = offsets[sampling] + np.where(self.is_prefill, counts - 1, 0)[sampling]
+        accept_max = self.shape.accept_max_of(self.tree_width)
+        return {
+            "pair_segment": np.repeat(np.arange(len(counts)), counts),
+            "pair_index": aranges(counts),  # within its segment
+            "pair_sources": np.repeat(self.offsets, counts) + aranges(counts),  # right for chunks
+            "accept_firsts": firsts,  # the first pair of each sampling row whose token this step samples
+            "accept_pairs": np.repeat(firsts, of_sampling) + aranges(of_sampling),  # all of those
+            "accept_cells": np.repeat(np.arange(len(sampling)) * accept_max, of_sampling) + aranges(of_sampling),
+            "accept_roots": np.repeat(self._root_tokens, of_sampling),
+        }
+
+
+def plan_layout(plan: StepPlan) -> StepLayout:
+    """The layout of a plan."""
+    return StepLayout(plan.widths, plan.is_prefill, plan.is_final, plan.shape)
+
+
+def rounds_layout(number: int, width: int, shape: SpecShape) -> StepLayout:
+    """The layout of rounds of one width."""
+    none = np.zeros(number, dtype=np.bool_)
+    return StepLayout(np.full(number, width), none, none, shape)
+
+
+def chunks_layout(query_lens: np.ndarray, is_final: np.ndarray, size: ChunkSize, shape: SpecShape) -> StepLayout:
+    """The layout of chunks and as many padding rows as fill a graph; the last of those has all tokens that are left.
+
+    In place of a chunk that is not final, the last padding row samples.
+    """
+    padding = np.zeros(size.num_rows - len(query_lens), dtype=np.int64)
+    padding[-1] = size.num_tokens - query_lens.sum()
+    all_rows = np.ones(size.num_rows, dtype=np.bool_)
+    layout = StepLayout(np.concatenate([query_lens, padding]), all_rows, all_rows, shape)
+    layout.sampling = np.full(size.num_rows, size.num_rows - 1)
+    finals = np.flatnonzero(is_final)
+    layout.sampling[: len(finals)] = finals
+    return layout
 
 
 def successors(plan: StepPlan, num_pairs: Index) -> Index:
@@ -120,89 +247,16 @@ def successors(plan: StepPlan, num_pairs: Index) -> Index:
     return found
 
 
-def chunk_columns(plan: StepPlan, batch: Batch, *, pairs: bool) -> Columns:
+def chunk_columns(plan: StepPlan, layout: StepLayout, *, has_drafter: bool) -> HostColumns:
     """What the host has to say of chunks."""
-    columns: Columns = {
-        "given_starts": plan.starts,
+    columns: HostColumns = {
+        "chunk_starts": plan.starts,  # start positions; negative for a round
         "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.widths)),
         "chunk_tokens": plan.tokens,
     }
-    return columns | {"successors": successors(plan, batch.num_pairs)} if pairs else columns
+    return columns | {"successors": successors(plan, layout.num_pairs)} if has_drafter else columns
 
 
-class Layout:
-    """A batch's layout: on the host, and once sent on the device."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        device: Device | None,
-        *,
-        pairs: bool,
-        chunks: Columns,
-        tile_len_max: int,
-        num_tiles: int | None = None,
-    ) -> None:
-        self.batch = batch
-        widths, sampling, num_nodes = batch.widths, batch.sampling, batch.num_nodes
-        self.tokens = Cut("tokens", widths, ~batch.is_prefill, batch.tree_of, tile_len_max, num_tiles)
-        self.pairs: Cut | None = None  # of the drafter's batch
-        self.sent: dict[str, Tensor] = {}
-        self.arrays: Columns = {
-            "token_runs": np.repeat(np.arange(len(widths)), widths),
-            "token_ramps": ramps(widths),
-            "sampling": sampling,
-            "root_ramps": batch.root_ramps,
-            "node_tokens": np.repeat(batch.root_tokens, num_nodes) + ramps(num_nodes),
-            "node_roots": np.repeat(np.arange(len(sampling)), num_nodes),
-            "node_cells": np.repeat(np.arange(len(sampling)) * batch.tree_width, num_nodes) + ramps(num_nodes),
-            "node_offsets": batch.node_offsets,
-            "drafting": batch.tree_of[batch.drafting],
-            "draft_widths": widths[batch.drafting],
-            **self.tokens.arrays,
-            **chunks,
-        }
-        if pairs:
-            no_trees = np.full(len(widths), -1)
-            self.pairs = Cut("pairs", batch.num_pairs, ~batch.is_prefill, no_trees, tile_len_max, num_tiles)
-            self.arrays |= {**self.pairs.arrays, **_pair_arrays(batch)}
-        if device is not None:
-            self.take(device.send(self.arrays))
-
-    def take(self, sent: dict[str, Tensor]) -> None:
-        """Its columns have been sent."""
-        self.sent = sent
-        for cut in (self.tokens, self.pairs):
-            if cut is not None:
-                cut.take(sent)
-
-    @property
-    def packed(self) -> Index:
-        """All columns, one after the other."""
-        return np.concatenate([column.reshape(-1) for column in self.arrays.values()])
-
-    def parts(self, packed: Tensor) -> dict[str, Tensor]:
-        """The columns in such memory of the device."""
-        parts = packed.split([column.size for column in self.arrays.values()])
-        return dict(zip(self.arrays, parts, strict=True))
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.sent[name]
-
-
-def _pair_arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """A round's pairs are its accepted path; a final chunk's last pair ends in the token just sampled."""
-    counts, sampling = batch.num_pairs, batch.sampling
-    offsets = np.cumsum(counts) - counts
-    of_sampling = np.where(batch.is_prefill, 1, counts)[sampling]
-    firsts = offsets[sampling] + np.where(batch.is_prefill, counts - 1, 0)[sampling]
-    accept_max = batch.shape.accept_max_of(batch.tree_width)
-    return {
-        "pair_runs": np.repeat(np.arange(len(counts)), counts),
-        "pair_ramps": ramps(counts),
-        "pair_sources": np.repeat(batch.offsets, counts) + ramps(counts),  # right for chunks
-        "pair_firsts": firsts,
-        "pair_at": np.repeat(firsts, of_sampling) + ramps(of_sampling),
-        "pair_cells": np.repeat(np.arange(len(sampling)) * accept_max, of_sampling) + ramps(of_sampling),
-        "pair_roots": np.repeat(batch.root_tokens, of_sampling),
-    }
+def padded(column: np.ndarray, length: int, value: int = 0) -> np.ndarray:
+    """A column with as many entries as a graph was captured with."""
+    return np.concatenate([column, np.full(length - len(column), value)])

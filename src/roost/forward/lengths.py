@@ -2,7 +2,7 @@
 
 The mirror of a step is one object with one door: `refresh(sync=True)` copies from the device, and only a step whose
 lengths the host cannot know needs that; `refresh(sync=False)` only forgets the sum, which is computed when asked for.
-Never seen by the control plane, which has bounds of its own. Called by the runner and the passes.
+Never seen by the control plane, which has bounds of its own. Called by the runner and the forward passes.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ class StepLengths:
         self._lengths = lengths
         self._plan = plan
         self._total: int | None = None  # unknown until asked for
-        self.starts: Ints = np.empty(0, dtype=np.int32)
+        self.start_positions: Ints = np.empty(0, dtype=np.int32)
 
     def refresh(self, *, sync: bool) -> None:
         """The one door: take the rows' lengths anew, from the device if `sync`, else as the host last saw them."""
@@ -45,13 +45,13 @@ class StepLengths:
         rounds = plan.rows[~plan.is_prefill]
         if sync and len(rounds):
             lengths.host_seen[rounds] = lengths.device[torch.from_numpy(rounds).to(lengths.device.device)].cpu().numpy()
-        self.starts = np.where(plan.is_prefill, plan.starts, lengths.host_seen[plan.rows]).astype(np.int32)
+        self.start_positions = np.where(plan.is_prefill, plan.starts, lengths.host_seen[plan.rows]).astype(np.int32)
         self._total = None
 
     @property
     def ends(self) -> Ints:
         """Lengths if every token of the step is kept."""
-        return self.starts + self._plan.widths
+        return self.start_positions + self._plan.widths
 
     @property
     def total(self) -> int:

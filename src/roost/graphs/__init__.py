@@ -1,1 +1,1 @@
-"""CUDA graphs of whole steps: captured at a few sizes, replayed."""
+"""CUDA graphs of whole steps: captured at a few sizes at start-up, then replayed."""

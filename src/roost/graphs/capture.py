@@ -1,61 +1,66 @@
-"""Capture: the two passes of a step, kept for replays.
+"""Capture: a step's two halves as CUDA graphs, up to its logits and from its sampled tokens on.
 
 A replay reads the memory that the passes were captured with and writes where they wrote then. Between the two, tokens
-may be put in place of the greedy ones. Whoever captures fills the memory first, and pads it with the sink's rows: what
-those write goes to the null page, what they say is not looked at. Called by graphs.
+may be put in place of the greedy ones. Whoever captures fills the memory first, and pads it with the padding row: what
+that writes goes to the null page, what it gives is not looked at. Called by the other modules of this folder.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from roost.device.device import Device, Replay
-from roost.forward.passes import Ahead, Done, Inputs, Passes
+from roost.drafters.accept import Accepted
+from roost.forward.layout import StepLayout
+from roost.forward.passes import Passes, TargetOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Captured:
-    """A step that can be replayed."""
+class GraphedStep:
+    """A step that can be replayed. Held whole, since a replay reads the memory of all of it."""
 
     name: str  # tells it from other graphs
-    inputs: Inputs  # held, since a replay reads the memory of all of it
-    ahead: Ahead
+    layout: StepLayout
+    target: TargetOutput
     sampled: Tensor  # [num_nodes] greedy tokens, unless somebody puts others there
-    done: Done
-    run_ahead: Replay
-    run_behind: Replay
+    accepted: Accepted
+    result: Tensor  # [num_rows, 2 + accept_max]
+    replay_forward: Replay
+    replay_accept: Replay
 
 
 def capture(
-    name: str, passes: Passes, inputs: Inputs, device: Device, prepare: Callable[[], None] = lambda: None
-) -> Captured | None:
-    """Capture a step of the sink's rows, and what prepares its inputs; None where there are no graphs."""
-    firsts: list[tuple[Ahead, Tensor]] = []  # of each run the tensors; the last run is the captured one
-    seconds: list[Done] = []
+    name: str, passes: Passes, layout: StepLayout, device: Device, prepare: Callable[[], None] = lambda: None
+) -> GraphedStep | None:
+    """Capture a step of padding rows, and what prepares its layout; None where there are no graphs."""
+    targets: list[tuple[TargetOutput, Tensor]] = []  # of the last run, which is the captured one
+    results: list[tuple[Accepted, Tensor]] = []
 
-    def ahead() -> None:
+    def forward() -> None:
         prepare()
-        made = passes.ahead(inputs)
-        firsts[:] = [(made, passes.model.ops.argmax(made.logits))]
+        target = passes.draft_and_forward(layout)
+        targets[:] = [(target, passes.model.ops.argmax(target.logits))]
 
-    def behind() -> None:
-        seconds[:] = [passes.behind(inputs, *firsts[0])]
+    def accept() -> None:
+        results[:] = [passes.accept_and_extend(layout, *targets[0])]
 
-    passes.attention.before_replay(name, inputs.rows_host, inputs.layout.batch.widths, inputs.starts_host)
-    run_ahead = device.capture(ahead)
-    if run_ahead is None:
+    passes.attention.before_replay(name, layout.rows_host, layout.query_lens, np.zeros_like(layout.rows_host))
+    replay_forward = device.capture(forward)
+    if replay_forward is None:
         return None
-    run_ahead()  # what `behind` is captured with must hold something
-    run_behind = device.capture(behind)
-    assert run_behind is not None
-    run_behind()  # the first replay takes the host a millisecond more, and would count as what a step costs
-    return Captured(
+    replay_forward()  # what `accept` is captured with must hold something
+    replay_accept = device.capture(accept)
+    assert replay_accept is not None
+    replay_accept()  # the first replay takes the host a millisecond more, and would count as what a step costs
+    return GraphedStep(
         name=name,
-        inputs=inputs,
-        ahead=firsts[0][0],
-        sampled=firsts[0][1],
-        done=seconds[0],
-        run_ahead=run_ahead,
-        run_behind=run_behind,
+        layout=layout,
+        target=targets[0][0],
+        sampled=targets[0][1],
+        accepted=results[0][0],
+        result=results[0][1],
+        replay_forward=replay_forward,
+        replay_accept=replay_accept,
     )

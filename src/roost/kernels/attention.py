@@ -1,6 +1,6 @@
-"""Paged attention over spans: decode, extend, tree verify and draft branches in one kernel.
+"""Paged attention over segments: decode, extend, tree verify and draft branches in one kernel.
 
-out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.spans.
+out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.segments.
 A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
 in blocks; several shares (splits) of a tile are merged by a second kernel. Bytes moved: 2 * num_keys * head_dim *
 itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by attention backends.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from roost.layers.spans import Spans
+from roost.layers.segments import Segments
 
 _LOG2_E = 1.4426950408889634
 _SPLITS_MAX = 32
@@ -21,8 +21,8 @@ _BLOCK_M_MAX = 256  # rows of a program: a head of a token each
 _INTERPRETED = knobs.runtime.interpret
 
 # Device columns may be slices of larger buffers, and lengths change: neither may cause a compilation.
-_COLUMNS = ("rows", "offsets", "widths", "starts", "tile_spans", "tile_firsts", "of_span", "depths", "sees")
-_UNALIGNED = [*_COLUMNS, "bases", "shifts", "table"]
+_SEGMENTS = ("rows", "offsets", "query_lens", "start_positions", "tile_segments", "tile_offsets")
+_UNALIGNED = [*_SEGMENTS, "tree_of", "depths", "tree_mask", "bases", "shifts", "table"]
 _UNSPECIALISED = ["num_nodes", "row_stride"]
 
 
@@ -37,7 +37,7 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    spans: Spans,
+    segments: Segments,
     *,
     page_size: int,
     window: int | None,
@@ -47,12 +47,12 @@ def paged_attention(
 ) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
 
-    A tile whose span is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there are
-    many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
+    A tile whose segment is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there
+    are many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
     """
     group, num_kv_heads = query.shape[1] // keys.shape[1], keys.shape[1]
-    parts = next(n for n in range(1, group + 1) if group % n == 0 and spans.tile_len * (group // n) <= _BLOCK_M_MAX)
-    block_m = max(16, triton.next_power_of_2(spans.tile_len * (group // parts)))
+    parts = next(n for n in range(1, group + 1) if group % n == 0 and segments.tile_len * (group // n) <= _BLOCK_M_MAX)
+    block_m = max(16, triton.next_power_of_2(segments.tile_len * (group // parts)))
     assert 1 <= num_splits <= _SPLITS_MAX, num_splits
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride(2) == query.stride(2) == table.stride(1) == 1
@@ -63,16 +63,17 @@ def paged_attention(
         shape = (*query.shape[:2], num_splits)
         partials = torch.empty((*shape, query.shape[2]), dtype=torch.float32, device=query.device)
         sums = torch.empty(shape, dtype=torch.float32, device=query.device)
-    tiles = (spans.offsets, spans.widths, spans.tile_spans, spans.tile_firsts)
-    columns = (*tiles, spans.rows, spans.starts, *_masks(spans)[:3], *_shifts(spans))
-    assert all(column is None or column.is_contiguous() for column in columns)
-    num_tiles, head_dim = spans.tile_spans.shape[0], query.shape[2]
-    sizes = {"TILE_LEN": spans.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
+    tiles = (segments.offsets, segments.query_lens, segments.tile_segments, segments.tile_offsets)
+    rows, tree = (segments.rows, segments.start_positions), _tree(segments)
+    branches = (segments.branch_bases, segments.branch_shifts)
+    assert all(column is None or column.is_contiguous() for column in (*tiles, *rows, *tree[:3], *branches))
+    num_tiles, head_dim = segments.tile_segments.shape[0], query.shape[2]
+    sizes = {"TILE_LEN": segments.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
     block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
     if num_tiles:
         _attend[(num_tiles, num_kv_heads * parts, num_splits)](
             *(query, keys, values, table, output, partials, sums),
-            *(*tiles, spans.rows, spans.starts, *_masks(spans), *_shifts(spans)),
+            *(*tiles, *rows, *tree, *branches),
             *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], table.stride(0)),
             **sizes,
             **{"GROUP": group // parts, "PARTS": parts, "WINDOW": window or 0},
@@ -80,7 +81,7 @@ def paged_attention(
             **{"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages},
         )
     if num_tiles and num_splits > 1:
-        _merge[(num_tiles * spans.tile_len, query.shape[1])](
+        _merge[(num_tiles * segments.tile_len, query.shape[1])](
             *(partials, sums, output, *tiles, num_splits),
             **sizes,
             **{"BLOCK_S": _SPLITS_MAX, "num_warps": 4},
@@ -88,16 +89,12 @@ def paged_attention(
     return output
 
 
-def _masks(spans: Spans) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
-    masks = spans.masks
-    if masks is None:
+def _tree(segments: Segments) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
+    """Trees as the kernel takes them: which one a segment is, depths, mask in bytes, and nodes of each."""
+    mask = segments.tree_mask
+    if mask is None:
         return None, None, None, 0
-    assert masks.depths.is_contiguous() and masks.sees.is_contiguous()
-    return masks.of_span, masks.depths, masks.sees.view(torch.uint8), masks.sees.shape[1]
-
-
-def _shifts(spans: Spans) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if spans.shifts is None else (spans.shifts.bases, spans.shifts.shifts)
+    return segments.tree_of, segments.tree_depths, mask.view(torch.uint8), mask.shape[1]
 
 
 def _blocks(dtype: torch.dtype, head_dim: int, block_m: int) -> tuple[int, int, int]:
@@ -143,14 +140,14 @@ def _attend(
     partials,  # [num_tokens, num_kv_heads * GROUP, num_splits, HEAD_DIM], or None
     sums,  # [num_tokens, num_kv_heads * GROUP, num_splits], or None
     offsets,
-    widths,
-    tile_spans,
-    tile_firsts,
+    query_lens,
+    tile_segments,
+    tile_offsets,
     rows,
-    starts,
-    of_span,
+    start_positions,
+    tree_of,
     depths,
-    sees,
+    tree_mask,
     num_nodes,
     bases,
     shifts,
@@ -173,19 +170,19 @@ def _attend(
 ):
     part, split, num_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     kv_head = part // PARTS
-    span, first = tl.load(tile_spans + tl.program_id(0)), tl.load(tile_firsts + tl.program_id(0))
-    if span < 0:
+    segment, first = tl.load(tile_segments + tl.program_id(0)), tl.load(tile_offsets + tl.program_id(0))
+    if segment < 0:
         return
-    width, start = tl.load(widths + span), tl.load(starts + span).to(tl.int32)  # all at once: each takes a while
-    offset, row = tl.load(offsets + span), tl.load(rows + span)
-    tree = -1 if of_span is None else tl.load(of_span + span)
-    num_own = 0 if of_span is None else tl.where(tree >= 0, width, 0)  # keys that are nodes of the span's tree
-    base = None if bases is None else tl.load(bases + span).to(tl.int32)
-    shift = None if bases is None else tl.load(shifts + span).to(tl.int32)
+    width, start = tl.load(query_lens + segment), tl.load(start_positions + segment).to(tl.int32)  # all loads at once
+    offset, row = tl.load(offsets + segment), tl.load(rows + segment)
+    tree = -1 if tree_of is None else tl.load(tree_of + segment)
+    num_own = 0 if tree_of is None else tl.where(tree >= 0, width, 0)  # keys that are nodes of the segment's tree
+    base = None if bases is None else tl.load(bases + segment).to(tl.int32)
+    shift = None if bases is None else tl.load(shifts + segment).to(tl.int32)
     if first >= width:
         return
     member, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    node = first + member // GROUP  # token within the span
+    node = first + member // GROUP  # token within the segment
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
     token, head = (offset + node).to(tl.int64), part * GROUP + member % GROUP
     asks = token * query_token_stride + head * query_head_stride
@@ -195,7 +192,7 @@ def _attend(
     # a tree's prefix ends there, and the row goes on with the nodes it sees.
     at, reach, low, even = start + node, start + node, start + first, start + first + 1
     high = start + tl.minimum(first + TILE_LEN, width)
-    if of_span is not None:
+    if tree_of is not None:
         depth = tl.load(depths + tree * num_nodes + node, mask=is_row & (node < num_own), other=0)
         if tree >= 0:
             at, reach = start + depth.to(tl.int32), start - 1 + 0 * node
@@ -229,10 +226,10 @@ def _attend(
             score = tl.dot(ask, tl.trans(key), input_precision="ieee") * scale
             if phase == 1:
                 seen = place[None, :] <= reach[:, None]
-                if sees is not None:
+                if tree_mask is not None:
                     edges = ((tree * num_nodes + node) * num_nodes - start)[:, None] + place[None, :]
                     is_own = (place >= start) & (place < start + num_own)
-                    seen |= tl.load(sees + edges, mask=is_row[:, None] & is_own[None, :], other=0) != 0
+                    seen |= tl.load(tree_mask + edges, mask=is_row[:, None] & is_own[None, :], other=0) != 0
                 if WINDOW:
                     of = _positions(place, start, num_own, tree, depths, num_nodes)
                     seen &= of[None, :] > at[:, None] - WINDOW
@@ -262,9 +259,9 @@ def _merge(
     sums,  # [num_tokens, num_heads, num_splits]: log2 of what each split's weights came to
     output,
     offsets,
-    widths,
-    tile_spans,
-    tile_firsts,
+    query_lens,
+    tile_segments,
+    tile_offsets,
     num_splits,
     TILE_LEN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -272,13 +269,13 @@ def _merge(
     BLOCK_S: tl.constexpr,
 ):
     tile = tl.program_id(0) // TILE_LEN
-    span = tl.load(tile_spans + tile)
-    if span < 0:
+    segment = tl.load(tile_segments + tile)
+    if segment < 0:
         return
-    node = tl.load(tile_firsts + tile) + tl.program_id(0) % TILE_LEN
-    if node >= tl.load(widths + span):
+    node = tl.load(tile_offsets + tile) + tl.program_id(0) % TILE_LEN
+    if node >= tl.load(query_lens + segment):
         return
-    line = (tl.load(offsets + span) + node).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    line = (tl.load(offsets + segment) + node).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     each = tl.load(sums + line * num_splits + split, mask=split < num_splits, other=float("-inf"))
     peak = tl.max(each, 0)

@@ -10,14 +10,16 @@ the same in a chunk of any length, in a round of any width, in a tree and alone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, padded_rows
 from roost.layers.rotary import CosSin
-from roost.spec_shape import Branches
+from roost.layers.segments import HostSegments, Segments
 
 # (layer, queries and keys side by side, values, cos and sin) of the flat batch, before rotation -> what the heads read.
 # The model's one way to the KV cache.
@@ -26,24 +28,14 @@ Attend = Callable[[int, Tensor, Tensor, CosSin], Tensor]
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """How the tokens of a round hang together, where they are not a plain sequence."""
-
-    depths: Tensor  # [width] position of each token, less the span's start; the root's is 0
-    sees: Tensor  # [width, width] bool: which tokens of the span each one reads, itself included
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One row's tokens: where they lie in the flat batch, and in which slots of the row."""
+class _Segment(NamedTuple):
+    """One segment, as the host plans it."""
 
     row: int
-    offset: int  # flat tokens [offset, offset + width)
+    offset: int  # tokens [offset, offset + width) of the flat batch
     width: int
     start: int  # slots [start, start + width) of the row; also their positions, without a tree
-    is_round: bool = False  # read together with others of its width; else a chunk, if it has several tokens
-    tree: Tree | None = None  # of a round
+    tree: int  # -1: none
 
     @property
     def end(self) -> int:
@@ -52,7 +44,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Read:
+class ReadGroup:
     """Rows whose attention is one operation: rounds of like length, nodes of trees, or a single chunk."""
 
     tokens: Tensor | slice  # their places in the flat batch; a slice: one chunk
@@ -69,54 +61,44 @@ def first_read(start: int, window: int | None) -> int:
 
 
 def plan_reads(
-    table: Tensor, spans: Sequence[Span], *, page_size: int, window: int | None, head_dim: int
-) -> list[Read]:
-    """What a step's rows read through a book's table [num_rows, pages_per_row]."""
-    padding = attention_padding(head_dim)
-    reads: list[Read] = []
-    groups: dict[tuple[int, int, bool], list[Span]] = {}  # rounds, by width, keys they are padded to, and kind
-    for span in spans:
-        if span.width > 1 and not span.is_round:
-            reads.append(_chunk_read(table, span, page_size, window, padding))
+    table: Tensor, segments: Segments, *, page_size: int, window: int | None, head_dim: int
+) -> list[ReadGroup]:
+    """What segments, known on the host, read through a book's page table [num_rows, pages_per_row]."""
+    padding, host = attention_padding(head_dim), segments.host
+    assert host is not None
+    if host.branch_bases is not None:
+        return _plan_branches(table, host, page_size, padding)
+    tree_of = host.tree_of if segments.tree_mask is not None else np.full_like(host.tree_of, -1)
+    columns = [host.rows, host.offsets, host.query_lens, host.start_positions, tree_of]
+    groups: list[ReadGroup] = []
+    rounds: dict[tuple[int, int, bool], list[_Segment]] = {}  # by width, keys they are padded to, and kind
+    for is_round, place in zip(host.is_round.tolist(), np.stack(columns, axis=1).tolist(), strict=True):
+        segment = _Segment(*place)
+        if segment.width > 1 and not is_round:
+            groups.append(_chunk_read(table, segment, page_size, window, padding))
         else:
-            num_keys = padding.keys_for(span.end - _first_key(span.start, window))
-            groups.setdefault((span.width, num_keys, span.tree is not None), []).append(span)
-    for (width, num_keys, are_trees), group in groups.items():
+            num_keys = padding.keys_for(segment.end - _first_key(segment.start, window))
+            rounds.setdefault((segment.width, num_keys, segment.tree >= 0), []).append(segment)
+    for (width, num_keys, are_trees), group in rounds.items():
         if are_trees:
             for part in _at_once(len(group), num_keys * width):
                 for nodes in _at_once(width, num_keys):
-                    reads.append(_tree_read(table, group[part], nodes, num_keys, page_size, window, padding))
+                    groups.append(_tree_read(table, segments, group[part], nodes, num_keys, page_size, window, padding))
         else:
             for part in _at_once(len(group), num_keys):
-                reads.append(_round_read(table, group[part], num_keys, page_size, window, padding))
-    return reads
+                groups.append(_round_read(table, group[part], num_keys, page_size, window, padding))
+    return groups
 
 
-def plan_branch_reads(
-    table: Tensor, rows: Sequence[int], branches: Sequence[Branches], step: int, *, page_size: int, head_dim: int
-) -> list[Read]:
-    """What the K branches of each row read at a draft step: the prefix's whole pages, then the branch's own.
-
-    The flat batch holds K tokens of each row, in order. Positions before `length` on a branch's own pages are copies.
-    """
-    padding = attention_padding(head_dim)
-    reads: list[Read] = []
-    groups: dict[int, list[int]] = {}  # rows, by how many keys they are padded to
-    for i, each in enumerate(branches):
-        groups.setdefault(padding.keys_for(each.base + each.topk * (each.last + step + 1)), []).append(i)
-    for num_keys, group in groups.items():
-        for part in _at_once(len(group), num_keys):
-            reads.append(_branch_read(table, rows, branches, group[part], step, num_keys, page_size, padding))
-    return reads
-
-
-def paged_attention(query: Tensor, keys: Tensor, values: Tensor, reads: Sequence[Read], *, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, groups: Sequence[ReadGroup], *, scale: float
+) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim]."""
-    if len(reads) == 1:
-        return _attend(query, keys, values, reads[0], scale)
+    if len(groups) == 1:
+        return _attend(query, keys, values, groups[0], scale)
     output = torch.empty_like(query)
-    for read in reads:
-        output[read.tokens] = _attend(query[read.tokens], keys, values, read, scale)
+    for group in groups:
+        output[group.tokens] = _attend(query[group.tokens], keys, values, group, scale)
     return output
 
 
@@ -147,19 +129,19 @@ def _at_once(num_rows: int, num_keys: int) -> list[slice]:
 
 
 def _round_read(
-    table: Tensor, spans: list[Span], num_keys: int, page_size: int, window: int | None, padding: AttentionPadding
-) -> Read:
+    table: Tensor, rounds: list[_Segment], num_keys: int, page_size: int, window: int | None, padding: AttentionPadding
+) -> ReadGroup:
     """One token in each of several rows, or a chain of them in each."""
-    device, width = table.device, spans[0].width
-    rows, starts, firsts, at = _keys_of(table, spans, num_keys, window)  # [num_rows, 1], and [num_rows, num_keys]
+    device, width = table.device, rounds[0].width
+    rows, starts, firsts, at = _keys_of(table, rounds, num_keys, window)  # [num_rows, 1], and [num_rows, num_keys]
     live = at.clamp(firsts, starts + width - 1)  # the padding reads a token again, without weight
     positions = starts + torch.arange(width, device=device)  # [num_rows, width]
-    offsets = torch.tensor([span.offset for span in spans], device=device)
-    return Read(
+    offsets = torch.tensor([each.offset for each in rounds], device=device)
+    return ReadGroup(
         tokens=offsets if width == 1 else (offsets[:, None] + torch.arange(width, device=device)).flatten(),
         slots=_slots(table, rows, live, page_size).flatten(),
         mask=_mask(_seen(at[:, None], positions[:, :, None], window))[:, None],
-        num_rows=len(spans),
+        num_rows=len(rounds),
         width=width,
         rows=padding.rows,
     )
@@ -167,44 +149,48 @@ def _round_read(
 
 def _tree_read(
     table: Tensor,
-    spans: list[Span],
+    segments: Segments,
+    rounds: list[_Segment],
     nodes: slice,
     num_keys: int,
     page_size: int,
     window: int | None,
     padding: AttentionPadding,
-) -> Read:
+) -> ReadGroup:
     """Some nodes of trees, each as a row of its own: it reads what is before the tree, then its path from the root.
 
     So its keys are in the order of their positions, as they are when the path has become plain text.
     """
-    device, width = table.device, spans[0].width
-    rows, starts, firsts, at = (each[:, None] for each in _keys_of(table, spans, num_keys, window))
-    trees = [span.tree for span in spans if span.tree is not None]
-    depths = torch.stack([tree.depths for tree in trees])  # [num_rows, width]
-    sees = torch.stack([tree.sees for tree in trees])
-    paths = torch.where(sees, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on
+    assert segments.tree_depths is not None and segments.tree_mask is not None
+    device, width = table.device, rounds[0].width
+    rows, starts, firsts, at = (each[:, None] for each in _keys_of(table, rounds, num_keys, window))
+    trees = torch.tensor([each.tree for each in rounds], device=device)
+    depths = segments.tree_depths[trees, :width]  # [num_rows, width]
+    mask = segments.tree_mask[trees, :width, :width]
+    paths = torch.where(mask, depths[:, None], width).argsort(dim=-1, stable=True)  # nodes from the root on
     paths, positions = paths[:, nodes], (starts + depths[:, :, None])[:, nodes]  # [num_rows, num_nodes, …]
     at = at.expand(-1, positions.shape[1], -1)
     live = torch.minimum(at.clamp(min=firsts), positions)
     on_path = starts + paths.gather(2, (live - starts).clamp(min=0))
     places = torch.where(live < starts, live, on_path)
-    offsets = torch.tensor([span.offset for span in spans], device=device)
-    return Read(
+    offsets = torch.tensor([each.offset for each in rounds], device=device)
+    return ReadGroup(
         tokens=(offsets[:, None] + torch.arange(width, device=device)[nodes]).flatten(),
         slots=_slots(table, rows, places, page_size).flatten(),
         mask=_mask(_seen(at, positions, window)).flatten(0, 1)[:, None, None],
-        num_rows=len(spans) * positions.shape[1],
+        num_rows=len(rounds) * positions.shape[1],
         width=1,
         rows=padding.rows,
     )
 
 
 def _keys_of(
-    table: Tensor, spans: list[Span], num_keys: int, window: int | None
+    table: Tensor, rounds: list[_Segment], num_keys: int, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, starts and first reads [num_rows, 1] of rounds, and the positions [num_rows, num_keys] of their keys."""
-    columns = [(span.row, span.start, first_read(span.start, window), _first_key(span.start, window)) for span in spans]
+    columns = [
+        (each.row, each.start, first_read(each.start, window), _first_key(each.start, window)) for each in rounds
+    ]
     row, start, first, first_key = torch.tensor(columns, device=table.device)[:, :, None].unbind(1)
     return row, start, first, first_key + torch.arange(num_keys, device=table.device)
 
@@ -214,20 +200,32 @@ def _seen(of: Tensor, at: Tensor, window: int | None) -> Tensor:
     return of <= at if window is None else (of <= at) & (of > at - window)
 
 
+def _plan_branches(table: Tensor, host: HostSegments, page_size: int, alike: Alike) -> list[ReadGroup]:
+    """What the K branches of each round read at a draft step, all K at once."""
+    assert host.branch_bases is not None and host.branch_shifts is not None
+    topk = host.num_branches
+    first, second = slice(0, None, topk), slice(1, None, topk)  # the first branch is not shifted
+    own_lens = host.start_positions[first] + 1 - host.branch_bases[first]
+    columns = np.stack([host.rows[first], host.branch_bases[first], host.branch_shifts[second], own_lens], axis=1)
+    rounds: dict[int, list[int]] = {}  # by how many keys they are padded to
+    for number, (_, base, _, own_len) in enumerate(columns.tolist()):
+        rounds.setdefault(padding.keys_for(base + topk * own_len), []).append(number)
+    return [
+        _branch_read(table, columns, topk, group[part], num_keys, page_size, padding)
+        for num_keys, group in rounds.items()
+        for part in _at_once(len(group), num_keys)
+    ]
+
+
 def _branch_read(
-    table: Tensor,
-    rows: Sequence[int],
-    branches: Sequence[Branches],
-    group: list[int],
-    step: int,
-    num_keys: int,
-    page_size: int,
-    padding: AttentionPadding,
-) -> Read:
-    """A draft step of several rows: the prefix up to `base`, then each branch's own positions, one after the other."""
-    device, topk = table.device, branches[0].topk
-    columns = [(rows[i], branches[i].base, branches[i].stride, branches[i].last + step + 1) for i in group]
-    row, base, stride, own_len = torch.tensor(columns, device=device)[:, :, None].unbind(1)  # [num_rows, 1] each
+    table: Tensor, columns: np.ndarray, topk: int, group: list[int], num_keys: int, page_size: int, padding: AttentionPadding
+) -> ReadGroup:
+    """Some rounds' branches: the prefix up to `base`, then each branch's own positions, one branch after the other.
+
+    The flat batch holds K tokens of each round, in order. Positions of the prefix on a branch's own pages are copies.
+    """
+    device = table.device
+    row, base, stride, own_len = torch.tensor(columns[group], device=device)[:, :, None].unbind(1)  # [num_rows, 1] each
     at = torch.arange(num_keys, device=device).expand(len(group), -1)
     branch = (at - base).div(own_len, rounding_mode="floor")  # negative in the prefix, `topk` in the padding
     within = (at - base) - branch * own_len
@@ -235,7 +233,7 @@ def _branch_read(
     positions = torch.where(branch < 0, at, torch.where(branch < topk, base + branch * stride + within, last))
     seen = (branch < 0)[:, None] | (branch[:, None] == torch.arange(topk, device=device)[None, :, None])
     offsets = torch.tensor(group, device=device) * topk
-    return Read(
+    return ReadGroup(
         tokens=(offsets[:, None] + torch.arange(topk, device=device)).flatten(),
         slots=_slots(table, row, positions, page_size).flatten(),
         mask=_mask(seen)[:, None],
@@ -245,21 +243,21 @@ def _branch_read(
     )
 
 
-def _chunk_read(table: Tensor, span: Span, page_size: int, window: int | None, padding: AttentionPadding) -> Read:
+def _chunk_read(table: Tensor, chunk: _Segment, page_size: int, window: int | None, padding: AttentionPadding) -> ReadGroup:
     """Several tokens of one row, one after the other."""
-    device, first = table.device, first_read(span.start, window)
-    first_key = _first_key(span.start, window)
-    of = first_key + torch.arange(padding.keys_for(span.end - first_key), device=device)
+    device, first = table.device, first_read(chunk.start, window)
+    first_key = _first_key(chunk.start, window)
+    of = first_key + torch.arange(padding.keys_for(chunk.end - first_key), device=device)
     mask = None
-    if first_key or span.start or window is not None:
-        at = span.start + torch.arange(padded_rows(span.width, padding.rows), device=device)[:, None]
-        mask = _mask(_seen(of, at.clamp(max=span.end - 1), window))
-    return Read(
-        tokens=slice(span.offset, span.offset + span.width),
-        slots=_slots(table, torch.tensor(span.row, device=device), of.clamp(first, span.end - 1), page_size),
+    if first_key or chunk.start or window is not None:
+        at = chunk.start + torch.arange(padded_rows(chunk.width, padding.rows), device=device)[:, None]
+        mask = _mask(_seen(of, at.clamp(max=chunk.end - 1), window))
+    return ReadGroup(
+        tokens=slice(chunk.offset, chunk.offset + chunk.width),
+        slots=_slots(table, torch.tensor(chunk.row, device=device), of.clamp(first, chunk.end - 1), page_size),
         mask=mask,
         num_rows=1,
-        width=span.width,
+        width=chunk.width,
         rows=padding.rows,
     )
 
@@ -273,25 +271,25 @@ def _slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Te
     return table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, read: Read, scale: float) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, group: ReadGroup, scale: float) -> Tensor:
     """One operation: [num_rows * width, num_heads, head_dim], in the order of the rows."""
     _, num_kv_heads, head_dim = keys.shape
-    key, value = (each.index_select(0, read.slots).unflatten(0, (read.num_rows, -1)) for each in (keys, values))
+    key, value = (each.index_select(0, group.slots).unflatten(0, (group.num_rows, -1)) for each in (keys, values))
     key, value = key.transpose(1, 2), value.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, head_dim]
-    mask = None if read.mask is None else read.mask.to(query.dtype)
-    if not isinstance(read.tokens, slice):  # the heads that share keys stand in for a sequence
+    mask = None if group.mask is None else group.mask.to(query.dtype)
+    if not isinstance(group.tokens, slice):  # the heads that share keys stand in for a sequence
         shared = query.shape[1] // num_kv_heads
-        heads = query.reshape(read.num_rows, read.width, num_kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
-        heads, num_rows = _padded(heads.flatten(2, 3), read.rows), shared * read.width
-        if mask is not None and read.width > 1:  # [num_rows, 1, shared * width, num_keys]
-            mask = _padded(mask.repeat(1, 1, shared, 1), read.rows)
+        heads = query.reshape(group.num_rows, group.width, num_kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
+        heads, num_rows = _padded(heads.flatten(2, 3), group.rows), shared * group.width
+        if mask is not None and group.width > 1:  # [num_rows, 1, shared * width, num_keys]
+            mask = _padded(mask.repeat(1, 1, shared, 1), group.rows)
         mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, scale=scale)[:, :, :num_rows]
-        return mixed.unflatten(2, (shared, read.width)).permute(0, 3, 1, 2, 4).reshape(query.shape)
+        return mixed.unflatten(2, (shared, group.width)).permute(0, 3, 1, 2, 4).reshape(query.shape)
     heads = query.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [num_kv_heads, shared, width, head_dim]
-    heads = _padded(heads, read.rows)
+    heads = _padded(heads, group.rows)
     key, value = (each.transpose(0, 1).expand(-1, heads.shape[1], -1, -1) for each in (key, value))
     mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return mixed[:, :, : read.width].permute(2, 0, 1, 3).reshape(query.shape)
+    return mixed[:, :, : group.width].permute(2, 0, 1, 3).reshape(query.shape)
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

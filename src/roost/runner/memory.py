@@ -34,7 +34,7 @@ def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int
     shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
     has_graphs = backend.graphs and sched.graphs is not False
-    rounds = widths.captured(running) if has_graphs else []
+    rounds = widths.graph_sizes(running) if has_graphs else []
     chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1, backend.tile_len_max) if has_graphs else []
     nodes = (
         running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)

@@ -1,11 +1,13 @@
 """Runner: one step, from a plan to its result; plain decoding is a round whose tree is its root.
 
-Owns the passes, the sampler and the graphs. Lays a plan out, checks that it stays in what it holds, has tokens drawn
-between the passes, and says what the host learns; nothing waits for the device but the fetched result. Chunks and
-rounds that were captured apart run one after the other. Never decides who runs. Called by the executor.
+Owns the forward passes, the sampler and the graphs. Lays a plan out, checks that it stays in what it holds, has tokens
+drawn between the two halves of the step, and says what the host learns; nothing waits for the device but the fetched
+result. Chunks and rounds that have graphs of their own run one after the other. Never decides who runs. Called by the
+executor.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,12 +15,13 @@ from torch import Tensor
 
 from roost.config.resolved import Resolved
 from roost.device.device import Device, Fetched
+from roost.drafters.accept import Accepted
 from roost.errors import InvariantError
-from roost.forward.layout import Batch, Layout, chunk_columns
-from roost.forward.passes import Ahead, Done, Inputs, Passes
-from roost.graphs.capture import Captured
+from roost.forward.layout import StepLayout, chunk_columns, plan_layout
+from roost.forward.passes import Passes, TargetOutput
+from roost.graphs.capture import GraphedStep
 from roost.graphs.chunks import ChunkGraphs
-from roost.graphs.rounds import Graphs
+from roost.graphs.rounds import RoundGraphs
 from roost.models.model import Head, Model
 from roost.sampling.sampler import Sampler
 from roost.sampling.step_logprobs import (
@@ -44,14 +47,13 @@ class Runner:
             self.passes = Passes(model, resolved, device, head)
             self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, model.ops.argmax)
             with torch.inference_mode():
-                self._chunks = ChunkGraphs(self.passes, resolved, device) if resolved.graphs else None
-                self._graphs = Graphs(self.passes, resolved, device) if resolved.graphs else None
-        self._batches: dict[tuple[int, int], Batch] = {}  # of rounds, by their number and width
-        self._layouts: dict[tuple[int, int], Layout] = {}  # the same
+                self.chunk_graphs = ChunkGraphs(self.passes, resolved, device) if resolved.graphs else None
+                self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None
+        self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
     def apply(self, plan: StepPlan) -> None:
-        """Bring the tables up to date with a plan."""
+        """Bring the page tables up to date with a plan."""
         for table, delta in zip(self.passes.tables, plan.deltas, strict=True):
             table.apply(delta)
         for setup in plan.setups:
@@ -60,14 +62,15 @@ class Runner:
                 self.passes.drafter.begin(setup)
 
     def run(self, plan: StepPlan) -> Finish:
-        """Start a step whose tables are in place."""
+        """Start a step whose page tables are in place."""
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
-        starts = None if mirror is None else mirror.starts
+        starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
-        if self._is_captured_apart(plan):
+        finish: Finish
+        if self._runs_in_parts(plan):
             parts = [plan.is_prefill, ~plan.is_prefill]
             finishes = [self._start(plan.part(part), None if starts is None else starts[part]) for part in parts]
-            finish = lambda: _joined(plan, [(part, each()) for part, each in zip(parts, finishes, strict=True)])  # noqa: E731
+            finish = partial(_joined, plan, parts, finishes)
         else:
             finish = self._start(plan, starts)
         if mirror is not None:
@@ -76,70 +79,69 @@ class Runner:
 
     def _start(self, plan: StepPlan, starts: np.ndarray | None) -> Finish:
         """Start a step, or a part of one."""
-        batch = self._batch(plan)
-        captured = self._captured(plan, batch)
-        if captured is not None:
-            ahead, done = self._replay(captured, plan, batch, starts)
+        layout = self._layout(plan)
+        graph = self._graph(plan, layout)
+        if graph is not None:
+            target, accepted, result = self._replay(graph, plan, layout, starts)
         else:
-            layout, rows = self._layout(plan, batch), self._sent_rows(plan.rows)
-            inputs = Inputs(layout=layout, rows=rows, rows_host=plan.rows, starts_host=starts)
-            ahead = self.passes.ahead(inputs)
-            done = self.passes.behind(inputs, ahead, self._sample(plan, batch, ahead))
-        return self._finish(plan, batch, ahead, done)
+            layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
+            target = self.passes.draft_and_forward(layout)
+            accepted, result = self.passes.accept_and_extend(layout, target, self._sample(plan, layout, target))
+        return self._finish(plan, layout, target, accepted, result)
 
-    def _is_captured_apart(self, plan: StepPlan) -> bool:
+    def _runs_in_parts(self, plan: StepPlan) -> bool:
         """Whether chunks and rounds of a mixed step can be replayed one after the other."""
-        if self._graphs is None or self._chunks is None or plan.is_prefill.all() or not plan.is_prefill.any():
+        if self.round_graphs is None or self.chunk_graphs is None:
+            return False
+        if plan.is_prefill.all() or not plan.is_prefill.any():
             return False
         widths = plan.widths[~plan.is_prefill]
         is_even = bool((widths == widths[0]).all())
         return (
             is_even
-            and self._graphs.find(len(widths), int(widths[0])) is not None
-            and self._chunks.find(len(plan.rows) - len(widths), len(plan.tokens)) is not None
+            and self.round_graphs.find(len(widths), int(widths[0])) is not None
+            and self.chunk_graphs.find(len(plan.rows) - len(widths), len(plan.tokens)) is not None
         )
 
-    def _captured(self, plan: StepPlan, batch: Batch) -> Captured | None:
-        """A captured step like this one, with its rows in place; None if there is none."""
-        if self._graphs is None or self._chunks is None:
+    def _graph(self, plan: StepPlan, layout: StepLayout) -> GraphedStep | None:
+        """A graph of such a step, with its rows in place; None if there is none."""
+        if self.round_graphs is None or self.chunk_graphs is None:
             return None
         if plan.is_prefill.all():
-            chunks = self._chunks.find(len(plan.rows), len(plan.tokens))
-            return None if chunks is None else self._chunks.load(chunks, plan, batch)
-        rounds = self._graphs.find(len(plan.rows), batch.tree_width) if batch.is_even else None
-        return None if rounds is None else self._graphs.load(rounds, plan.rows, batch.tree_width)
+            chunks = self.chunk_graphs.find(len(plan.rows), len(plan.tokens))
+            return None if chunks is None else self.chunk_graphs.load(chunks, plan, layout)
+        rounds = self.round_graphs.find(len(plan.rows), layout.tree_width) if layout.is_even else None
+        return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width)
 
     def _replay(
-        self, captured: Captured, plan: StepPlan, batch: Batch, starts: np.ndarray | None
-    ) -> tuple[Ahead, Done]:
-        """Run a step that was captured."""
-        self.passes.attention.before_replay(captured.name, plan.rows, batch.widths, starts)
-        captured.run_ahead()
-        ahead = captured.ahead.first(batch)
-        if not self._sampler.is_plain(plan.rows[batch.sampling].tolist()):
-            captured.sampled[: len(ahead.positions)] = self._sample(plan, batch, ahead)
-        captured.run_behind()
-        return ahead, captured.done.first(batch)
+        self, graph: GraphedStep, plan: StepPlan, layout: StepLayout, starts: np.ndarray | None
+    ) -> tuple[TargetOutput, Accepted, Tensor]:
+        """Run a step by its graph; the results are those of its own rows."""
+        self.passes.attention.before_replay(graph.name, plan.rows, layout.query_lens, starts)
+        graph.replay_forward()
+        target = graph.target.first(layout)
+        if not self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
+            graph.sampled[: len(target.positions)] = self._sample(plan, layout, target)
+        graph.replay_accept()
+        return target, graph.accepted.first(len(layout.sampling)), graph.result[: len(plan.rows)]
 
-    def _batch(self, plan: StepPlan) -> Batch:
-        """The layout on the host; that of rounds of one width is kept."""
+    def _layout(self, plan: StepPlan) -> StepLayout:
+        """Where everything lies, on the host; that of rounds of one width is kept."""
         key = (len(plan.rows), int(plan.widths[0]))
         if plan.is_prefill.any() or not (plan.widths == key[1]).all():
-            return Batch.of_plan(plan)
-        if key not in self._batches:
-            self._batches[key] = Batch.of_plan(plan)
-        return self._batches[key]
-
-    def _layout(self, plan: StepPlan, batch: Batch) -> Layout:
-        """Where everything lies; that of rounds of one width is kept."""
-        pairs, tile_len = self.passes.drafter is not None, self._resolved.backend.tile_len_max
-        if not batch.is_even:
-            chunks = {} if batch.is_rounds else chunk_columns(plan, batch, pairs=pairs)
-            return Layout(batch, self._device, pairs=pairs, chunks=chunks, tile_len_max=tile_len)
-        key = (len(plan.rows), batch.tree_width)
+            return plan_layout(plan)
         if key not in self._layouts:
-            self._layouts[key] = Layout(batch, self._device, pairs=pairs, chunks={}, tile_len_max=tile_len)
+            self._layouts[key] = plan_layout(plan)
         return self._layouts[key]
+
+    def _sent(self, plan: StepPlan, layout: StepLayout) -> StepLayout:
+        """A layout that the device has, too."""
+        if not layout.is_sent:
+            has_drafter = self.passes.drafter is not None
+            chunks = {} if layout.is_rounds else chunk_columns(plan, layout, has_drafter=has_drafter)
+            tile_len_max = self._resolved.backend.tile_len_max
+            layout.lay_out(has_drafter=has_drafter, tile_len_max=tile_len_max, chunks=chunks).send(self._device)
+        return layout
 
     def _sent_rows(self, rows: np.ndarray) -> Tensor:
         """The rows of a step on the device, where they mostly are already."""
@@ -147,28 +149,34 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
-    def _sample(self, plan: StepPlan, batch: Batch, ahead: Ahead) -> Tensor:
+    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput) -> Tensor:
         """The target's token after each node."""
-        rows_host = np.repeat(plan.rows[batch.sampling], batch.num_nodes).tolist()
-        paths = ahead.trees.path_tokens.flatten(0, 1)[ahead.node_cells] if ahead.trees.width > 1 else None
-        drawn_at = ahead.positions + 1  # a token is drawn for the place after its node
-        return self._sampler.sample(ahead.logits, ahead.rows[ahead.node_roots], rows_host, drawn_at, paths)
+        rows_host = np.repeat(plan.rows[layout.sampling], layout.num_nodes).tolist()
+        nodes, of, paths = slice(len(target.logits)), target.layout, None  # a graph's layout has more of them
+        if target.trees.width > 1:
+            paths = target.trees.path_tokens.flatten(0, 1)[of["node_cells"][nodes]]
+        drawn_at = target.positions + 1  # a token is drawn for the position after its node
+        rows = target.rows[of["node_sampling"][nodes]]
+        return self._sampler.sample(target.logits, rows, rows_host, drawn_at, paths)
 
-    def _finish(self, plan: StepPlan, batch: Batch, ahead: Ahead, done: Done) -> Finish:
+    def _finish(
+        self, plan: StepPlan, layout: StepLayout, target: TargetOutput, accepted: Accepted, result: Tensor
+    ) -> Finish:
         """Start bringing the result to the host."""
-        accepted, tokens = done.accepted, done.accepted.tokens
+        tokens = accepted.tokens
         if self._sampler.counts:
-            self._sampler.note(ahead.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
-        wanting = np.flatnonzero(plan.num_top_logprobs[batch.sampling] >= 0)  # sampling rows that want logprobs
+            self._sampler.note(target.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
+        wanting = np.flatnonzero(plan.num_top_logprobs[layout.sampling] >= 0)  # sampling rows that want logprobs
         columns: Columns | None = None
         if len(wanting):
             index = self._device.send({"wanting": wanting})["wanting"]
-            at = (ahead.node_offsets[:, None] + accepted.nodes)[index].flatten()
+            offsets = target.layout["node_offsets"][: len(layout.sampling)]
+            at = (offsets[:, None] + accepted.nodes)[index].flatten()
             chosen = tokens[index].clamp(min=0).flatten()
-            columns = output_logprobs(ahead.logits, at, chosen, int(plan.num_top_logprobs[batch.sampling].max()))
-        prompt = prompt_logprobs(plan, ahead.hidden, self.passes.model.logits, self._device)
-        fetched = self._device.fetch([done.result, *(columns or ()), *(prompt or ())])
-        return lambda: _result(plan, batch.sampling[wanting], prompt is not None, fetched)
+            columns = output_logprobs(target.logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
+        prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
+        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
+        return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
         """Refuse a step that would touch a position its plan does not hold, in any book.
@@ -199,8 +207,9 @@ class Runner:
         return np.array([plan.shape.branches(start, size).end for start in starts.tolist()], dtype=starts.dtype)
 
 
-def _joined(plan: StepPlan, parts: list[tuple[Bools, StepResult]]) -> StepResult:
-    """The result of a step that ran in parts."""
+def _joined(plan: StepPlan, rows: list[Bools], finishes: list[Finish]) -> StepResult:
+    """The result of a step that ran in parts, each of some of its rows."""
+    parts = [(part, finish()) for part, finish in zip(rows, finishes, strict=True)]
     accept_lens, lengths = np.zeros(len(plan.rows), dtype=np.int32), np.zeros(len(plan.rows), dtype=np.int32)
     tokens = np.zeros((len(plan.rows), plan.shape.accept_max), dtype=np.int32)
     for part, result in parts:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roost.device.device import Device
-from roost.forward.layout import ramps
+from roost.layers.segments import aranges
 from roost.sampling.logprobs import log_probabilities
 from roost.step import Bools, Ints, LogprobColumns, StepPlan
 
@@ -41,7 +41,7 @@ def prompt_logprobs(
     scored = np.flatnonzero(counts)
     offsets = np.cumsum(plan.widths) - plan.widths
     firsts = offsets[scored] + plan.prompt_logprob_starts[scored] - plan.starts[scored]
-    index = np.repeat(firsts, counts[scored]) + ramps(counts[scored])
+    index = np.repeat(firsts, counts[scored]) + aranges(counts[scored])
     followers = np.concatenate([_followers(plan, i) for i in scored.tolist()])
     num_top = plan.num_top_logprobs[scored].clip(min=0).max()
     sent = device.send({"index": index, "followers": followers})

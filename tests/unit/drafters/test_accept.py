@@ -22,7 +22,7 @@ def drawn_tree(rng: random.Random, width: int) -> Trees:
     for node in range(1, width):
         sees[node] |= sees[parents[node]]
     return Trees(
-        tokens=torch.tensor([tokens]), parents=torch.tensor([parents]), depths=sees.sum(1)[None] - 1, sees=sees[None]
+        tokens=torch.tensor([tokens]), parents=torch.tensor([parents]), depths=sees.sum(1)[None] - 1, mask=sees[None]
     )
 
 

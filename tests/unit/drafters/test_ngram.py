@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from roost.attention.protocol import Runs
 from roost.device.cpu import CpuDevice
 from roost.drafters.ngram import MATCH_MAX, NgramDrafter
-from roost.drafters.protocol import Pairs, Rounds
-from roost.forward.layout import Batch, Layout
+from roost.drafters.protocol import Pairs
 from roost.sampling.params import SamplingParams
-from roost.spec_shape import PLAIN
 from roost.step import RowId, RowSetup
+from tests.segments import make_segments
 
 WIDTH = 6
 
@@ -38,16 +36,8 @@ def begun(rows: dict[int, list[int]]) -> NgramDrafter:
 def drafts(drafter: NgramDrafter, rows: dict[int, list[int]]) -> list[list[int]]:
     """What it proposes where the rows end in their roots."""
     starts = [len(tokens) - 1 for tokens in rows.values()]
-    trees = drafter.propose(
-        Rounds(
-            rows=torch.tensor(list(rows)),
-            rows_host=list(rows),
-            starts=starts,
-            lengths=torch.tensor(starts),
-            roots=torch.tensor([tokens[-1] for tokens in rows.values()]),
-            width=WIDTH,
-        )
-    )
+    roots = torch.tensor([tokens[-1] for tokens in rows.values()])
+    trees = drafter.propose(make_segments(list(rows), starts), roots, WIDTH)
     assert trees.tokens[:, 0].tolist() == [tokens[-1] for tokens in rows.values()]
     return trees.tokens[:, 1:].tolist()
 
@@ -104,26 +94,16 @@ def test_a_row_that_begins_again_forgets_what_it_was() -> None:
 
 def test_what_a_step_adds_is_known_to_the_next() -> None:
     drafter, hidden = begun({2: [1, 2, 3, 9, 9]}), torch.zeros(1, 1)
-    batch = Batch(np.array([2]), np.array([True]), np.array([True]), PLAIN)
-    rows, starts = np.array([2]), np.array([4])
-    runs = Runs(
-        cut=Layout(batch, CpuDevice(), pairs=False, chunks={}, tile_len_max=16).tokens,
-        rows=torch.tensor(rows),
-        starts=torch.tensor(starts),
-        rows_host=rows,
-        starts_host=starts,
-        trees=None,
-    )
     pairs = Pairs(
-        runs=runs,
+        segments=make_segments([2], [4], [2], are_rounds=False),
         rows=torch.tensor([2, 2]),
         positions=torch.tensor([4, 5]),
         tokens=torch.tensor([1, 2]),
         sources=torch.tensor([0, 0]),
-        last=hidden,
+        hidden=hidden,
         aux_hidden=(),
-        heads=torch.tensor([1]),
-        head_rows=torch.tensor([2]),
+        sampling_rows=torch.tensor([2]),
+        last_pairs=torch.tensor([1]),
     )
     drafter.extend(pairs)
     assert drafts(drafter, {2: [1, 2, 3, 9, 9, 1, 2]}) == [[3, 9, 9, 1, 2]]

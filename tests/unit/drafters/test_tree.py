@@ -49,7 +49,7 @@ def test_the_best_candidates_are_nodes_and_come_after_their_parents(
         for node, candidate in enumerate(best, 1):
             parent = 0 if parents[candidate] < 0 else 1 + best.index(parents[candidate])
             assert int(trees.parents[0, node]) == parent < node
-        assert_consistent(trees.parents[0].tolist(), trees.depths[0].tolist(), trees.sees[0])
+        assert_consistent(trees.parents[0].tolist(), trees.depths[0].tolist(), trees.mask[0])
 
 
 def assert_consistent(parents: list[int], depths: list[int], sees: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ def test_rounds_do_not_mix() -> None:
     trees = best_trees(torch.arange(9), together, 11)
     for number, candidates in enumerate(made):
         alone = best_trees(torch.tensor([number]), candidates, 11)
-        for name in ("tokens", "parents", "depths", "sees"):
+        for name in ("tokens", "parents", "depths", "mask"):
             assert torch.equal(getattr(trees, name)[number], getattr(alone, name)[0])
 
 
@@ -78,7 +78,7 @@ def test_a_narrower_tree_is_a_prefix(width: int) -> None:
     wide, narrow = (best_trees(torch.tensor([1]), candidates, num_nodes) for num_nodes in (12, width))
     cut = wide.cut(torch.tensor([width]))
     assert cut.tokens[0].tolist() == narrow.tokens[0].tolist() + [NOTHING] * (12 - width)
-    assert torch.equal(cut.sees[:, :width, :width], narrow.sees)
+    assert torch.equal(cut.mask[:, :width, :width], narrow.mask)
 
 
 def test_a_path_holds_the_drafts_down_to_a_node_and_not_the_root() -> None:
@@ -93,7 +93,7 @@ def test_a_path_holds_the_drafts_down_to_a_node_and_not_the_root() -> None:
 
 def test_a_chain_is_a_tree_whose_nodes_follow_each_other() -> None:
     trees = chains(torch.tensor([[5, 6, 7], [8, 9, 8]]))
-    for parents, depths, sees in itertools.islice(zip(trees.parents, trees.depths, trees.sees, strict=True), 2):
+    for parents, depths, sees in itertools.islice(zip(trees.parents, trees.depths, trees.mask, strict=True), 2):
         assert parents.tolist() == [0, 0, 1]
         assert_consistent(parents.tolist(), depths.tolist(), sees)
 

@@ -62,7 +62,7 @@ def test_a_chunk_starts_where_the_plan_says_and_a_round_where_its_row_is() -> No
     made = lengths()
     moved(made.of_step(plan(ints(4, 1), ints(0, 0), ints(7, 3))))
     step = made.of_step(plan(ints(1, 4, 2), ints(-1, -1, 5), ints(1, 1, 6)))
-    assert step.starts.tolist() == [3, 7, 5]
+    assert step.start_positions.tolist() == [3, 7, 5]
     assert step.ends.tolist() == [4, 8, 11]
     assert step.total == 23
 
@@ -79,16 +79,16 @@ def test_09_a_step_is_described_by_what_it_started_from_not_by_what_came_after()
     first = moved(made.of_step(plan(ints(2), ints(0), ints(8))))
     second = moved(made.of_step(plan(ints(2), ints(-1), ints(1))))
     moved(made.of_step(plan(ints(2), ints(-1), ints(1))))
-    assert (first.starts.tolist(), first.ends.tolist(), first.total) == ([0], [8], 8)
-    assert (second.starts.tolist(), second.ends.tolist(), second.total) == ([8], [9], 9)
+    assert (first.start_positions.tolist(), first.ends.tolist(), first.total) == ([0], [8], 8)
+    assert (second.start_positions.tolist(), second.ends.tolist(), second.total) == ([8], [9], 9)
 
 
 def test_09_only_a_step_the_host_cannot_foresee_asks_the_device() -> None:
     made = lengths(11, 12, 13)
     plain = made.of_step(plan(ints(0, 2), ints(-1, -1), ints(1, 1)))
-    assert plain.starts.tolist() == [0, 0], "a plain step believes the mirror"
+    assert plain.start_positions.tolist() == [0, 0], "a plain step believes the mirror"
     speculating = made.of_step(plan(ints(0, 2), ints(-1, -1), ints(4, 4), SPECULATING))
-    assert speculating.starts.tolist() == [11, 13]
+    assert speculating.start_positions.tolist() == [11, 13]
     assert made.host_seen.tolist() == [11, 0, 13, 0, 0, 0], "rows that are not in the step stay as they were seen"
 
 
@@ -97,19 +97,19 @@ def test_09_the_one_door_takes_lengths_anew_and_forgets_the_sum() -> None:
     step = made.of_step(plan(ints(0, 1), ints(-1, -1), ints(1, 1)))
     assert step.total == 2
     made.device[0] = 25  # a step before it has run meanwhile
-    assert step.total == 2 and step.starts.tolist() == [0, 0], "nothing changes but by the door"
+    assert step.total == 2 and step.start_positions.tolist() == [0, 0], "nothing changes but by the door"
     step.refresh(sync=True)
-    assert (step.starts.tolist(), step.ends.tolist(), step.total) == ([25, 30], [26, 31], 57)
+    assert (step.start_positions.tolist(), step.ends.tolist(), step.total) == ([25, 30], [26, 31], 57)
     made.host_seen[1] = 40
     step.refresh(sync=False)
-    assert (step.starts.tolist(), step.total) == ([25, 40], 67)
+    assert (step.start_positions.tolist(), step.total) == ([25, 40], 67)
 
 
 def test_09_a_refresh_leaves_chunks_where_the_plan_put_them() -> None:
     made = lengths(20, 30)
     step = made.of_step(plan(ints(0, 1), ints(6, -1), ints(3, 1)))
     step.refresh(sync=True)
-    assert step.starts.tolist() == [6, 30]
+    assert step.start_positions.tolist() == [6, 30]
     assert made.host_seen[0] == 0, "a chunk's row is not asked for"
 
 
@@ -133,8 +133,8 @@ def test_a_row_used_again_starts_where_its_new_plan_says() -> None:
     made = lengths()
     moved(made.of_step(plan(ints(3), ints(0), ints(50))))
     step = moved(made.of_step(plan(ints(3), ints(0), ints(4))))
-    assert step.starts.tolist() == [0]
-    assert made.of_step(plan(ints(3), ints(-1), ints(1))).starts.tolist() == [4]
+    assert step.start_positions.tolist() == [0]
+    assert made.of_step(plan(ints(3), ints(-1), ints(1))).start_positions.tolist() == [4]
 
 
 def test_a_plan_in_flight_is_not_written_to() -> None:

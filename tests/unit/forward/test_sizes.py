@@ -8,18 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.attention.kv_cache import Table
+from roost.attention.kv_cache import PageTable
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.device.cpu import CpuDevice
-from roost.drafters.eagle import Places
-from roost.drafters.protocol import Rounds
+from roost.drafters.eagle import DraftBranches
 from roost.errors import InvariantError
-from roost.forward.layout import Batch, Layout
+from roost.forward.layout import StepLayout, chunks_layout, rounds_layout
 from roost.forward.sizes import Sizes, check_fits, chunk_sizes, round_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.spec_widths import batch_sizes
+from tests.segments import make_segments
 from tests.shapes import spec_config
 
 TILE_LEN = 16
@@ -52,12 +52,11 @@ def test_07_a_round_without_drafts_needs_one_of_each() -> None:
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
     sizes = round_sizes(number, shape.tokens, shape, 16)
-    layout = Layout(
-        Batch.of_rounds(number, shape.tokens, shape), CpuDevice(), pairs=True, chunks={}, tile_len_max=TILE_LEN
-    )
-    assert len(layout["token_runs"]) == len(layout["node_tokens"]) == sizes.nodes
-    assert len(layout["pair_runs"]) == len(layout["pair_cells"]) == sizes.pairs
-    assert len(layout.tokens.sent["widths"]) == sizes.rows
+    layout = rounds_layout(number, shape.tokens, shape).lay_out(has_drafter=True, tile_len_max=TILE_LEN)
+    layout.send(CpuDevice())
+    assert len(layout["token_segment"]) == len(layout["node_tokens"]) == sizes.nodes
+    assert len(layout["pair_segment"]) == len(layout["accept_cells"]) == sizes.pairs
+    assert len(layout["tokens.query_lens"]) == sizes.rows
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
@@ -67,22 +66,21 @@ def test_07_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
         sched=SchedConfig(context=600, max_running=3, overlap=False),
         spec=spec_config(TREE),
     )
-    table = Table(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
-    rows, lengths = torch.arange(3), torch.tensor([1, 63, 130])
-    rounds = Rounds(rows=rows, rows_host=[0, 1, 2], starts=None, lengths=lengths, roots=rows, width=TREE.tokens)
-    places, sizes = Places(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE, page_size)
+    table = PageTable(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
+    rounds = make_segments([0, 1, 2], [1, 63, 130])
+    branches, sizes = DraftBranches(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE, page_size)
     beam = torch.zeros(3, TREE.topk, dtype=torch.int64)
-    assert places.moves(beam, TREE.steps - 2)[0].numel() == sizes.moves
-    assert page_size == 1 or places.tail_copies()[0].numel() == sizes.tails
-    assert places.slots(0).numel() == sizes.drafts
+    assert branches.moves(beam, TREE.steps - 2)[0].numel() == sizes.moves
+    assert page_size == 1 or branches.tail_copies()[0].numel() == sizes.tails
+    assert branches.slots(0).numel() == len(branches.segments(0).rows) == sizes.drafts
 
 
 def test_a_launch_that_does_not_fit_is_refused_with_the_numbers() -> None:
     held = round_sizes(4, TREE.tokens, TREE, 16)
     check_fits(round_sizes(3, TREE.tokens, TREE, 16), held, "a round")
     with pytest.raises(InvariantError) as refused:
-        check_fits(round_sizes(5, TREE.tokens, TREE, 16), held, "a captured round of 4 rows")
-    assert str(refused.value) == "a captured round of 4 rows: rows needs 5 entries and the buffer holds 4"
+        check_fits(round_sizes(5, TREE.tokens, TREE, 16), held, "a graph of 4 rounds")
+    assert str(refused.value) == "a graph of 4 rounds: rows needs 5 entries and the buffer holds 4"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 20, 64, 65, 200, 256, 300, 1000])
@@ -114,23 +112,30 @@ def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(
         widths.append(data.draw(st.integers(1, size.tokens - sum(widths))))
     is_final = np.array(data.draw(st.lists(st.booleans(), min_size=len(widths), max_size=len(widths))), dtype=np.bool_)
 
-    def laid_out(widths: list[int], is_final: np.ndarray) -> Layout:
-        batch = Batch.of_chunks(np.array(widths, dtype=np.int64), is_final, size, CHAIN)
-        return Layout(batch, CpuDevice(), pairs=True, chunks={}, tile_len_max=TILE_LEN, num_tiles=size.num_tiles)
+    def laid_out(widths: list[int], is_final: np.ndarray) -> StepLayout:
+        layout = chunks_layout(np.array(widths, dtype=np.int64), is_final, size, CHAIN)
+        layout.lay_out(has_drafter=True, tile_len_max=TILE_LEN, num_tiles=size.num_tiles).send(CpuDevice())
+        return layout
 
     empty, layout = laid_out([], np.zeros(0, dtype=np.bool_)), laid_out(widths, is_final)
-    assert {name: column.shape for name, column in layout.arrays.items()} == {
-        name: column.shape for name, column in empty.arrays.items()
+    assert {name: column.shape for name, column in layout.columns.items()} == {
+        name: column.shape for name, column in empty.columns.items()
     }
-    batch, finals = layout.batch, np.flatnonzero(is_final).tolist()
-    assert batch.widths[: len(widths)].tolist() == widths and batch.widths.sum() == size.num_tokens
-    assert not batch.widths[len(widths) : -1].any() and 1 <= batch.widths[-1] <= size.tokens + 1
-    assert batch.sampling.tolist() == finals + [size.num_rows - 1] * (size.num_rows - len(finals))
-    lasts = np.cumsum(batch.widths)[finals] - 1
-    assert layout["pair_at"][: len(finals)].tolist() == layout["node_tokens"][: len(finals)].tolist() == lasts.tolist()
-    assert (layout["pair_at"][len(finals) :] >= sum(widths)).all()  # no pair of a chunk that is not final is touched
-    spans, firsts = (layout.tokens.sent[name].tolist() for name in ("tile_spans", "tile_firsts"))
+    finals = np.flatnonzero(is_final).tolist()
+    assert layout.query_lens[: len(widths)].tolist() == widths and layout.query_lens.sum() == size.num_tokens
+    assert not layout.query_lens[len(widths) : -1].any() and 1 <= layout.query_lens[-1] <= size.tokens + 1
+    assert layout.sampling.tolist() == finals + [size.num_rows - 1] * (size.num_rows - len(finals))
+    lasts = np.cumsum(layout.query_lens)[finals] - 1
+    assert (
+        layout["accept_pairs"][: len(finals)].tolist()
+        == layout["node_tokens"][: len(finals)].tolist()
+        == lasts.tolist()
+    )
+    assert (
+        layout["accept_pairs"][len(finals) :] >= sum(widths)
+    ).all()  # no pair of a chunk that is not final is touched
+    spans, firsts = (layout[f"tokens.{name}"].tolist() for name in ("tile_segments", "tile_offsets"))
     live = [(span, first) for span, first in zip(spans, firsts, strict=True) if span >= 0]
     covered = [(span, first + number) for span, first in live for number in range(TILE_LEN)]
-    kept = [(span, token) for span, token in covered if token < batch.widths[span]]
-    assert kept == [(span, token) for span, width in enumerate(batch.widths.tolist()) for token in range(width)]
+    kept = [(span, token) for span, token in covered if token < layout.query_lens[span]]
+    assert kept == [(span, token) for span, width in enumerate(layout.query_lens.tolist()) for token in range(width)]

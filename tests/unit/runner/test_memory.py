@@ -70,7 +70,7 @@ def test_every_captured_width_is_counted() -> None:
             )
             for graphs in (None, False)
         )
-        return (with_graphs - without) // (2 * traits.vocab_size) - 2  # of one chunk and the sink's
+        return (with_graphs - without) // (2 * traits.vocab_size) - 2  # of one chunk and the padding row
 
     assert logits_of(SpecConfig()) == 1 + 2 + 4 + 8
     assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5

@@ -3,43 +3,33 @@
 import pytest
 import torch
 
-from roost.attention.kv_cache import Table
+from roost.attention.kv_cache import PageTable
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.device.cpu import CpuDevice
-from roost.drafters.eagle import Places
-from roost.drafters.protocol import Rounds
+from roost.drafters.eagle import DraftBranches
 from roost.spec_shape import DraftKv, SpecShape
+from tests.segments import make_segments
 from tests.shapes import spec_config
 
 LENGTHS = [1, 2, 3, 10, 63, 64, 65, 103, 126, 128, 254, 255, 256, 257, 300, 511, 512, 513]
 
 
-def placed(page_size: int, shape: SpecShape) -> tuple[Places, Table, Rounds]:
+def placed(page_size: int, shape: SpecShape) -> tuple[DraftBranches, PageTable]:
     """The branches of rows of all lengths; page p of row r has the number 1 + p * rows + r."""
     config = EngineConfig(
         memory=MemoryConfig(page_size=page_size, pool_tokens=10**7),
         sched=SchedConfig(context=600, max_running=len(LENGTHS), overlap=False),
         spec=spec_config(shape),
     )
-    table = Table(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
+    table = PageTable(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
     num_rows, pages_per_row = table.pages.shape
     table.pages[:] = 1 + torch.arange(pages_per_row) * num_rows + torch.arange(num_rows)[:, None]
-    lengths = torch.tensor(LENGTHS)
-    rows = torch.arange(len(LENGTHS))
-    rounds = Rounds(
-        rows=rows,
-        rows_host=rows.tolist(),
-        starts=LENGTHS,
-        lengths=lengths,
-        roots=torch.zeros_like(rows),
-        width=shape.tokens,
-    )
-    return Places(rounds, shape, table), table, rounds
+    return DraftBranches(make_segments(range(len(LENGTHS)), LENGTHS), shape, table), table
 
 
-def slot(table: Table, row: int, position: int) -> int:
+def slot(table: PageTable, row: int, position: int) -> int:
     page = int(table.pages[row, position // table.page_size])
     return page * table.page_size + position % table.page_size
 
@@ -50,13 +40,13 @@ def slot(table: Table, row: int, position: int) -> int:
 def test_branches_lie_where_the_shape_says(page_size: int, topk: int, steps: int) -> None:
     tokens = steps + 1 if topk == 1 else 8
     shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
-    places, table, _ = placed(page_size, shape)
+    branches, table = placed(page_size, shape)
     lie = [shape.branches(length, page_size) for length in LENGTHS]
     for step in range(steps - 1):
         expected = [[slot(table, row, each.position(k, step)) for k in range(topk)] for row, each in enumerate(lie)]
-        assert places.slots(step).tolist() == expected
+        assert branches.slots(step).tolist() == expected
     parent = torch.arange(topk).flip(0).expand(len(LENGTHS), -1)
-    sources, dests = places.moves(parent, steps - 1)
+    sources, dests = branches.moves(parent, steps - 1)
     moves = [
         (slot(table, row, each.position(topk - 1 - k, step)), slot(table, row, each.position(k, step)))
         for row, each in enumerate(lie)
@@ -70,8 +60,8 @@ def test_branches_lie_where_the_shape_says(page_size: int, topk: int, steps: int
 @pytest.mark.parametrize("topk", [4, 8])
 def test_the_partial_page_is_copied_into_every_branch_after_the_first(page_size: int, topk: int) -> None:
     shape = SpecShape(steps=5, topk=topk, tokens=8, draft_kv=DraftKv.PAIR)
-    places, table, _ = placed(page_size, shape)
-    sources, dests = places.tail_copies()
+    branches, table = placed(page_size, shape)
+    sources, dests = branches.tail_copies()
     assert sources.shape == dests.shape == (len(LENGTHS) * (topk - 1), page_size)  # whatever the lengths
     wanted = {
         (slot(table, row, source), slot(table, row, dest))
@@ -79,4 +69,4 @@ def test_the_partial_page_is_copied_into_every_branch_after_the_first(page_size:
         for source, dest in shape.branches(length, page_size).tail_copies()
     }
     made = set(zip(sources.flatten().tolist(), dests.flatten().tolist(), strict=True))
-    assert made - {(0, 0)} == wanted  # the rest goes from the sink to the sink
+    assert made - {(0, 0)} == wanted  # the rest goes from the null page to itself

@@ -1,14 +1,13 @@
-"""Steps that are captured and replayed, led by lengths that only the device knows, give what plain steps give."""
+"""Steps that are captured as graphs and replayed, with lengths on the device alone, give what plain steps give."""
 
 from dataclasses import replace
 
 import pytest
 
-from roost.forward.layout import Batch
+from roost.forward.layout import StepLayout
 from roost.forward.sizes import ChunkSize
-from roost.graphs.capture import Captured
-from roost.graphs.chunks import CapturedChunks, ChunkGraphs
-from roost.layers.ops import TORCH_OPS
+from roost.graphs.capture import GraphedStep
+from roost.graphs.chunks import ChunkGraphs, GraphedChunks
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan
@@ -19,7 +18,7 @@ from tests.parity.rounds import MODES, Setting, Speculating
 from tests.parity.tiny import Served, configure, greedy, prompts
 
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
-EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
+EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 
 
 @pytest.fixture
@@ -88,7 +87,6 @@ def test_every_option_of_a_request_is_exact_in_captured_rounds(
 ) -> None:
     setting = Setting(mode=mode, depth=depth)
     rehearsed(monkeypatch, graphs=True)
-    monkeypatch.setattr("tests.parity.tiny.ops", lambda: TORCH_OPS)  # kernels are not what is tried here
     served = Speculating(setting)
     asks = option_asks.asked(setting.kind)
     served.serve(asks)
@@ -107,8 +105,8 @@ def test_rounds_without_drafts_are_captured_where_a_limit_asks_for_them(
     served = serve(cell, replays, graphs=True)
     widths = {int(width) for plan in served.plans for width in plan.widths[~plan.is_prefill]}
     assert widths == {1, cell.shape.tokens}
-    graphs = served.executor.runner._graphs
-    assert graphs is not None and {width for _, width in graphs._captured} == widths
+    graphs = served.executor.runner.round_graphs
+    assert graphs is not None and {width for _, width in graphs.by_size} == widths
 
 
 @pytest.mark.parametrize("drafter", ["plain", "ngram", "eagle3-chain", "target-tree"])
@@ -121,9 +119,9 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
     loaded: list[StepPlan] = []
     load = ChunkGraphs.load
 
-    def noted(graphs: ChunkGraphs, chunks: CapturedChunks, plan: StepPlan, batch: Batch) -> Captured:
+    def noted(graphs: ChunkGraphs, chunks: GraphedChunks, plan: StepPlan, layout: StepLayout) -> GraphedStep:
         loaded.append(plan)
-        return load(graphs, chunks, plan, batch)
+        return load(graphs, chunks, plan, layout)
 
     monkeypatch.setattr(ChunkGraphs, "load", noted)
     served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
@@ -208,7 +206,7 @@ def _logprobs(served: Served, name: str) -> list[TokenLogprob]:
 def test_padding_starts_anew_in_every_replay(
     drafter: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rounds in a batch of four, more often than a row is long: the fourth, nobody's, gets no longer."""
+    """Three rounds in a batch of four, more often than a row is long: the fourth, the padding row, gets no longer."""
     model, (head, _) = model_of("llama"), DRAFTERS[drafter]
     made = None if head is None else head_of(head, "llama")
     rehearsed(monkeypatch, graphs=True)
@@ -224,7 +222,7 @@ def test_padding_starts_anew_in_every_replay(
     assert len(replays) > 2 * passes.tables[0].row_width / shape.accept_max
     for number, prompt in enumerate(asked):
         assert served.output(f"r{number}") == greedy("llama", prompt, 20)
-    assert int(passes.lengths.device[passes.sink]) == 0
+    assert int(passes.lengths.device[passes.padding_row]) == 0
 
 
 def test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +230,7 @@ def test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it(monkeypatc
     rehearsed(monkeypatch, graphs=True)
     served = Served(model, configure(chunk=40, max_running=5, context=64))
     served.executor.close()
-    rounds, chunks = served.executor.runner._graphs, served.executor.runner._chunks
+    rounds, chunks = served.executor.runner.round_graphs, served.executor.runner.chunk_graphs
     assert rounds is not None and chunks is not None
     sizes = [found and found.sizes.rows for found in (rounds.find(number, 1) for number in range(1, 7))]
     assert sizes == [1, 2, 4, 4, 5, None] and rounds.find(1, 2) is None
