@@ -22,8 +22,8 @@ from roost.attention.registry import TORCH, TRITON, Backend
 from roost.attention.torch_backend import TorchAttention
 from roost.device.cpu import CpuDevice
 from roost.device.device import Replay
-from roost.models.model import KvShape
 from roost.layers.segments import Segments, segment_attention
+from roost.models.model import KvShape
 
 _WAITS = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
 

@@ -5,7 +5,7 @@ The registry says where its function is; here is what that function gets. Called
 
 from dataclasses import dataclass
 
-from roost.attention.kv_cache import Table
+from roost.attention.kv_cache import PageTable
 from roost.attention.protocol import Attention
 from roost.config.resolved import Resolved
 from roost.device.device import Device
@@ -22,7 +22,7 @@ class Parts:
     resolved: Resolved
     model: Model
     head: Head | None  # never None where the drafter declares a head
-    table: Table  # of the first book, which is the full one wherever a drafter keeps KV
+    table: PageTable  # of the first book, which is the full one wherever a drafter keeps KV
     attention: Attention
     device: Device
 

@@ -200,7 +200,7 @@ def _seen(of: Tensor, at: Tensor, window: int | None) -> Tensor:
     return of <= at if window is None else (of <= at) & (of > at - window)
 
 
-def _plan_branches(table: Tensor, host: HostSegments, page_size: int, alike: Alike) -> list[ReadGroup]:
+def _plan_branches(table: Tensor, host: HostSegments, page_size: int, padding: AttentionPadding) -> list[ReadGroup]:
     """What the K branches of each round read at a draft step, all K at once."""
     assert host.branch_bases is not None and host.branch_shifts is not None
     topk = host.num_branches
@@ -218,7 +218,13 @@ def _plan_branches(table: Tensor, host: HostSegments, page_size: int, alike: Ali
 
 
 def _branch_read(
-    table: Tensor, columns: np.ndarray, topk: int, group: list[int], num_keys: int, page_size: int, padding: AttentionPadding
+    table: Tensor,
+    columns: np.ndarray,
+    topk: int,
+    group: list[int],
+    num_keys: int,
+    page_size: int,
+    padding: AttentionPadding,
 ) -> ReadGroup:
     """Some rounds' branches: the prefix up to `base`, then each branch's own positions, one branch after the other.
 
@@ -243,7 +249,9 @@ def _branch_read(
     )
 
 
-def _chunk_read(table: Tensor, chunk: _Segment, page_size: int, window: int | None, padding: AttentionPadding) -> ReadGroup:
+def _chunk_read(
+    table: Tensor, chunk: _Segment, page_size: int, window: int | None, padding: AttentionPadding
+) -> ReadGroup:
     """Several tokens of one row, one after the other."""
     device, first = table.device, first_read(chunk.start, window)
     first_key = _first_key(chunk.start, window)
