@@ -75,7 +75,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         )
     config = _with_pool(config, loaded, device, backend)
     resolved = resolve(config, model.traits, backend)
-    with _enough_memory("KV and captured steps", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
+    with _enough_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,

@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 SAMPLED = -1  # in `next_tokens`: the token after the chunk is the one this step samples
 
 
-class _Columns:
+class _ReadOnly:
     """Makes the arrays of a frozen dataclass read-only."""
 
     __slots__: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableDelta(_Columns):
+class TableDelta(_ReadOnly):
     """Changed entries of one book's table: `pages[offsets[i]:offsets[i+1]]` go to `rows[i]` from `firsts[i]` on."""
 
     rows: Ints  # [num_deltas]
@@ -47,7 +47,7 @@ class TableDelta(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSetup(_Columns):
+class RowSetup(_ReadOnly):
     """What the device must know of a row that begins, to choose its tokens."""
 
     row: RowId
@@ -60,7 +60,7 @@ class RowSetup(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan(_Columns):
+class StepPlan(_ReadOnly):
     """One launch. A row is either a prefill chunk or one decode (verify) round."""
 
     step: StepId
@@ -109,7 +109,7 @@ class StepPlan(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobColumns(_Columns):
+class LogprobColumns(_ReadOnly):
     """Log-probabilities under the model itself, row by row: entries `offsets[i]:offsets[i+1]` belong to row i."""
 
     offsets: Ints  # [num_rows + 1]
@@ -119,7 +119,7 @@ class LogprobColumns(_Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult(_Columns):
+class StepResult(_ReadOnly):
     """What a step did, row by row, in the plan's order."""
 
     step: StepId

@@ -25,6 +25,7 @@ CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
+_DEFAULTS = ", ".join(f"{backend.name} on {device}" for backend in BACKENDS for device in backend.default_for)
 STRICT_MEMORY = (0, 1, 2)
 
 
@@ -44,7 +45,7 @@ class ModelConfig:
     device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     backend: str = field(
         default=AUTO_BACKEND,
-        metadata={"help": "attention by it; auto: triton on cuda, torch on a CPU", "choices": BACKEND_NAMES},
+        metadata={"help": f"who computes attention; auto: {_DEFAULTS}", "choices": BACKEND_NAMES},
     )
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
 
@@ -88,7 +89,7 @@ class SchedConfig:
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})
     overlap: bool = field(default=True, metadata={"help": "plan the next step while one runs (depth 1)"})
     graphs: bool | None = field(
-        default=None, metadata={"help": "replay steps as CUDA graphs; on with the triton backend if absent"}
+        default=None, metadata={"help": "replay steps as CUDA graphs; if absent, on where the backend can"}
     )
 
 

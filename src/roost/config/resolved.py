@@ -41,7 +41,7 @@ class Resolved:
     context: int
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
-    graphs: bool  # whether steps are captured, where the device can
+    graphs: bool  # whether steps are captured as CUDA graphs, where the device can
     warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property

@@ -1,7 +1,8 @@
 """Accept: which path of its tree a round keeps.
 
 The target's token after each node is drawn by the one sampling function; the path goes on while that token is a child.
-Greedy or sampled, this is exact and needs no draft probabilities. Fixed shapes, no host sync. Called by the runner.
+Greedy or sampled, this is exact and needs no draft probabilities. Fixed shapes, no host sync. Called by the forward
+passes.
 """
 
 from dataclasses import dataclass

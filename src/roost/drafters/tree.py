@@ -1,7 +1,7 @@
 """Trees of drafted tokens, several rounds at once: node 0 is the root, and every parent comes before its children.
 
 Nodes are in order of their path's probability, so that the first w nodes of a tree are a tree as well: a narrower round
-is a prefix. Fixed shapes, no host sync. Made by drafters, read by the runner and by `accept`.
+is a prefix. Fixed shapes, no host sync. Made by drafters, read by the forward passes, the runner and `accept`.
 """
 
 from dataclasses import dataclass, replace

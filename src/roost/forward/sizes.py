@@ -1,7 +1,7 @@
-"""Sizes: how many entries captured steps need in each buffer that the device keeps for them, stated once.
+"""Sizes: how many entries each buffer of a CUDA graph needs, stated once, and which sizes there are graphs for.
 
-A captured round is held against it when it is captured, and before every launch; tests hold the layouts and the
-branches of eager steps against it too. Chunks come in a few sizes. Integers only. Called by graphs, batch and memory.
+A graph of rounds is checked against them when it is captured, and before every replay; tests check the layouts and the
+branches of eager steps, too. Integers only. Called by graphs, the layout and memory.
 """
 
 from dataclasses import dataclass, fields
@@ -17,9 +17,9 @@ class Sizes:
     rows: int
     nodes: int  # tokens of the target's pass: width of each round
     mask: int  # which node sees which: T by T, where rounds are trees
-    drafts: int  # tokens of one draft pass: K of each round
-    moves: int  # slots that change branches after the last draft pass but one: K paths of the passes before it
-    tails: int  # slots of partial pages: K - 1 whole pages of each round
+    drafts: int  # tokens of one draft step: K of each round
+    moves: int  # slots that change branches after the last draft step but one: K paths of the steps before it
+    tails: int  # slots of partial pages that are copied: K - 1 whole pages of each round
     pairs: int  # tokens of draft-extend: S + 1 of each round
     accepted: int  # tokens that a round can add
 
@@ -41,12 +41,12 @@ def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> Si
     )
 
 
-_TOKENS_PER_CHUNK = 8  # of captured chunks, on average at least
+_TOKENS_PER_CHUNK = 8  # of a full graph of chunks, on average at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSize:
-    """How many chunks, and tokens of theirs, a captured step of chunks holds beside a chunk of the sink's."""
+    """How many chunks, and tokens of theirs, a graph holds beside a chunk of the padding row."""
 
     chunks: int
     tokens: int
@@ -58,12 +58,12 @@ class ChunkSize:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch, the sink's included."""
+        """Rows of the batch, the padding row included."""
         return self.chunks + 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the batch: the last row, which is the sink's, has one at least."""
+        """Tokens of the batch: the last row, which is the padding row, has one at least."""
         return self.tokens + 1
 
     @property
@@ -75,8 +75,9 @@ class ChunkSize:
 def chunk_sizes(chunk: int, rows_max: int, row_width: int, tile_len: int) -> list[ChunkSize]:
     """Sizes for steps of at most `chunk` tokens, the smallest first.
 
-    What a step lacks to its size is run for nothing: from the third on, each is about half as large again as the one
-    before, or less. All of that must find room in one row. With the sink's token all but the last make whole tiles.
+    A step is padded to the next size, which costs time: from the third on, each size is at most about half as large
+    again as the one before. The padding is one row's, so a size is less than a row is wide. With the padding row's
+    token, all sizes but the last are whole tiles.
     """
     grid = [tile_len * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
     tokens = [each - 1 for each in (tile_len, *grid) if each < chunk] + [chunk]

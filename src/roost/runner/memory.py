@@ -1,7 +1,7 @@
 """Memory: how many tokens of KV fit beside everything else on a device that counts its bytes.
 
 Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and
-those of captured steps are bounded from above. Plain arithmetic. Called at start-up.
+those of CUDA graphs are bounded from above. Plain arithmetic. Called at start-up.
 """
 
 from roost.attention.registry import Backend
@@ -17,7 +17,7 @@ MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
 _LOGPROB_BYTES = 32  # of a position and token: its logit, float32 and int64 tensors of several steps
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
-_KEPT = 2  # the same, of what captured chunks keep: hidden states, also those that a drafter looks at
+_KEPT = 2  # the same, of what graphs of chunks keep: hidden states, also those that a drafter looks at
 
 
 def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
