@@ -1,6 +1,6 @@
-"""Clock: the only source of time, passed in so that tests can own it.
+"""Clock: the scheduler's only source of time, passed in so that tests can control it.
 
-Times are integer nanoseconds from an arbitrary start. Called by the engine loop.
+Times are integer nanoseconds since an arbitrary start. Called by the engine loop.
 """
 
 import time
@@ -24,7 +24,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock for tests, which moves only when told to."""
 
     def __init__(self) -> None:
         self._now_ns = 0

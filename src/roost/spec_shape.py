@@ -1,7 +1,7 @@
-"""Shape of a speculative round, and where its branches lie in a row; integers only, no torch.
+"""Shape of a speculative round (draft and verify), and where the draft branches lie in a row's KV; no torch.
 
-S draft steps, K branches, T verified nodes (root included). A chain is K = 1, T = S + 1; plain decoding is
-S = 0, K = 1, T = 1. Every width and reserve of the engine comes from here. Read by both sides.
+S draft steps, K branches (top-k), T verified nodes, the root included. A chain is K = 1, T = S + 1; plain decoding is
+S = 0, K = 1, T = 1. All widths and KV reserves of the engine are derived here. Read by scheduler and device side.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from roost.errors import ConfigError
 
 
 class DraftKv(Enum):
-    """What a drafter keeps per slot."""
+    """What a drafter stores per KV slot."""
 
     NONE = "none"  # no KV of its own
-    PAIR = "pair"  # slot p stands for (token p + 1, hidden p), as EAGLE has it
+    PAIR = "pair"  # EAGLE: slot p is computed from token p + 1 and the hidden state at p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Branches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecShape:
-    """S, K, T of every round, and what its drafter declares."""
+    """S, K and T of the rounds, and what the drafter declares."""
 
     steps: int = 0
     topk: int = 1
@@ -67,7 +67,7 @@ class SpecShape:
 
     def accept_max_of(self, width: int) -> int:
         """Most tokens a round that verifies `width` nodes can add to the output, bonus included."""
-        return min(self.steps, width - 1) + 1  # a small tree may be less deep than its steps
+        return min(self.steps, width - 1) + 1  # a tree of few nodes may be less deep than S
 
     @property
     def speculates(self) -> bool:
@@ -76,18 +76,18 @@ class SpecShape:
 
     @property
     def pair(self) -> bool:
-        """Whether a draft slot depends on the token after it."""
+        """Whether the drafter's KV at a position depends on the next token."""
         return self.draft_kv is DraftKv.PAIR
 
     def alloc_len_per_decode(self, page_size: int) -> int:
-        """Row positions a round may need past the device length (L)."""
+        """L: positions past the device length that a round may write, so that many are reserved."""
         if page_size == 1 or self.topk == 1 or self.draft_kv is DraftKv.NONE:
             return max(self.steps * self.topk, self.tokens)
         pages_per_branch = (page_size - 1 + self.steps + page_size - 1) // page_size
         return max(pages_per_branch * page_size * self.topk, self.tokens)
 
     def branches(self, length: int, page_size: int) -> Branches:
-        """Where the branches of a round at device length `length` lie."""
+        """Where the branches of a round lie that starts at device length `length`."""
         last = length % page_size
         pages_per_branch = -(-(last + self.steps) // page_size)
         return Branches(
@@ -99,7 +99,7 @@ class SpecShape:
         )
 
     def check(self) -> None:
-        """Refuse a shape that no tree can have."""
+        """Raise ConfigError for a shape that no tree can have."""
         if self.steps < 0:
             raise ConfigError(f"--spec-steps must be at least 0, got {self.steps}")
         if not self.speculates:
@@ -124,7 +124,7 @@ class SpecShape:
 
 
 def num_candidates(steps: int, topk: int) -> int:
-    """Nodes besides the root that a tree can choose from: the first step's K, then K of each of K branches."""
+    """Draft tokens a tree is chosen from: K in the first step, then K for each of K branches in every further step."""
     return topk + (steps - 1) * topk**2
 
 

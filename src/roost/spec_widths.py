@@ -1,16 +1,16 @@
-"""Widths: how many nodes the rounds of a step may verify, by how many rounds there are; integers only, no torch.
+"""Widths: how many tokens (nodes) each round of a step may verify, by the number of rounds; integers only, no torch.
 
-A fixed length has one width. Where the length is chosen by cost there is a menu, shorter where many rounds share a
-step, since every width of every batch size has a CUDA graph. What may be planned and what is captured is said here,
-once. Read by both sides.
+With a fixed draft length there is one width. With `--spec-steps auto` there is a menu, shorter for larger batches,
+since every width of every batch size gets a CUDA graph. What the scheduler may plan and what is captured as graphs
+both follow from this file. Read by scheduler and device side.
 """
 
 from dataclasses import dataclass
 
 from roost.spec_shape import SpecShape
 
-AUTO_STEPS_MAX = 6  # drafts of the longest round, where the length is chosen by cost
-# (rounds at most, widths); each is part of the one before: a row that was counted may sit the step out
+AUTO_STEPS_MAX = 6  # most drafts of a round with --spec-steps auto
+# (most rounds, widths); each menu is part of the one before, since a row that was counted may sit the step out
 _MENUS = ((8, (1, 2, 3, 4, 5, 7)), (64, (1, 2, 3, 4, 5)))
 _MENU_BEYOND = (1, 2, 3)
 
@@ -20,7 +20,7 @@ class Widths:
     """The widths that rounds of a configuration can have."""
 
     shape: SpecShape
-    is_auto: bool  # chosen step by step
+    is_auto: bool  # whether the width is chosen for each step
     limit: int | None  # a step of more rounds than this carries no drafts; None: no limit
 
     def of(self, num_rounds: int) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Widths:
         return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)
 
     def graph_sizes(self, rounds_max: int) -> list[tuple[int, int]]:
-        """(batch size, width) of rounds that have a CUDA graph, largest first; a size serves all down to the next."""
+        """(batch size, width) of the CUDA graphs of rounds, largest first; one serves all batches down to the next."""
         sizes = batch_sizes(rounds_max)
         found = []
         for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
@@ -42,6 +42,6 @@ class Widths:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Numbers of rounds that have CUDA graphs, and whose costs are learned: close where a row more costs much."""
+    """Batch sizes of CUDA graphs, and of learned costs: close together where one more row costs much."""
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
     return [size for size in sizes if size < most] + [most]

@@ -113,7 +113,7 @@ CLIENT_BUGS = (
     Bug(
         "too_few_tokens_are_for_who_came_first",
         _SHARING,
-        "        served = list(by_client)[: max(1, budget)]  # not a token for each: who came first",
+        "        served = list(by_client)[: max(1, budget)]  # fewer tokens than clients: those who came first",
         "        served = list(by_client)",
         "with fewer tokens than clients, the one with most to read never has any",
         test=_SHARED + "test_where_there_is_not_a_token_for_each_client_who_came_first_has_it",

@@ -56,7 +56,7 @@ SIZE_BUGS = (
     Bug(
         "suspects_prove_themselves_at_once",
         "roost.sched.admission",
-        "    is_suspect = request.num_failures > 0  # it runs alone first: what it proves is worth more than its pages",
+        "    is_suspect = request.num_failures > 0  # it will run alone first, so the size of steps does not matter",
         "    is_suspect = False",
         "35: others run in smaller batches until a request that breaks every step has its turn",
         test=_TESTS + "test_what_one_request_breaks_alone_limits_nobody",
@@ -80,7 +80,7 @@ SIZE_BUGS = (
     Bug(
         "a_limit_between_widths_is_left",
         _LIMITS,
-        "            further = self.most + (self.most > self.good)  # no step was as large: rounds come in widths",
+        "            further = self.most + (self.most > self.good)  # no step had that size: rounds come in widths",
         "            further = self.most",
         "a fault that passed limits steps of wide rounds for ever",
         test=_TESTS + "test_a_fault_that_passes_limits_nobody_also_where_sizes_come_in_widths",

@@ -1,1 +1,1 @@
-"""The policy of speculation: how many tokens to draft, by what drafts bring and cost. Integers and floats, no torch."""
+"""The draft-length policy of speculative decoding: how many tokens to draft, by measured gain and cost; no torch."""

@@ -1,34 +1,34 @@
-"""Costs: what steps of rounds take, each width beside the others, by how many rounds share the step.
+"""Costs: the relative cost of decode and verify steps by width, for each batch size.
 
-Time drifts: texts grow longer, machines get busy. So two things are kept apart for each load: how long steps take
-now, told by steps of one width in a row, and how widths compare, told by a step of another width than the one before.
-Both are running medians: a late step, and the early one that follows it, change nothing. Part of drafting.
+Absolute times drift as texts grow and machines get busy. So two running medians are kept for each load: the pace (how
+long steps take now), from steps of the same width as the one before, and the relative cost of each width, from steps of
+another width than the one before. A single late step does not move a median. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 NUM_KEPT = 7  # samples of a median
-NUM_KNOWN = 3  # samples from which on a width counts as known
-# steps of a load after which a width that was not among them is unknown again; sooner at first, since machines
-# warm up: what was learned within some steps holds for about as many more
+NUM_KNOWN = 3  # samples after which the cost of a width counts as known
+# steps of a load after which a width that none of them had is unknown again; fewer at first, since machines warm up:
+# what was learned after some steps is trusted for about as many more
 _NUM_STEPS_KNOWN, _NUM_STEPS_FIRST = 512, 16
-_NUM_BUSY = 32  # steps with prefill in a row from which on they count: rounds alone are measured better
-# before anything is known, in a unit of its own: what a draft is taken to cost, and what a token of any round
+_NUM_BUSY = 32  # steps in a row with prefill around after which they count; steps without are more exact
+# cost assumed before anything is known, relative to a step: of a draft, and of each token of any round
 _DRAFT_COST, _TOKEN_COST = 0.1, 1 / 32
 
 
 class Median:
-    """The median of the last samples, the lower one of two: a first run is rather too slow than too fast."""
+    """The median of the last samples; of two, the lower: a first run is more often too slow than too fast."""
 
     def __init__(self) -> None:
         self._samples: list[float] = []
         self.value = 0.0
         self.num_samples = 0
-        self.added_at = 0  # as told
+        self.added_at = 0  # `at` of the last sample
 
     def add(self, sample: float, at: int) -> None:
-        """One more."""
+        """Add a sample, taken at step number `at`."""
         self.added_at = at
         self._samples = [*self._samples[-NUM_KEPT + 1 :], sample]
         self.num_samples = len(self._samples)
@@ -36,34 +36,34 @@ class Median:
 
 
 class Costs:
-    """Relative costs of widths."""
+    """Relative costs of widths, by load."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes  # of batches, rising
-        self._num_busy = [_NUM_BUSY] * len(sizes)  # by batch size: busy steps since the last one of rounds among rounds
-        # a load is a batch size of rounds among rounds, of rounds with chunks, or of rounds between chunks: what costs
-        # little in the one may not in the others
+        self._sizes = sizes  # batch sizes, ascending
+        self._num_busy = [_NUM_BUSY] * len(sizes)  # by batch size: steps with prefill around since the last one without
+        # a load is a batch size and a kind: rounds without prefill around, rounds with chunks in the same step, or
+        # rounds in steps between those with chunks; widths compare differently in each
         num_loads = 3 * len(sizes)
-        self._paces = [Median() for _ in range(num_loads)]  # by load: time of a step over its width's cost
+        self._paces = [Median() for _ in range(num_loads)]  # by load: time of a step divided by the cost of its width
         self._costs: list[dict[int, Median]] = [{} for _ in range(num_loads)]  # by load and width
-        self._widths = [0] * num_loads  # by load: that of the last step
-        self._num_steps = [0] * num_loads  # by load: steps noted
-        # by load and a width not measured: one that was, and how they should compare; until there is another
+        self._widths = [0] * num_loads  # by load: width of the last step
+        self._num_steps = [0] * num_loads  # by load: number of steps noted
+        # (load, unmeasured width) -> (measured width, expected ratio); dropped when a width is measured first
         self._guesses: dict[tuple[int, int], tuple[int, float]] = {}
 
     def note(self, num_rounds: int, width: int, time: int) -> None:
-        """A step of rounds, with no prefill about, took some time."""
+        """Take in the time of a step of rounds without prefill around it."""
         self._num_busy[self._size(num_rounds)] = 0
         self._note(self._at(num_rounds, has_chunks=False), width, time)
 
     def note_busy(self, num_rounds: int, width: int, time: int, *, has_chunks: bool) -> None:
-        """The rounds of a step took some time, as far as that can be told from the prefill beside or before it."""
+        """Take in the estimated time of the rounds of a step with prefill in it or next to it."""
         if self.takes_busy(num_rounds):
             self._note(self._at(num_rounds, has_chunks), width, time)
         self._num_busy[self._size(num_rounds)] += 1
 
     def takes_busy(self, num_rounds: int) -> bool:
-        """Whether a busy step counts now."""
+        """Whether steps with prefill around count now."""
         return self._num_busy[self._size(num_rounds)] >= _NUM_BUSY
 
     def _note(self, at: int, width: int, time: int) -> None:
@@ -83,7 +83,7 @@ class Costs:
             cost.added_at = now
 
     def num_samples(self, num_rounds: int, widths: Sequence[int], *, has_chunks: bool) -> list[int]:
-        """How often each width was measured lately with about so many rounds, as far as is kept."""
+        """How many recent samples each width has with about so many rounds."""
         at = self._at(num_rounds, has_chunks)
         costs, now = self._costs[at], self._num_steps[at]
         return [
@@ -92,13 +92,13 @@ class Costs:
         ]
 
     def of(self, num_rounds: int, widths: Sequence[int], *, has_chunks: bool) -> list[float]:
-        """What a step of each width costs, in a unit of its load: as measured, or as others let expect."""
+        """Relative cost of a step of each width: as measured, or as expected from other widths and loads."""
         at = self._at(num_rounds, has_chunks)
         costs = self._costs[at]
         return [costs[width].value if width in costs else self._unseen(at, width) for width in widths]
 
     def _unseen(self, at: int, width: int) -> float:
-        """What a width should cost that was not measured."""
+        """Expected cost of a width that was not measured."""
         if (at, width) not in self._guesses:
             self._guesses[at, width] = self._guess(at, width)
         near, ratio = self._guesses[at, width]
@@ -106,9 +106,9 @@ class Costs:
         return own[near].value * ratio if own else ratio
 
     def _guess(self, at: int, width: int) -> tuple[int, float]:
-        """The width of a load that is most like another, and how they compare where both were measured."""
+        """The measured width of a load that is nearest to `width`, and their cost ratio in a load that has both."""
         near, num_sizes = _nearest(self._costs[at], width), len(self._sizes)
-        own = at // num_sizes  # of the same kind and the nearest first
+        own = at // num_sizes  # loads of the same kind first, nearest batch size first
         loads = sorted(
             range(len(self._costs)), key=lambda each: (each // num_sizes != own, abs(each % num_sizes - at % num_sizes))
         )
@@ -123,7 +123,7 @@ class Costs:
         return now - cost.added_at > min(_NUM_STEPS_KNOWN, _NUM_STEPS_FIRST + cost.added_at)
 
     def _at(self, num_rounds: int, has_chunks: bool) -> int:
-        """The load that so many rounds are now."""
+        """Index of the load that a step of so many rounds belongs to now."""
         kind = 0 if not self.takes_busy(num_rounds) else 1 if has_chunks else 2
         return kind * len(self._sizes) + self._size(num_rounds)
 
@@ -132,17 +132,17 @@ class Costs:
 
 
 def _nearest(costs: Mapping[int, Median], width: int) -> int:
-    """The measured width that is most like another; without any, that of a step without drafts."""
+    """The measured width nearest to `width`; if there is none, 1 (no drafts)."""
     return min(costs, key=lambda each: (abs(each - width), each), default=1)
 
 
 def _expected(costs: Mapping[int, Median], num_rounds: int, width: int) -> float:
-    """The cost of a width by the one most like it, among those of one batch size."""
+    """The cost of a width, estimated from the nearest measured one of a load."""
     near = _nearest(costs, width)
     base = costs[near].value if costs else 1.0
     return base * _prior(num_rounds, width) / _prior(num_rounds, near)
 
 
 def _prior(num_rounds: int, width: int) -> float:
-    """What a step is taken to cost before anything is known: many rounds are bound by computing."""
+    """Cost assumed before anything is known: with many rounds a step is bound by compute."""
     return 1 + _DRAFT_COST * (width - 1) + _TOKEN_COST * num_rounds * width

@@ -1,9 +1,9 @@
-"""Chunks: what a prompt token adds to the time of a step, so that the rest can be put down to the rounds beside it.
+"""Prefill costs: what a prompt token adds to the time of a step, so that the rest is the cost of the rounds beside it.
 
-Two steps of one width that have prompt tokens, not as many, and hardly differ in rounds tell it by their difference:
-whatever both have in common drops out. Where chunks are all alike nothing is concluded, and a shorter one is asked for
-now and then. Until such pairs were seen, a step of chunks alone bounds it from above: drafts look rather too dear than
-too cheap. Part of drafting.
+It is learned from pairs of steps of one width with different numbers of prompt tokens and about as many rounds: in
+their difference everything else cancels out. If all chunks are alike there are no pairs, and a shorter chunk is asked
+for now and then. Until there are enough pairs, a step of chunks alone gives an upper bound, which makes drafts
+look too expensive rather than too cheap. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
@@ -11,24 +11,24 @@ from collections import deque
 from itertools import accumulate
 
 _NUM_KEPT = 32  # pairs remembered
-_NUM_KNOWN = 5  # pairs from which on they are believed
-_NUM_ALONE = 7  # steps of chunks alone remembered
-_APART = 8  # times as much as their rounds two steps of a pair differ in their chunks, in tokens
-_PAIR_WITHIN, _FIRST_WITHIN = 128, 8  # steps: so often a pair is wanted, and so often until they are believed
-_REST_LEAST = 1 / 16  # of a step: of less than that nothing can be said
+_NUM_KNOWN = 5  # pairs needed before they are used
+_NUM_ALONE = 7  # steps without rounds remembered
+_APART = 8  # in a pair, chunk tokens differ by more than this many times what round tokens differ by
+_PAIR_WITHIN, _FIRST_WITHIN = 128, 8  # most steps without a new pair; and until pairs are used
+_REST_LEAST = 1 / 16  # of a step: a smaller rest is too inexact to say anything about the rounds
 
 
 class ChunkCost:
     """The time of a prompt token."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[int, int, int]] = {}  # by width (0: no rounds), of the last step: see `note`
-        self._pairs: deque[tuple[float, int]] = deque(maxlen=_NUM_KEPT)  # time of a token; tokens they differ in
+        self._last: dict[int, tuple[int, int, int]] = {}  # by width (0: no rounds), the last step: rounds, tokens, time
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=_NUM_KEPT)  # (time of a token, tokens they differ in)
         self._num_unpaired = 0  # steps of chunks and rounds since the last pair
-        self._alone: deque[float] = deque(maxlen=_NUM_ALONE)  # time of a token, if all of the step was the chunks'
+        self._alone: deque[float] = deque(maxlen=_NUM_ALONE)  # time of a token in steps without rounds
 
     def note(self, num_rounds: int, width: int, num_tokens: int, time: int) -> None:
-        """A step of rounds of one width and so many prompt tokens took some time."""
+        """Take in the time of a step of `num_rounds` rounds of one width and `num_tokens` prompt tokens."""
         if not num_tokens:
             return
         if not num_rounds:
@@ -44,11 +44,11 @@ class ChunkCost:
 
     @property
     def wants_pair(self) -> bool:
-        """Whether chunks have been alike for so long that a shorter one is worth it."""
+        """Whether chunks have been alike for so long that a shorter one is worth its cost."""
         return self._num_unpaired >= (_PAIR_WITHIN if len(self._pairs) >= _NUM_KNOWN else _FIRST_WITHIN)
 
     def rest(self, num_tokens: int, time: int) -> int | None:
-        """What a step took but for its prompt tokens; None if that cannot be said."""
+        """The time of a step without its prompt tokens; None if that is unknown or too inexact."""
         if not num_tokens:
             return time
         cost = self._of_a_token()
@@ -58,7 +58,7 @@ class ChunkCost:
         return int(rest) if rest > _REST_LEAST * time else None
 
     def _of_a_token(self) -> float | None:
-        """The median over pairs, each by its tokens: a late step, and the early one that follows it, change nothing."""
+        """Time of a prompt token: the median over pairs, weighted by tokens, which one late step does not move."""
         if len(self._pairs) < _NUM_KNOWN:
             return sorted(self._alone)[len(self._alone) // 2] if self._alone else None
         pairs = sorted(self._pairs)

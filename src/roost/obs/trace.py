@@ -1,6 +1,6 @@
-"""Trace: rare events of the loop (admit, preempt, reclaim, end…), for logs, dumps and the simulator.
+"""Trace: rare events of the scheduler loop (admit, preempt, reclaim, end…), for error reports and the simulator.
 
-Keeps the last few; a listener may see all of them. Called by sched.
+Keeps the last few; a listener is called with each. Called by sched.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ _NOTES_KEPT = 256
 
 
 class Trace:
-    """A short memory of what happened."""
+    """The last events of the scheduler."""
 
     def __init__(self, listener: Callable[[Note], None] | None = None) -> None:
         self._listener = listener
         self._last: deque[Note] = deque(maxlen=_NOTES_KEPT)
 
     def note(self, kind: str, subject: str, *numbers: int) -> None:
-        """Something happened to `subject`."""
+        """Record that something happened to `subject`."""
         note = (kind, subject, numbers)
         self._last.append(note)
         if self._listener is not None:

@@ -1,1 +1,1 @@
-"""Scheduling: queue, admission, planner, settle and the loop that joins them; host only."""
+"""The scheduler: queue, admission, planner, settle, and the loop of continuous batching that joins them; host only."""

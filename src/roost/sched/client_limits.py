@@ -1,7 +1,7 @@
-"""Limits: what each client may take of the engine, and whether it has taken it.
+"""Client limits: how many requests and sessions each client may have, and in which order clients are admitted.
 
-Counts are taken of the lines and tables themselves, so that none can be left over. Clients without a name, or without
-limits of their own, have the engine's alone. Called by intake, admission and session commands.
+What a client has is counted from the queue and the tables each time, so no counter can leak. A client without a name,
+or without limits of its own, has only those of the engine. Called by intake, admission and session commands.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ _NONE = ClientLimits(name="")
 
 
 def limits_of(state: State, client: str) -> ClientLimits:
-    """What a client may take."""
+    """The limits of a client."""
     return state.resolved.clients.get(client, _NONE)
 
 
 def check_priority(state: State, submit: Submit) -> None:
-    """Refuse (RequestError) a priority that is not this client's to ask for."""
+    """Raise RequestError for a priority that this client may not ask for."""
     limits, priority = limits_of(state, submit.client), submit.priority
     low = priority if limits.priority_min is None else limits.priority_min
     high = priority if limits.priority_max is None else limits.priority_max
@@ -33,7 +33,7 @@ def check_priority(state: State, submit: Submit) -> None:
 
 
 def check_queued(state: State, client: str) -> None:
-    """Refuse (CapacityError) one more request of a client that has as many waiting as it may."""
+    """Raise CapacityError if a client already has as many requests waiting as it may."""
     most = limits_of(state, client).queued
     if most is None:
         return
@@ -43,7 +43,7 @@ def check_queued(state: State, client: str) -> None:
 
 
 def check_sessions(state: State, client: str) -> None:
-    """Refuse (CapacityError) one more session of a client that has as many as it may."""
+    """Raise CapacityError if a client already has as many sessions as it may."""
     most = limits_of(state, client).sessions
     if most is None:
         return
@@ -53,7 +53,7 @@ def check_sessions(state: State, client: str) -> None:
 
 
 def admission_order(state: State) -> list[Request]:
-    """Who may start, in order: as they are queued; where clients have names, those first whose client runs least."""
+    """The requests that may start, in order: as queued; where clients have names, fewest running requests first."""
     if not state.resolved.clients:
         return state.queued
     num_running = Counter(each.submit.client for each in state.running)

@@ -1,7 +1,7 @@
-"""Whole: whether what the scheduler's parts say of requests, sessions and pages still agrees.
+"""Consistency: whether the scheduler's tables of requests, sessions and pages still agree with each other.
 
-Asked after a command that broke for a reason nobody thought of: what it left half done would hurt others later. Reads
-everything, changes nothing. Called by intake.
+Checked after a command failed with an unexpected exception, since what it left half done would hurt other requests
+later. Reads everything and changes nothing. Called by intake.
 """
 
 from collections import Counter
@@ -12,9 +12,10 @@ from roost.sched.state import State
 
 
 def check_consistent(state: State) -> None:
-    """Raise InvariantError unless every request can go on, every session is free or a request's, and no page is lost.
+    """Raise InvariantError if a request or a session is in a wrong state, or a page is lost.
 
-    A request that has not ended is in exactly one place: queued, running, behind its leader or before its session.
+    A request that has not ended must be in exactly one place: queued, running, behind its leader, or waiting for its
+    session.
     """
     sessions = list(state.sessions.table.values())
     followers = [follower for request in state.requests.values() for follower in request.followers]
@@ -24,9 +25,9 @@ def check_consistent(state: State) -> None:
         raise InvariantError(f"requests {list(state.requests)} are not each in one place: {places}")
     for session in sessions:
         if session.turn is not None and session.turn not in state.turns:
-            raise InvariantError(f"session {session.id!r} is kept by turn {session.turn}, which nobody knows")
+            raise InvariantError(f"session {session.id!r} is held by turn {session.turn}, which does not exist")
         if session.closing and session.id not in state.close_replies:
-            raise InvariantError(f"session {session.id!r} is closing, and nobody waits for it")
+            raise InvariantError(f"session {session.id!r} is closing, but nobody is to be told")
         if session.lease is not None and session.lease.settled_len > len(session.record):
             raise InvariantError(f"session {session.id!r} holds more KV than it has tokens: {session.lease}")
     audit_pages(state.store)

@@ -1,6 +1,7 @@
-"""Fit: whether a request can run at all, in an empty engine.
+"""Fit: whether a request could run if the engine were empty, and how many new tokens it may have.
 
-Pure arithmetic over the resolved configuration. Called by intake, and again when a waiting turn learns its prompt.
+Pure arithmetic over the resolved configuration. Called when a request is submitted, and again when a turn that waited
+for its session learns how long its prompt is.
 """
 
 from roost.config.resolved import Resolved
@@ -9,7 +10,7 @@ from roost.messages import Submit
 
 
 def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session_max: int | None = None) -> int:
-    """The request's max_new_tokens, filled in if absent; a request that can never fit is refused with the numbers."""
+    """The request's max_new_tokens, or the default if absent; raises RequestError if the request can never fit."""
     if prompt_len == 0:
         raise RequestError(400, "tokens", "the session is empty: must hold at least 1 token")
     limits = {"--context": resolved.context}
@@ -20,7 +21,7 @@ def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session
     most = min([limit - prompt_len, *(_most_new(resolved, book, prompt_len) for book in range(len(resolved.books)))])
     wanted = submit.max_new_tokens if submit.max_new_tokens is not None else max(1, most)
     if wanted <= most:
-        if submit.min_new_tokens > wanted:  # as much as fits is allowed, and it asks for more
+        if submit.min_new_tokens > wanted:  # max_new_tokens was absent: as much as fits is less than this
             why = f"{name} is {limit}" if prompt_len + wanted == limit else "an empty pool holds no more"
             said = f"a prompt of {prompt_len} tokens leaves room for {wanted} new ones: {why}"
             raise RequestError(400, "min_new_tokens", f"must be in [0, {wanted}], got {submit.min_new_tokens}; {said}")
@@ -41,12 +42,12 @@ def resolve_max_new(resolved: Resolved, submit: Submit, prompt_len: int, session
 
 
 def _need(resolved: Resolved, length: int) -> list[int]:
-    """Pages per book that a request of `length` tokens, prompt and output, may need at one time."""
+    """Pages per book that a request of `length` tokens, prompt and output, may need at any one time."""
     return [resolved.pages_to_hold(book, resolved.length_to_fit(book, length)) for book in range(len(resolved.books))]
 
 
 def _most_new(resolved: Resolved, book: int, prompt_len: int) -> int:
-    """Most new tokens for which a book has the pages (negative: not even the prompt fits)."""
+    """Maximum of new tokens that a book has pages for (negative: not even the prompt fits)."""
     num_pages = resolved.books[book].num_pages - 1
     if resolved.pages_to_hold(book, resolved.row_width) <= num_pages:
         return resolved.context

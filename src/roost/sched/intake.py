@@ -1,8 +1,8 @@
-"""Intake: what happens to a command the moment it is read.
+"""Intake: checks each command and carries it out, or refuses it.
 
-Checks everything that can be checked, then queues, marks or refuses; a refusal touches nobody else and always
-answers. A request is registered last, when nothing can fail any more. Never moves a page. Called by the loop while it
-drains the mailbox.
+A new request is queued, an abort is marked for settle, session commands and questions are answered at once. A refusal
+is always answered and affects no other request. A request is registered last, when nothing can fail any more. Never
+moves a page. Called by the loop while it drains the mailbox.
 """
 
 import traceback
@@ -59,19 +59,19 @@ STOP_IDS_MAX = 1024
 
 
 def handle_command(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
-    """Carry out or refuse one command; whoever sent it has given it up once the clock is past `read_by`.
+    """Carry out or refuse one command; past `read_by` its sender no longer waits, so it is refused.
 
-    One that breaks for a reason nobody thought of ends alone.
+    A command that fails unexpectedly is answered with 500, and the loop goes on if nothing was left half done.
     """
     try:
         if read_by is not None and state.now > read_by:
-            raise CapacityError(503, "the engine was busy for too long: this was not carried out")
+            raise CapacityError(503, "the engine was busy for too long: the command was not carried out")
         if not isinstance(command, Command):
-            raise RequestError(400, "command", f"must be one that the engine knows, got {shown(command)}")
+            raise RequestError(400, "command", f"must be a command that the engine knows, got {shown(command)}")
         _carry_out(state, fitted(command), reply)
     except (RequestError, CapacityError) as error:
         state.tell(reply, refused(_name(command), error))
-    except Exception as error:  # noqa: BLE001 (whatever it was, the others go on if nothing was left half done)
+    except Exception as error:  # noqa: BLE001 (other requests go on if nothing was left half done)
         *_, place = traceback.extract_tb(error.__traceback__)
         what = f"{type(command).__name__}: {error!r} at {Path(place.filename).name}:{place.lineno}"
         state.trace.note("broken_command", what)
@@ -114,11 +114,11 @@ def _name(command: Command) -> str:
             name = command.session_id
         case _:
             name = ""
-    return name if isinstance(name, str) else ""  # what is no name is why it is refused
+    return name if isinstance(name, str) else ""  # an id that is no string is why it is refused
 
 
 def check_alone(resolved: Resolved, submit: Submit) -> None:
-    """Raise RequestError for a request without a session that can never be served, whatever else goes on."""
+    """Raise RequestError for a request without a session that could never be served, whatever the load."""
     submit = fitted(submit)
     _check_values(submit, None, resolved.vocab_size)
     resolve_max_new(resolved, submit, len(submit.tokens))
@@ -135,7 +135,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
     if session is not None:
         check_number(session, submit.turn)
     if submit.stop and state.new_stop_finder is None:
-        raise RequestError(400, "stop", "this engine has no tokenizer: texts cannot be looked for, token ids can")
+        raise RequestError(400, "stop", "this engine has no tokenizer: only stop_token_ids are supported")
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
     check_queued(state, submit.client)
@@ -179,7 +179,7 @@ def _stop_finder(state: State, submit: Submit) -> StopStringFinder | None:
 
 
 def _wait_for(state: State, session: Session, request: Request) -> None:
-    """A busy session: wait for it if the caller said so, or if all before it were aborted and are about to end."""
+    """Wait for a busy session if the caller asked to, or if all turns before it were aborted and are about to end."""
     assert session.turn is not None
     is_next = all(state.turns[turn].mark is Mark.ABORT for turn in (session.turn, *session.waiting))
     if not request.submit.queue and not is_next:
@@ -198,7 +198,8 @@ def _check_values(submit: Submit, session: Session | None, vocab_size: int) -> N
     _check_range("min_new_tokens", submit.min_new_tokens, 0, most)
     submit.sampling.check(vocab_size)
     _check_range("logprobs", submit.num_top_logprobs, 0, LOGPROBS_MAX)
-    prompt_len = len(submit.tokens) + (len(session.record) if session is not None else 0)  # as far as it is known
+    known_len = len(session.record) if session is not None else 0  # a turn that runs now may still add to it
+    prompt_len = len(submit.tokens) + known_len
     _check_range("logprob_start_len", submit.prompt_logprobs_from, 0, prompt_len)
     _check_range("priority", submit.priority, -PRIORITY_MAX, PRIORITY_MAX)
     _check_range("timeout", submit.timeout_ms, 1, TIMEOUT_MS_MAX)
@@ -226,7 +227,7 @@ def _check_session_values(submit: Submit, session: Session | None, vocab_size: i
     if session is not None and submit.cache_salt not in ("", session.cache_salt):
         raise RequestError(400, "cache_salt", f"session {session.name!r} was opened with another salt, which is fixed")
     if session is None and submit.queue:
-        raise RequestError(400, "queue", "only a turn of a session can wait for its session")
+        raise RequestError(400, "queue", "only a turn of a session can wait for the session")
     if session is None and submit.turn is not None:
         raise RequestError(400, "turn", "only a turn of a session has a number")
 
@@ -239,8 +240,8 @@ def _abort(state: State, abort: Abort) -> None:
 
 
 def _end_aborted(state: State, command: RewindSession | ForkSession) -> None:
-    """A turn that was aborted is not in the way of what is asked of its session after it."""
-    state.sessions.find(command.session_id, command.client)  # what is closing stays as it is
+    """End aborted turns now, so that they are not in the way of a command that follows the abort."""
+    state.sessions.find(command.session_id, command.client)  # raises if it is closing
     act_on_marks(state, Mark.ABORT)
 
 

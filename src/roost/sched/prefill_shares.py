@@ -1,9 +1,9 @@
-"""Sharing: how the prefill of a step is divided among the prompts that wait for it.
+"""Chunked prefill: how the prefill tokens of a step are divided among the prompts that wait for them.
 
-Higher priorities first. Then equal parts for the clients that have prompts, as far as each can use its own. A client's
-part goes to its prompts in line; but half of it to shorter ones than the first, the shortest before the others, if
-there are any. So the first always goes on, and a short prompt waits for shorter ones and never for long ones. Plain
-arithmetic. Called by the planner.
+Higher priorities come first. Within a priority, every client with a prompt gets an equal part, as far as it can use
+it. Of a client's part, its first prompt in the queue gets everything; or half, if shorter prompts wait behind it, which
+get the other half, shortest first. So the first prompt always makes progress, and a short prompt never waits for a
+longer one. Plain arithmetic. Called by the planner.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ class WaitingPrompt:
 
 
 def prefill_shares(prompts: Sequence[WaitingPrompt], budget: int) -> list[int]:
-    """Tokens for each of some prompts, which are in line: by priority, then by arrival; `budget` in all, at most."""
+    """Tokens that each prompt may run in this step, `budget` in all; prompts come by priority, then by arrival."""
     shares = [0] * len(prompts)
     for _, group in groupby(range(len(prompts)), key=lambda number: prompts[number].priority):
         by_client: dict[str, list[int]] = {}
         for number in group:
             by_client.setdefault(prompts[number].client, []).append(number)
         sizes = {client: sum(prompts[number].remaining for number in own) for client, own in by_client.items()}
-        served = list(by_client)[: max(1, budget)]  # not a token for each: who came first
-        clients = sorted(served, key=lambda client: sizes[client])  # what one does not need, the others have
+        served = list(by_client)[: max(1, budget)]  # fewer tokens than clients: those who came first
+        clients = sorted(served, key=lambda client: sizes[client])  # what one client does not need goes to the next
         for number, client in enumerate(clients):
             part = min(sizes[client], -(-budget // (len(clients) - number)))
             _share(prompts, by_client[client], part, shares)
@@ -47,7 +47,7 @@ def _share(prompts: Sequence[WaitingPrompt], own: list[int], part: int, shares: 
         for number in sorted(shorter, key=lambda number: prompts[number].remaining):
             shares[number] = min(prompts[number].remaining, part)
             part -= shares[number]
-        more = min(prompts[first].remaining - shares[first], part)  # what shorter ones have left
+        more = min(prompts[first].remaining - shares[first], part)  # what the shorter ones have left over
         shares[first] += more
         part -= more
         own = [number for number in others if number not in shorter]

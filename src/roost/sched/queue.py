@@ -1,7 +1,7 @@
-"""Queue: how a turn gets in line, once its number and its prompt are known.
+"""Queue: how a request enters the waiting queue, once its turn number and its prompt are known.
 
-The one place where a session is given to a turn; `end_turn` is the one where it is taken back. Called by intake, and by
-ending for the next turn that waits.
+The only place that gives a session to a turn; `end_turn` is the only one that takes it back. Called by intake, and by
+ending for the next turn that waits for a session.
 """
 
 from roost.errors import RequestError
@@ -13,7 +13,7 @@ from roost.session.table import Session
 
 
 class AlreadyCommitted(RequestError):
-    """A turn whose number another has: the client sent it twice."""
+    """A turn with a number that is committed already: the client sent it twice."""
 
     def __init__(self, number: int, session: Session) -> None:
         super().__init__(409, "turn", f"turn {number} of session {session.name!r} is committed already")
@@ -21,7 +21,7 @@ class AlreadyCommitted(RequestError):
 
 
 def check_number(session: Session, number: int | None) -> None:
-    """Refuse (RequestError) a turn that cannot have the number it asks for; while another runs, only a taken one."""
+    """Raise RequestError for a turn number that is taken; or, if the session is free, that is not the next one."""
     if number is None:
         return
     if number < len(session.turns):
@@ -31,14 +31,14 @@ def check_number(session: Session, number: int | None) -> None:
 
 
 def set_limits(state: State, request: Request) -> None:
-    """Fill in how much output a request may have, or refuse it (RequestError) if it can never fit."""
+    """Set the request's max_new_tokens, or raise RequestError if it can never fit."""
     turn = request.turn
     most = turn.session.max_tokens if turn.session is not None else None
     request.max_new_tokens = resolve_max_new(state.resolved, request.submit, turn.next_prefill_len, most)
 
 
 def enter_queue(state: State, request: Request) -> None:
-    """Put a request in line, or refuse it (RequestError) if it can never fit; nothing has changed then."""
+    """Put a request into the waiting queue, or raise RequestError, with nothing changed, if it can never fit."""
     turn = request.turn
     if turn.session is not None:
         check_number(turn.session, request.submit.turn)

@@ -1,6 +1,7 @@
-"""Report: how things stand, in one message; and the flush of what is only cached.
+"""Report: the engine's statistics in one message, and the flush of the KV cache.
 
-Reads the state and changes nothing but the tree, and that only when nobody runs. Called by intake.
+Statistics are read from the state and change nothing; the flush is refused while any request has not ended. Called by
+intake.
 """
 
 from roost.errors import RequestError
@@ -9,7 +10,7 @@ from roost.sched.state import State
 
 
 def stats(state: State) -> Stats:
-    """How things stand, and sums since the start."""
+    """The present state of the engine, and sums since its start."""
     totals, idle = state.totals, state.sessions.idle()
     return Stats(
         queued=len(state.requests) - len(state.running),
@@ -39,7 +40,7 @@ def stats(state: State) -> Stats:
 
 
 def _pool(state: State, book: int) -> PoolStats:
-    """Pages of a book by account; the null page is none of them."""
+    """Pages of a book by account, without the null page."""
     ledger, tree = state.store.ledger, state.store.tree
     total, free, retiring = state.resolved.books[book].num_pages - 1, ledger.num_free(book), ledger.num_retiring(book)
     cached = sum(node.num_held(book) for node in tree.nodes.values())
@@ -54,7 +55,7 @@ def _pool(state: State, book: int) -> PoolStats:
 
 
 def flush(state: State) -> Flushed:
-    """Empty the cache: idle sessions lose their KV and keep their tokens."""
+    """Empty the KV cache: idle sessions lose their KV and keep their tokens."""
     if state.requests or state.in_flight:
         out = f"{len(state.requests)} requests have not ended, {len(state.in_flight)} steps are in flight"
         raise RequestError(409, "flush_cache", out)

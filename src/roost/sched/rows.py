@@ -1,6 +1,7 @@
-"""Rows: which lines of the device tables are free.
+"""Rows: the request slots of the device, and which of them are free.
 
-A row that a launched step may still touch rests until that step is collected. Called by admission and settle.
+A row is one line of the device's block tables, lengths and sampling state; a request has one only while it runs. A row
+that a step in flight may still touch rests until that step is collected. Called by admission, ending and settle.
 """
 
 from roost.errors import InvariantError
@@ -27,7 +28,7 @@ class Rows:
         return row
 
     def give_back(self, row: RowId, last_step: StepId, collected: StepId) -> None:
-        """A row is no longer used; it rests while `last_step`, the last that names it, is out."""
+        """Release a row; it rests while `last_step`, the last step that names it, is in flight."""
         if row not in self._used:
             raise InvariantError(f"row {row} is given back but not in use")
         self._used.remove(row)
@@ -37,6 +38,6 @@ class Rows:
             self._resting.append((last_step, row))
 
     def collected(self, step: StepId) -> None:
-        """A step was collected: rows that rested for it are free."""
+        """A step was collected: rows that rested until it are free."""
         self._free.extend(row for last_step, row in self._resting if last_step <= step)
         self._resting = [(last_step, row) for last_step, row in self._resting if last_step > step]

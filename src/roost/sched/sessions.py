@@ -1,7 +1,7 @@
-"""Sessions between turns, as clients see them: opened, rewound, forked, looked at, and closed when their time is up.
+"""Session commands: open, rewind, fork and describe sessions, and close those whose ttl has run out.
 
-Checks what a command asks, then has the session table do it; a session that a turn has, or waits for, is not touched.
-Nothing polls: who is past its ttl goes before the next tick or command looks. Called by intake, ending and the loop.
+Checks a command, then has the session table carry it out; a session that a turn holds is not changed. There is no
+timer: expired sessions are closed before each tick and each command. Called by intake, ending and the loop.
 """
 
 from bisect import bisect_right
@@ -44,7 +44,7 @@ def open_session(state: State, command: OpenSession) -> SessionState:
 
 
 def fork_session(state: State, command: ForkSession) -> SessionState:
-    """A session that goes on from where another is."""
+    """A new session that continues from the present state of another."""
     session = _free(state, command)
     _check_new(state, "new_id", command.new_id, command.client)
     return _opened(state, state.sessions.fork(session, command.new_id, state.now))
@@ -70,7 +70,7 @@ def rewind_session(state: State, command: RewindSession) -> SessionState:
 
 
 def session_state(state: State, session: Session) -> SessionState:
-    """How a session stands."""
+    """The state of a session, as clients see it."""
     request = state.turns[session.turn] if session.turn is not None else None
     phase = "idle" if request is None else "waiting" if request.row is None else "running"
     lease = session.lease if request is None or request.turn.lease is None else request.turn.lease
@@ -89,13 +89,13 @@ def session_state(state: State, session: Session) -> SessionState:
 
 
 def session_states(state: State, client: str | None) -> tuple[SessionState, ...]:
-    """How the sessions of a client stand, or all."""
+    """The states of a client's sessions, or of all."""
     every = state.sessions.table.values()
     return tuple(session_state(state, session) for session in every if client in (None, session.client))
 
 
 def expire(state: State) -> None:
-    """Close the sessions whose time is up; they are looked for only when one can be."""
+    """Close expired sessions; the table is searched only when one can have expired."""
     if state.expiry_min is None or state.now < state.expiry_min:
         return
     for session in list(state.sessions.table.values()):
@@ -108,7 +108,7 @@ def expire(state: State) -> None:
 
 
 def became_idle(state: State, session: Session) -> None:
-    """No turn has this session any more: its time begins, and idle sessions keep no more KV than they may."""
+    """No turn holds this session any more: its ttl starts, and idle sessions are kept within --max-resident-tokens."""
     if session.expires_at is not None:
         first = state.expiry_min
         state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)
@@ -131,7 +131,7 @@ def _check_range(param: str, value: int, least: int, most: int) -> None:
 
 
 def _free(state: State, command: RewindSession | ForkSession) -> Session:
-    """An open session that no turn has, and none waits for."""
+    """An open session that no turn holds; raises RequestError otherwise."""
     session = state.sessions.find(command.session_id, command.client)
     if session.turn is not None:
         raise RequestError(409, "session_id", f"session {session.name!r} has a turn that has not ended")
@@ -139,7 +139,7 @@ def _free(state: State, command: RewindSession | ForkSession) -> Session:
 
 
 def _check_new(state: State, param: str, name: str, client: str) -> None:
-    """An id that a client's new session can have, and a place for it."""
+    """Raise an error if a client cannot open another session under this id."""
     if not 1 <= len(name) <= ID_LEN_MAX:
         raise RequestError(400, param, f"must have 1 to {ID_LEN_MAX} characters, got {len(name)}")
     if scoped(client, name) in state.sessions.table:

@@ -52,7 +52,7 @@ def test_a_client_at_its_running_limit_is_passed_over_and_holds_nobody_up() -> N
     assert running(at) == ["a1", "b1", "b2"]
     at.send(Abort(request_id="b1"))
     assert running(at) == ["a1", "b2"]
-    assert "as many running" in at.engine.waiting_for and "a" not in at.engine.waiting_for.split()
+    assert "as many requests running" in at.engine.waiting_for and "a" not in at.engine.waiting_for.split()
     at.send(Abort(request_id="a1"))
     assert running(at) == ["a2", "b2"]
     at.run()

@@ -25,7 +25,7 @@ from roost.sched.intake import (
     STOP_LEN_MAX,
     STOPS_MAX,
     TIMEOUT_MS_MAX,
-    take,
+    handle_command,
 )
 from roost.sched.sessions import ID_LEN_MAX, TOKENS_MAX, TTL_MS_MAX
 from roost.sched.state import State
@@ -141,7 +141,7 @@ def _digest(state: State) -> list[object]:
 def _refusal(at: Desk, command: Command) -> Refused:
     """The one answer to a command that changes nothing."""
     before, answer = _digest(at.engine.state), list[Event]()
-    take(at.engine.state, command, answer.append)
+    handle_command(at.engine.state, command, answer.append)
     assert _digest(at.engine.state) == before
     at.run()
     (refused,) = answer
@@ -179,7 +179,7 @@ def test_a_closing_session_takes_no_turn() -> None:
 @pytest.mark.parametrize("command", [_submit("late", session_id="s", queue=True), CloseSession(session_id="s")])
 def test_nothing_more_is_asked_of_a_closing_session(command: Command) -> None:
     at = _busy()
-    take(at.engine.state, CloseSession(session_id="s"), at.events.append)
+    handle_command(at.engine.state, CloseSession(session_id="s"), at.events.append)
     refused = _refusal(at, command)
     assert refused.status == 410
     assert refused.message.startswith("session_id: ") and "'s' is closing" in refused.message

@@ -153,7 +153,7 @@ def test_what_is_in_force_is_told() -> None:
     for number in range(4):
         at.engine.post(Submit(request_id=f"s{number}", tokens=(1,), max_new_tokens=8), at.events.append)
     at.tick(2)
-    assert at.engine.waiting_for == "2 requests run: larger steps broke"
+    assert at.engine.waiting_for == "2 requests run: larger steps failed"
     (stats,) = at.send(GetStats())
     assert isinstance(stats, Stats) and (stats.step_rows_max, stats.step_tokens_max) == (2, None)
 
