@@ -1,4 +1,4 @@
-"""Messages between the engine and whoever talks to it: frozen data, nothing else.
+"""Messages between the engine and its clients (the server and the library): frozen data, nothing else.
 
 Clients post commands with a reply function; the engine answers with events. Every submitted request gets exactly one
 terminal event: Finished or Refused. Imported by sched and by everything above it.
@@ -19,28 +19,28 @@ class Submit:
 
     request_id: str
     tokens: tuple[int, ...]
-    max_new_tokens: int | None = None  # absent: what context and pool allow
-    min_new_tokens: int = 0  # nothing stops the output before
+    max_new_tokens: int | None = None  # absent: as many as context and KV pool allow
+    min_new_tokens: int = 0  # no stop condition counts before
     sampling: SamplingParams = GREEDY
     stop_token_ids: frozenset[int] = frozenset()
-    stop: tuple[str, ...] = ()  # texts that end the output
-    stop_in_special: bool = False  # whether special tokens count as text, for `stop`
-    # alternatives to report with each output token's log-probability; None: neither
+    stop: tuple[str, ...] = ()  # stop strings
+    stop_in_special: bool = False  # whether stop strings are looked for in the text of special tokens too
+    # report each output token's log-probability with so many alternatives; None: none of it
     num_top_logprobs: int | None = None
-    prompt_logprobs_from: int | None = None  # first prompt position of interest; the tokens after it are scored
-    priority: int = 0  # larger ones go first
-    timeout_ms: int | None = None  # ended as "timeout" if it has not ended by itself
-    shares_with: str | None = None  # starts when that request has its prompt in the prefix cache
+    prompt_logprobs_from: int | None = None  # report log-probabilities of the prompt tokens after this position
+    priority: int = 0  # higher ones go first
+    timeout_ms: int | None = None  # if it has not finished by then it ends with the reason "timeout"
+    shares_with: str | None = None  # follow this request: start once its prompt is in the prefix cache
     session_id: str | None = None
-    queue: bool = False  # wait for a busy session instead of a 409
-    turn: int | None = None  # the number it shall have: turns of its session that were committed before it
+    queue: bool = False  # wait for a busy session; otherwise it is refused with 409
+    turn: int | None = None  # its number: how many turns of its session must be committed before it
     cache_salt: str = ""  # prefixes are shared only under the same salt; a session has its own
-    client: str = ""  # who asks, by the name of their key: whose sessions and cache, limits and share; '' without names
+    client: str = ""  # name of the API key that asks, which has its own sessions, cache and limits; '' without names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Stop a request wherever it is; its session, if any, goes back to its last commit point."""
+    """Abort a request, queued or running; its session, if any, goes back to its last commit point."""
 
     request_id: str
 
@@ -51,14 +51,14 @@ class OpenSession:
 
     session_id: str
     cache_salt: str = ""
-    ttl_ms: int | None = None  # closed when no turn has had it for so long; absent: --session-ttl-s
-    max_tokens: int | None = None  # most tokens it may come to; absent: --max-session-tokens
-    client: str = ""  # who opens it: whose it is, and whose limits count
+    ttl_ms: int | None = None  # closed when it has been idle for so long; absent: --session-ttl-s
+    max_tokens: int | None = None  # maximum length of its history; absent: --max-session-tokens
+    client: str = ""  # its owner, whose limits apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSession:
-    """Close a session; a running turn ends as aborted first."""
+    """Close a session; a running turn is aborted first."""
 
     session_id: str
     client: str = ""  # whose session it is
@@ -66,7 +66,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindSession:
-    """Cut a session back; exactly one of `turn` and `length` is given. Refused while a turn has it or waits for it."""
+    """Cut a session back; exactly one of `turn` and `length` is given. Refused while a turn holds or awaits it."""
 
     session_id: str
     turn: int | None = None  # committed turns to keep
@@ -80,12 +80,12 @@ class ForkSession:
 
     session_id: str
     new_id: str
-    client: str = ""  # whose session it is, and whose the new one
+    client: str = ""  # owner of both sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSession:
-    """Ask how a session stands."""
+    """Ask for the state of a session."""
 
     session_id: str
     client: str = ""  # whose session it is
@@ -93,48 +93,48 @@ class GetSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSessions:
-    """Ask how all sessions stand."""
+    """Ask for the states of all sessions."""
 
-    client: str | None = None  # only those of this one
+    client: str | None = None  # only those of this client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushCache:
-    """Drop everything that is cached; refused while any request has not ended."""
+    """Empty the KV cache; refused while any request has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStats:
-    """Ask how things stand."""
+    """Ask for the engine's statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a request cost."""
 
-    prompt_tokens: int  # history included; the input alone for a turn that never got its session
-    cached_tokens: int  # of those, found in place when the request first started
+    prompt_tokens: int  # history included; for a turn that never got its session, its input alone
+    cached_tokens: int  # of these, tokens whose KV was in place when the request first started
     completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecStats:
-    """What speculation did for one request, or for all: live rows only."""
+    """Speculation statistics of one request, or of all; results of ended epochs are not counted."""
 
-    rounds: int = 0  # that carried drafts
+    rounds: int = 0  # with drafts
     drafts_offered: int = 0
-    drafts_accepted: int = 0  # before the output was cut
+    drafts_accepted: int = 0  # overshoot included
     overshoot: int = 0  # accepted tokens past the end of the output
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
 
     @property
     def draft_length(self) -> float:
-        """Drafts that a round carried on average; 0.0 without rounds."""
+        """Average number of drafts of a round; 0.0 without rounds."""
         return self.drafts_offered / self.rounds if self.rounds else 0.0
 
     @property
     def accept_length(self) -> float:
-        """Tokens a round added to the output on average, bonus included; 0.0 without rounds."""
+        """Average number of tokens a round accepted, bonus included; 0.0 without rounds."""
         return (self.rounds + self.drafts_accepted) / self.rounds if self.rounds else 0.0
 
 
@@ -184,7 +184,7 @@ NO_LOGPROBS = TokenLogprobs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """More output."""
+    """New output tokens."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -207,64 +207,64 @@ class Finished:
     request_id: str
     reason: str  # stop, length, abort, timeout, error
     usage: Usage
-    max_new_tokens: int  # as resolved; as asked (0 if absent) for a turn that never got its session
+    max_new_tokens: int  # the limit that was in force; for a turn that never got its session as requested, 0 if absent
     spec: SpecStats
-    message: str = ""  # what went wrong, for an error or a timeout
-    matched: int | str | None = None  # the stop id or stop string, for a stop
+    message: str = ""  # the cause of an error or a timeout
+    matched: int | str | None = None  # the stop token id or stop string, if the reason is "stop"
     prompt_logprobs_from: int | None = None  # where the prompt's log-probabilities really begin, if asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Terminal for a request, or the answer to a session command that was not carried out."""
+    """Terminal for a request; also the answer to any other command that was not carried out."""
 
     request_id: str
     status: int
     message: str
-    param: str = ""  # which parameter is at fault, if one is
-    usage: Usage | None = None  # of the turn that has this number already, if that is why
+    param: str = ""  # the parameter at fault, if it is one
+    usage: Usage | None = None  # of the committed turn that has this number, if that is the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """How a session stands."""
+    """The state of a session."""
 
     session_id: str
     length: int  # tokens of its record, those of a running turn included
-    resident: int  # of these, tokens whose KV its lease holds now
+    resident: int  # of these, tokens whose KV it holds now
     turns: int  # committed
     state: str  # idle, waiting (its turn is queued), running, closing
-    idle_ms: int  # since it was last used; 0 while a turn has it
+    idle_ms: int  # since it was last used; 0 while a turn holds it
     ttl_ms: int | None
     max_tokens: int | None
     cache_salt: str
-    client: str = ""  # whose it is
+    client: str = ""  # its owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStates:
-    """How all sessions stand, in the order they were opened."""
+    """The states of all sessions, in the order they were opened."""
 
     sessions: tuple[SessionState, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed:
-    """The session is gone."""
+    """The session is closed."""
 
     session_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """The cache is empty."""
+    """The KV cache is empty."""
 
-    num_pages: int  # that became free, in all books
+    num_pages: int  # pages that became free, in all books
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """Pages of one book by account."""
+    """Pages of one book (KV pool) by account."""
 
     window: int | None
     total: int
@@ -276,14 +276,14 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """How things stand, and sums since the start."""
+    """The present state of the engine, and sums since its start."""
 
     queued: int
     running: int
     sessions: int
     waiting_for: str  # why the head of the queue is not running
-    steps: int  # collected
-    step_age_ms: int  # since the last one was collected, or since there was nothing to do
+    steps: int  # collected steps
+    step_age_ms: int  # since the last step was collected, or since the engine was last idle
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -292,15 +292,15 @@ class Stats:
     endings: tuple[tuple[str, int], ...]  # requests by finish reason
     pools: tuple[PoolStats, ...]
     spec: SpecStats
-    draft_lengths: tuple[int, ...]  # rounds by the number of drafts they carried, none included
-    sessions_resident: int  # with a lease of their own, or on a running turn
-    session_tokens: int  # whose KV idle sessions keep
+    draft_lengths: tuple[int, ...]  # rounds by their number of drafts, from 0 on
+    sessions_resident: int  # idle with KV of their own, or with a running turn
+    session_tokens: int  # tokens whose KV idle sessions hold
     sessions_opened: int  # forks included
     sessions_closed: int  # by command
     sessions_expired: int  # by their ttl
-    sessions_reclaimed: int  # how often an idle one had to leave its KV to the cache
-    step_rows_max: int | None = None  # what larger steps that broke have left a step; None: no limit
-    step_tokens_max: int | None = None  # the same, of prompts and drafts together
+    sessions_reclaimed: int  # how often an idle session lost its KV to the prefix cache
+    step_rows_max: int | None = None  # limit learned from larger steps that failed; None: no limit
+    step_tokens_max: int | None = None  # the same for tokens, of prefill and rounds together
 
 
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
