@@ -1,1 +1,1 @@
-"""Simulator: the real control plane on a witness device, driven and broken by one seed."""
+"""Simulator: the real scheduler and KV cache over a mock device (the witness); clients and faults by seed."""

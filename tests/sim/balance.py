@@ -1,6 +1,6 @@
-"""Balance: what must be true once everything has ended, and again when the last session is closed.
+"""Final balance: what must hold once every request has ended, and again when the last session is closed.
 
-Requests, statistics, rows and leases first; then every page is free or can be made free. Called by the world.
+No request, row or lease is left, the statistics add up, and every page is free or can be evicted. Called by the world.
 """
 
 from roost.config.resolved import Resolved
@@ -9,7 +9,7 @@ from tests.sim.checker import Broken, Checker
 
 
 def check_all_ended(state: State, checker: Checker, resolved: Resolved) -> None:
-    """Every request has ended, and holds nothing any more; only idle sessions do."""
+    """Every request has ended and holds nothing; only idle sessions hold pages."""
     missing = [name for name, ask in checker.asks.items() if not ask.ended]
     if missing:
         raise Broken(f"terminal: {missing} never ended")
@@ -23,7 +23,7 @@ def check_all_ended(state: State, checker: Checker, resolved: Resolved) -> None:
 
 
 def check_all_free(state: State, checker: Checker, resolved: Resolved) -> None:
-    """No session is left, and no page is held by anything but the cache, which gives all of them back."""
+    """No session is left; all pages are free or in the prefix cache, and eviction frees those too."""
     if checker.conversations:
         raise Broken(f"close: {list(checker.conversations)} did not close")
     for book, spec in enumerate(resolved.books):

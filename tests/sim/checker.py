@@ -1,7 +1,7 @@
-"""Checker: what clients see must be explainable, token by token and turn by turn.
+"""Checker: compares everything that clients are told with what the oracle predicts, token by token and turn by turn.
 
-Keeps its own idea of every request and session, from the commands it sent and the events it got, and compares with
-the oracle. Never looks at the engine to find out what should have happened, except for which step ended a turn.
+It keeps its own state of every request and session, from the commands sent and the events received. It never looks into
+the engine to find out what should have happened, except for which step ended a turn.
 """
 
 import math
@@ -29,24 +29,29 @@ from tests.sim.wishes import first_stop
 
 
 class Broken(AssertionError):
-    """A promise was broken; the first word of the message names the check."""
+    """A check failed; the first word of the message names the check."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
     """A client's view of a session."""
 
-    id: str  # that no other client's has
+    id: str  # unique among all clients' sessions
     client: str = ""
     cache_salt: str = ""
     ttl_ms: int | None = None
     max_tokens: int | None = None
-    tokens: list[int] = field(default_factory=list)  # what its finished turns make
-    turns: list[tuple[int, Usage]] = field(default_factory=list)  # of each: tokens after it, and what it cost
-    cached: tuple[int, int] | None = (0, 0)  # range the next turn must find in place; None: anything
-    shared_max: int = 0  # tokens whose pages others may have, at most
-    window_from: int = 0  # past this the window is held, wherever it is cut
-    opened: bool = False  # the engine has said so
+    tokens: list[int] = field(default_factory=list)  # its history: what its finished turns add up to
+    turns: list[tuple[int, Usage]] = field(
+        default_factory=list
+    )  # of each: length of the history after it, and its usage
+    cached: tuple[int, int] | None = (
+        0,
+        0,
+    )  # how many tokens the next turn must inherit, at least and at most; None: not predicted
+    shared_max: int = 0  # upper bound of the tokens whose pages others may share
+    window_from: int = 0  # from this length on a cut keeps its KV, since the window is held
+    opened: bool = False  # whether the engine has confirmed it
     closing: bool = False
     expired: bool = False
     num_open_turns: int = 0
@@ -78,15 +83,15 @@ class Ask:
     num_open: int = 0  # requests that had not ended when it was sent
     met_busy: bool = False  # its session had a turn that had not ended
     aborted: bool = False
-    poisoned_at: int | None = None  # it breaks every step that reaches this position
+    poisoned_at: int | None = None  # every step in which it reaches this position fails
     last_launch: int = -1  # last step that named it
-    overshot: bool = False  # its last round was cut short of its bonus
+    overshot: bool = False  # its last round was cut before the bonus token
     sat_out_at: int = -9  # last tick in which it had no pages for its step
-    disturbed: bool = False  # suspended, or a step broke under it
+    disturbed: bool = False  # it was suspended, or a step with it failed
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place in every line."""
+        """Its place in the order: by priority, then by arrival."""
         return -self.submit.priority, self.number
 
     @property
@@ -225,7 +230,7 @@ class Checker:
     # --- ends --------------------------------------------------------------------------------------------------
 
     def _check_refused(self, ask: Ask, event: Refused) -> None:
-        """A refusal has a cause that the client can see."""
+        """A refusal has a cause that is known to the client."""
         submit, conversation = ask.submit, ask.conversation
         history = len(conversation.tokens) if conversation else 0
         most = self._most_new(history + len(submit.tokens), conversation)
@@ -381,7 +386,7 @@ class Checker:
             )
 
     def _commit(self, ask: Ask, event: Finished, prompt: list[int], collecting: int) -> None:
-        """A finished turn becomes history; its last token's KV was written or it was not, predictably."""
+        """A finished turn becomes history; whether the KV of its last token was written is predicted."""
         conversation = ask.conversation
         if conversation is None:
             return
@@ -412,7 +417,9 @@ class Checker:
         low, high = min(before[0], length), length if before[1] < length else min(before[1], length)
         if length <= conversation.shared_max:  # a shared page is not written; with pairs its last slot is another's
             low = max(0, low - self._resolved.spec.pair) // size * size
-        conversation.cached = (low, high) if low else None  # what is left of nothing is looked up in the tree
+        conversation.cached = (
+            (low, high) if low else None
+        )  # if nothing is left, the next turn looks its tokens up in the prefix tree
 
     def forked(self, conversation: Conversation, new_id: str) -> Conversation:
         """A session was forked: both share its whole pages from now on."""
@@ -460,13 +467,13 @@ class Checker:
         )
 
     def closed(self, conversation: Conversation) -> None:
-        """A session is gone; no turn of it may be left."""
+        """A session was closed; no turn of it may be left."""
         del self.conversations[conversation.id]
         if conversation.num_open_turns:
             raise Broken(f"close: {conversation.id} closed with {conversation.num_open_turns} turns open")
 
     def digest(self) -> int:
-        """A number that two identical runs share."""
+        """A hash of everything that happened; two runs of one seed have the same."""
         digest = 0
         for name in sorted(self.asks):
             for token in self.asks[name].output:

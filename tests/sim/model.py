@@ -1,4 +1,4 @@
-"""The witness's model: a next token that depends on every slot it reads, in two layers.
+"""The witness's model of two layers, whose next token depends on every KV slot that is read.
 
 Layer 1 turns (token, position) into a value; layer 2's value at a position hashes all layer-1 values visible there; the
 next token hashes both layers' visible values. A wrong, stale or missing slot anywhere changes what comes after it.
@@ -33,10 +33,10 @@ def mix_all(a: U64, b: U64) -> U64:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Size of the vocabulary, what each layer sees, and how often drafts are right."""
+    """Vocabulary size, the attention window of each layer, and how often drafts are right."""
 
     vocab: int
-    window_1: int | None  # of layer 1: None sees everything
+    window_1: int | None  # of layer 1; None: full attention
     window_2: int | None  # of layer 2
     draft_skill: float  # share of positions at which the drafter knows the next token
 
@@ -45,7 +45,7 @@ class Model:
         return mix(state, 1) % self.vocab
 
     def draft_knows(self, state: int) -> bool:
-        """The seed's coin: whether the drafter would propose the target's next token here."""
+        """Whether the drafter proposes the target's next token here; decided by the seed."""
         return mix(state, 2) / 2**64 < self.draft_skill
 
     def wrong_token(self, state: int, salt: int) -> int:
@@ -54,11 +54,11 @@ class Model:
         return (self.next_token(state) + offset) % self.vocab
 
     def logprob(self, state: int, token: int) -> float:
-        """The log-probability of a token after this state; a float of 32 bits holds it."""
+        """The log-probability of a token after this state, exact in float32."""
         return -(mix(state, 100 + token) % 2**20) / 2**16
 
     def top(self, state: int, count: int) -> list[tuple[int, float]]:
-        """The alternatives reported after this state, with their log-probabilities."""
+        """The top alternatives after this state, with their log-probabilities."""
         return [(mix(state, 5000 + i) % self.vocab, -(mix(state, 6000 + i) % 2**20) / 2**16) for i in range(count)]
 
 
@@ -68,7 +68,7 @@ def visible(window: int | None, position: int) -> int:
 
 
 class Sequence:
-    """Layer values of a growing sequence from position `start` on, with what lies before given as values."""
+    """Layer values of a growing sequence; those before position `start` are given."""
 
     def __init__(
         self, model: Model, start_1: int = 0, values_1: U64 | None = None, values_2: U64 | None = None
@@ -97,7 +97,7 @@ class Sequence:
         return one, two, mix(seen_1 ^ (seen_2 * 3 & MASK), position)
 
     def cut(self, length: int) -> None:
-        """Forget what was pushed past `length`."""
+        """Drop what was pushed past `length`."""
         for layer in (0, 1):
             del self._sums[layer][length - self._start[layer] + 1 :]
         self._length = length
@@ -129,7 +129,7 @@ def _windowed(values: U64, window: int | None) -> U64:
 
 
 def predict_round(sequence: Sequence, state: int, num_drafts: int) -> list[int]:
-    """The oracle's round: the tokens a live round at this state must accept, bonus last."""
+    """The oracle of a round: the tokens that it must accept at this state, the bonus token last."""
     model, length, tokens = sequence.model, len(sequence), []
     while True:
         token = model.next_token(state)

@@ -13,28 +13,28 @@ from tests.sim.model import Model
 from tests.sim.visits import Habits, draw_habits
 from tests.sim.wishes import Wishes, draw_wishes
 
-TICKS = 90  # with faults and new work; then everything must come to its end
+TICKS = 90  # with faults and new requests; then everything accepted must end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Chance per tick, or per occasion, of each kind of trouble."""
+    """Probability of each kind of fault, per tick or per occasion."""
 
     abort: float
     preempt: float
     close: float
     allocation: float
     step: float
-    poison: float  # requests that break every step past one of their positions
+    poison: float  # requests that make every step fail past one of their positions
     slow: float
     early: float  # not a fault: steps that run at launch instead of as late as possible
-    rows_max: int | None = None  # every step with more rows breaks
-    tokens_max: int | None = None  # every step with more tokens breaks, unless they are one request's round
+    rows_max: int | None = None  # every step with more rows fails
+    tokens_max: int | None = None  # every step with more tokens fails, except a single round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """One drawn world."""
+    """All options of one simulated run."""
 
     seed: int
     resolved: Resolved
@@ -47,7 +47,7 @@ class Options:
     shared_prompts: int
     wishes: Wishes
     habits: Habits
-    draft_ns: int  # what a step takes, and each draft adds, where the length of drafts is chosen by that
+    draft_ns: int  # time of a step, and of each draft, where the draft length is chosen by cost
 
 
 def draw(seed: int) -> Options:
@@ -84,7 +84,7 @@ def draw(seed: int) -> Options:
         clients=_draw_clients(seed),
     )
     resolved = _draw_pool(rng, config, traits)
-    calm = rng.random() < 0.25  # some worlds are calm, so that exact predictions apply
+    calm = rng.random() < 0.25  # some runs have no faults, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
         preempt=0 if calm else rng.choice([0, 0, 0.1, 0.35]),
@@ -119,7 +119,7 @@ def draw(seed: int) -> Options:
 
 
 def _draw_sizes(seed: int, faults: Faults, resolved: Resolved) -> Faults:
-    """In some worlds where nothing else breaks steps, the device is too small for what it is told."""
+    """In some runs without other failing steps, the device is too small for large steps."""
     rng = random.Random(f"sizes {seed}")
     if faults.step or faults.poison or rng.random() > 0.2:
         return faults
@@ -131,7 +131,9 @@ def _draw_sizes(seed: int, faults: Faults, resolved: Resolved) -> Faults:
 def _draw_spec(rng: random.Random) -> SpecShape:
     kind = rng.choice(["plain", "chain", "chain", "tree", "tree", "ngram"])
     if kind == "plain":
-        return rng.choice([PLAIN, PLAIN, SpecShape(draft_kv=DraftKv.PAIR)])  # a drafter that only keeps up
+        return rng.choice(
+            [PLAIN, PLAIN, SpecShape(draft_kv=DraftKv.PAIR)]
+        )  # or a drafter that stores KV but drafts nothing
     steps = rng.choice([1, 2, 3, 5])
     if kind == "ngram":
         return SpecShape(steps=steps, topk=1, tokens=steps + 1, reads_history=True)
@@ -143,12 +145,12 @@ def _draw_spec(rng: random.Random) -> SpecShape:
 
 
 def _draw_max_batch(seed: int, spec: SpecShape) -> int | None:
-    rng = random.Random(f"batch {seed}")  # apart, so that what a seed drew before stays
+    rng = random.Random(f"batch {seed}")  # a generator of its own, so that earlier draws of a seed stay the same
     return rng.choice([None, None, None, None, 1, 2, 3, 4]) if spec.speculates else None
 
 
 def _draw_auto(seed: int, spec: SpecShape) -> SpecConfig | None:
-    """In some worlds with chains, drafts as long as is thought best from step to step."""
+    """In some runs with chains, the draft length is chosen by cost (auto)."""
     if not spec.speculates or spec.topk > 1 or random.Random(f"auto {seed}").random() > 0.3:
         return None
     return spec_config(spec, _draw_max_batch(seed, spec), auto=True)
@@ -164,7 +166,7 @@ def _window(rng: random.Random, vocab: int, page_size: int, full: bool) -> Model
 
 
 def _draw_limits(seed: int, habits: Habits, context: int) -> SessionConfig:
-    """Limits of sessions, where clients do more than talk."""
+    """Session limits, in runs whose clients use session commands."""
     rng = random.Random(f"limits {seed}")
     if habits == Habits():
         return SessionConfig()
@@ -176,7 +178,7 @@ def _draw_limits(seed: int, habits: Habits, context: int) -> SessionConfig:
 
 
 def _draw_clients(seed: int) -> tuple[ClientLimits, ...]:
-    """In some worlds several clients with limits of their own."""
+    """In some runs, several clients with limits of their own."""
     rng = random.Random(f"who {seed}")
     if rng.random() < 0.7:
         return ()
@@ -194,7 +196,7 @@ def _draw_clients(seed: int) -> tuple[ClientLimits, ...]:
 
 
 def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits) -> Resolved:
-    """Pools between what one request of the whole context needs and what all need at once."""
+    """KV pools between what one request of full context length needs and what all need together."""
     page_size, context = config.memory.page_size, config.sched.context
     assert context is not None
 

@@ -1,6 +1,6 @@
-"""Questions: what operators ask of a simulated engine, and what the answers must say.
+"""Questions: the simulated operator asks for statistics and flushes the cache, and checks the answers.
 
-How things stand, held against what everybody was told; an empty cache, refused as long as anything runs.
+Statistics must agree with what clients were told; a flush is refused while anything runs.
 """
 
 from roost.messages import Event, FlushCache, Flushed, GetStats, Refused, Stats
@@ -11,7 +11,7 @@ from tests.sim.visits import Visits
 
 
 class Questions:
-    """Asks one engine."""
+    """The operator of one engine."""
 
     def __init__(self, engine: Engine, checker: Checker, rules: Rules, visits: Visits, counts: dict[str, int]) -> None:
         self._engine, self._checker, self._rules, self._visits, self._counts = engine, checker, rules, visits, counts
@@ -20,7 +20,7 @@ class Questions:
         self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
 
     def ask_stats(self) -> None:
-        """Ask how things stand, and hold the answer against what everybody was told."""
+        """Ask for statistics, and compare them with what clients were told."""
 
         def reply(event: Event) -> None:
             try:
@@ -64,7 +64,7 @@ class Questions:
             raise Broken(f"stats: {stats}, {reclaimed} sessions were reclaimed")
 
     def flush(self) -> None:
-        """Ask for an empty cache; it is refused as long as anything runs."""
+        """Flush the cache, which must be refused while anything runs."""
 
         def reply(event: Event) -> None:
             try:

@@ -1,9 +1,9 @@
-"""Rules: what must hold of lines, followers, rows and pages, whatever the clients do.
+"""Rules: what must hold of the queue, of followers, rows and pages, whatever the clients do.
 
-Order is by priority, then by when a request was sent, with the checker's own numbers: nobody starts while one before it
-is in the queue, but for a few that need fewer pages or whose client runs less; a step's rows are in order and share its
-prefill; the first is never preempted. A follower starts once its leader has its first token or has ended, and then
-finds the leader's pages. Looks into the engine; never changes it.
+The order is by priority, then by arrival. No request starts while one before it waits, except a few that need fewer
+pages or whose client has fewer running. The rows of a step are in order and share its prefill; the first request is
+never preempted. A follower starts once its leader has its first token or has ended, and then finds the leader's pages.
+Reads the engine's state; never changes it.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Rules:
             str, tuple[int, int]
         ] = {}  # who lost its lease: (length kept in the tree, evictions then)
         self.num_evictions = 0
-        self.out: dict[int, Named] = {}  # steps not collected yet
+        self.out: dict[int, Named] = {}  # steps in flight
         self._proven: dict[int, int] = {}  # by lease: the length that results have shown
         self._overtaken: Counter[str] = Counter()  # how often somebody behind started first
         self._num_too_large = 0  # steps that broke for their size
@@ -47,10 +47,10 @@ class Rules:
     def _order(self, request: Request) -> tuple[int, int]:
         return self._checker.asks[request.id].order
 
-    # --- lines -------------------------------------------------------------------------------------------------
+    # --- queue -------------------------------------------------------------------------------------------------
 
     def admitted(self, request_id: str, settled_len: int) -> None:
-        """A request leaves the queue: nobody who waits there comes before it, and its leader has what it shares."""
+        """A request was admitted: none that still waits comes before it, and its leader has published its prompt."""
         ask, request = self._checker.asks[request_id], self._state.requests[request_id]
         before = [
             each
@@ -77,7 +77,7 @@ class Rules:
         )
 
     def _check_overtaken(self, newest: Request, before: list[Request]) -> None:
-        """Only who waits for pages and never ran is overtaken, by its equals, and a few times at most."""
+        """Only a request that waits for pages and never ran is overtaken, by its equals, and a few times at most."""
         if not before:
             return
         refusal = self._state.last_refusal
@@ -106,7 +106,7 @@ class Rules:
                 raise Broken(f"limit: {ask.submit.request_id} got {event}, {len(waiting)} have not ended: {limits}")
 
     def _check_clients(self) -> None:
-        """No client has more than it may; what was preempted waits again, whatever the limit."""
+        """No client exceeds its limits; a preempted request waits again in any case."""
         state = self._state
         for client, limits in self._resolved.clients.items():
             own = [each for each in state.requests.values() if each.submit.client == client]
@@ -143,7 +143,7 @@ class Rules:
                 raise Broken(f"sharing: {name} finds {settled_len} tokens, {leader_name} runs on {least} of them")
 
     def preempted(self, victim: str, book: int, need: int) -> None:
-        """A preemption is needed: what is free and on its way does not do; and never that of the first in line."""
+        """A preemption must be needed: free and retiring pages do not suffice; the first request is never preempted."""
         state = self._state
         leaving = [each.lease for each in state.running if each.mark is not Mark.NONE]
         coming = num_freed(state.store, leaving, book)
@@ -154,7 +154,7 @@ class Rules:
             raise Broken(f"preempt: {victim} is the first running request")
 
     def after_tick(self) -> None:
-        """Every request that has not ended is in one place, the lines are in order, nobody's time is up."""
+        """Every request that has not ended is in one place, the queue is in order, nobody is past its deadline."""
         state, checker = self._state, self._checker
         open_asks = {name: ask for name, ask in checker.asks.items() if not ask.ended}
         if set(open_asks) != set(state.requests):
@@ -204,7 +204,7 @@ class Rules:
         self._check_size(plan)
 
     def _check_shares(self, plan: StepPlan, requests: list[Request], tick: int) -> None:
-        """Nobody is passed over but for a shorter prompt, a higher priority or a client that has had less."""
+        """A prompt gets less only in favour of a shorter prompt, a higher priority or a client that has had less."""
         running = [each for each in self._state.running if each.mark is Mark.NONE and not each.num_failures]
         widths = dict(zip((each.id for each in requests), (plan.widths * plan.is_prefill).tolist(), strict=True))
         asks = self._checker.asks
@@ -234,7 +234,7 @@ class Rules:
                 raise Broken(f"share: step {plan.step} has chunks for {longer}, {each.id} is shorter")
 
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
-        """All rounds of a step are as wide: as told, as chosen, or without drafts where too many rows wanted some."""
+        """All rounds of a step have one width: fixed, chosen, or 1 where more rows decode than may carry drafts."""
         most, shape = self._resolved.widths.limit, self._resolved.spec
         widths = {int(width) for width, is_chunk in zip(plan.widths, plan.is_prefill, strict=True) if not is_chunk}
         num_rounds = len(requests) - int(plan.is_prefill.sum())
@@ -247,14 +247,14 @@ class Rules:
             raise Broken(f"width: step {plan.step} has {num_rounds} rounds of {widths}, limit {most}, of {shape}")
 
     def _check_size(self, plan: StepPlan) -> None:
-        """A step is no larger than the engine says that steps may be; one row is always allowed."""
+        """A step keeps to the engine's step limits; one row is always allowed."""
         limits, num_tokens = self._state.step_limits, int(plan.widths.sum())
         most = [(limits.rows.most, len(plan.rows)), (limits.tokens.most, num_tokens)]
         if len(plan.rows) > 1 and any(limit is not None and size > limit for limit, size in most):
             raise Broken(f"size: step {plan.step} has {len(plan.rows)} rows and {num_tokens} tokens, allowed: {limits}")
 
     def broke_for_size(self) -> None:
-        """A step was too large: to learn that takes few of them, and few more in a long time."""
+        """A step was too large for the device: learning that may cost a few steps, and few more over time."""
         sched, spec = self._resolved.sched, self._resolved.spec
         self._num_too_large += 1
         widest = sched.chunk + sched.max_running * spec.tokens
@@ -276,7 +276,7 @@ class Rules:
     # --- pages -------------------------------------------------------------------------------------------------
 
     def collected(self, named: Named, result: StepResult) -> None:
-        """A good step is no longer out: what it says was written is, and what an ended epoch was sure of."""
+        """A step succeeded: what it reports is written now, and so is what ended epochs counted on."""
         out = {lease.id for step in self.out.values() for _, lease, _ in step}
         for (_, lease, epoch), length in zip(named, result.lengths.tolist(), strict=True):
             if lease.epoch == epoch:
@@ -285,7 +285,7 @@ class Rules:
                 self._proven[lease.id] = lease.settled_len
 
     def _watch_publishing(self) -> None:
-        """Nothing goes into the tree that a step which is out has yet to write."""
+        """Nothing is published that a step in flight has yet to write."""
         store = self._state.store
         publish = store.publish
 
@@ -299,7 +299,7 @@ class Rules:
         store.publish = watched  # type: ignore[method-assign]
 
     def publishes(self, name: str, lease: Lease, length: int) -> None:
-        """Somebody loses its lease to the tree; what it held without the last whole page's window is not usable."""
+        """A lease goes to the prefix tree; without the window behind its last whole page it cannot be used there."""
         store = self._state.store
         if store.window_book is not None:
             whole_len = floor_to(max(0, length - 1), store.page_size)
@@ -317,7 +317,7 @@ class Rules:
         return self._frontiers.get(name, length) > first
 
     def reclaimed(self, session_id: str) -> None:
-        """An idle session loses its lease: none that was used before it may keep one."""
+        """An idle session is reclaimed: no other that was used less recently may keep its lease."""
         table, known = self._state.sessions.table, self._checker.conversations
         lease = table[session_id].lease
         assert lease is not None
@@ -343,7 +343,7 @@ class Rules:
             self._published[new_id] = self._published[session_id]
 
     def _check_found(self, request_id: str, settled_len: int) -> None:
-        """Who lost its lease finds what it published, unless something was evicted; and only in its own name space."""
+        """A suspended or reclaimed sequence finds what it published, unless it was evicted; only in its name space."""
         ask = self._checker.asks[request_id]
         submit = ask.submit
         request = self._state.requests[request_id]

@@ -1,8 +1,8 @@
-"""Script: the real engine over the witness device, driven by hand, tick by tick.
+"""Script: the real engine over the witness device, driven by a test, tick by tick.
 
-For tests that need one exact situation: explicit options, chosen accept counts, device work as late as stream order
-allows. Whatever a client gets is held against the oracle as it arrives, every live row of a step when it is collected,
-and after every tick nothing that a launched step names may belong to somebody else.
+For tests that need one exact situation: explicit options, chosen accept counts, and a device that runs steps as late as
+stream order allows. Everything that clients receive, and every live row of a collected step, is compared with the
+oracle; after every tick, no page that a step in flight names may belong to another owner.
 """
 
 from collections import Counter
@@ -63,13 +63,13 @@ def shapes(*names: str) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything a script is told before the first tick."""
+    """Options of a script."""
 
     page_size: int = 4
     num_pages: int = 64  # of each book, without the null page
     spec: SpecShape = CHAIN
     spec_max_batch: int | None = None
-    auto: bool = False  # the length of drafts is chosen by cost
+    auto: bool = False  # draft length chosen by cost
     overlap: bool = True
     window: int | None = None  # None: full layers only; else one full layer and one window layer
     chunk: int = 64
@@ -433,7 +433,7 @@ class Script:
         return lease
 
     def wind_up(self) -> None:
-        """Let everything end, close every session, evict the tree: each page and row must be back."""
+        """Let everything end, close every session, evict the prefix tree: every page and row must be free."""
         self.run()
         audit_pages(self.state.store)
         self._check_statistics()
@@ -452,7 +452,7 @@ class Script:
         audit_pages(state.store)
 
     def _check_statistics(self) -> None:
-        """What everybody was told adds up to what the engine counted."""
+        """The statistics that clients were told add up to the engine's."""
         told, total = [event.spec for event in self.ended], self.state.spec_counters.snapshot()
         assert total == SpecStats(
             rounds=sum(each.rounds for each in told),

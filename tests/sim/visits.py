@@ -1,8 +1,8 @@
-"""Visits: what simulated clients do with sessions besides talking, and what they must be told.
+"""Visits: session commands of simulated clients, and the answers that they must get.
 
-They open, close, rewind, fork and look at them, number their turns, send some twice, and let time pass. Each answer is
-worked out from what was said before; the engine is looked at only for what is shared through the tree. Some commands
-come too late: they are refused and change nothing.
+Clients open, close, rewind, fork and describe sessions, number their turns, send some twice, and let time pass. Each
+answer is predicted from what happened before; the engine is read only for what is shared through the prefix tree. Some
+commands are read too late: they must be refused and change nothing.
 """
 
 import random
@@ -33,13 +33,13 @@ from tests.sim.rules import Rules
 
 MS = 1_000_000
 TICK_NS = MS
-LATE = 0.1  # chance per tick of a command that comes too late
+LATE = 0.1  # probability per tick of a command that is read too late
 Refusal = tuple[int, str]  # status, parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """Chance per tick of each visit; share of the sessions, or turns, that have each option."""
+    """Probability per tick of each command; share of the sessions, or turns, with each option."""
 
     rewind: float = 0
     fork: float = 0
@@ -52,7 +52,7 @@ class Habits:
 
 
 def draw_habits(rng: random.Random) -> Habits:
-    """The habits of a seed's clients; in half of the seeds they only talk."""
+    """The habits of a seed's clients; in half of the seeds they send turns only."""
     if rng.random() < 0.5:
         return Habits()
     return Habits(
@@ -73,8 +73,10 @@ class Visits:
     def __init__(
         self, seed: int, habits: Habits, engine: Engine, checker: Checker, rules: Rules, clock: VirtualClock
     ) -> None:
-        self._rng = random.Random(f"visits {seed}")  # apart, so that those who only talk are not disturbed
-        self._salting = random.Random(f"salting {seed}")  # apart, like every habit that came later
+        self._rng = random.Random(
+            f"visits {seed}"
+        )  # a generator of its own, so that seeds without visits stay the same
+        self._salting = random.Random(f"salting {seed}")  # a generator of its own, for the same reason
         self._late = random.Random(f"late {seed}")
         self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
         self._owning = random.Random(f"owning {seed}")
@@ -334,7 +336,7 @@ class Visits:
     # --- time --------------------------------------------------------------------------------------------------
 
     def before_tick(self) -> None:
-        """Work out whose time is up: no turn that was read has it, and the last one ended long enough ago."""
+        """Predict which sessions expire now: no turn holds them, and the last one ended long enough ago."""
         fresh = [ask.conversation for ask in self._checker.fresh]
         for conversation in list(self._checker.conversations.values()):
             taken = conversation.num_open_turns - sum(each is conversation for each in fresh)
@@ -362,7 +364,7 @@ class Visits:
 
 
 def _commands(conversation: Conversation) -> list[Command]:
-    """What would change something, were it read in time."""
+    """A command that would change something if it were read in time."""
     name, client = conversation.name, conversation.client
     return [
         OpenSession(session_id="late", client=client),

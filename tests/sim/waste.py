@@ -1,8 +1,8 @@
-"""Waste: nobody loses more than the need at hand asks for.
+"""Waste: nothing is evicted, preempted or reserved beyond what the need at hand requires.
 
-An eviction takes the oldest, as many pages as are missing and no more than a node's worth beyond; a preemption spares
-whoever can be spared; who is let in fits beside what the others were promised; prefill has its share of a mixed step.
-Looks into the engine; never changes it.
+An eviction takes the least recently used pages, as many as are missing and at most one node too many. A preemption
+takes no request that could be spared. An admitted request fits beside what the running ones were promised. Prefill gets
+its share of a mixed step. Reads the engine's state; never changes it.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from roost.sched.state import State
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
-PREFILL_PARTS = 4  # prefill has one of so many parts of a mixed step at least, rounds may have the others
+PREFILL_PARTS = 4  # a mixed step leaves at least 1/4 of its tokens to prefill
 
 
 class Waste:
-    """Watches what one engine takes from whom."""
+    """Watches what one engine takes away from requests, sessions and the cache."""
 
     def __init__(self, state: State, resolved: Resolved) -> None:
         self._state, self._resolved = state, resolved
-        self._short: OutOfPages | None = None  # what room is being found for
+        self._short: OutOfPages | None = None  # the shortage that is being resolved
         self._was_short = False  # since the last step: then a share may have been left by who sat out
         self._asked: dict[int, list[int]] = {}  # by lease: the lengths, per book, that it last had room made for
         self._victims: list[tuple[Request, int, int]] = []  # preempted for that, with the book and the need
@@ -36,7 +36,7 @@ class Waste:
     # --- pages -------------------------------------------------------------------------------------------------
 
     def _watch_reserving(self) -> None:
-        """Know what is missing; a lease gets the pages of its lengths, and none beside."""
+        """Watch reservations: a lease gets exactly the pages for its lengths; note what is missing."""
         store = self._state.store
         reserve = store.reserve
 
@@ -56,7 +56,7 @@ class Waste:
         store.reserve = watched  # type: ignore[method-assign]
 
     def after_tick(self) -> None:
-        """Nobody keeps a window page that no continuation from its last whole page reads, but for a turn's anchor."""
+        """No lease keeps a window page that a continuation from its last whole page does not read, but the anchor."""
         store = self._state.store
         if store.window_book is None:
             return
@@ -67,7 +67,7 @@ class Waste:
                 raise Broken(f"window: {lease} keeps what lies before {first}")
 
     def _watch_evicting(self) -> None:
-        """Pages that are missing are evicted, the oldest first, and no node that could have stayed."""
+        """Watch evictions: least recently used first, and no node that could have stayed."""
         store = self._state.store
         evict, ledger, tree = store.tree.evict, store.ledger, store.tree
 
@@ -84,7 +84,7 @@ class Waste:
         tree.evict = watched  # type: ignore[method-assign]
 
     def _evictable(self, book: int) -> list[Node]:
-        """Nodes that nobody pins, and that hold something of a book."""
+        """Unpinned nodes that hold pages of a book."""
         is_window = book == self._state.store.window_book
         nodes = self._state.store.tree.nodes.values()
         return [node for node in nodes if not (node.window_pins if is_window else node.pins) and node.num_held(book)]
@@ -108,11 +108,11 @@ class Waste:
     # --- preemptions ----------------------------------------------------------------------------------------------
 
     def preempted(self, request_id: str, book: int, need: int) -> None:
-        """Somebody is to be preempted; more may follow for the same need."""
+        """A request was marked for preemption; more may follow for the same need."""
         self._victims.append((self._state.requests[request_id], book, need))
 
     def sits_out(self) -> None:
-        """All preemptions for one need are known: each is needed, and together they do."""
+        """All preemptions for one need are known: each is necessary, and together they suffice."""
         victims, self._victims, self._short = self._victims, [], None
         if not victims:
             return
@@ -138,7 +138,7 @@ class Waste:
     # --- promises ----------------------------------------------------------------------------------------------
 
     def admitted(self) -> None:
-        """Somebody was let in: all that run, with every round that can be in flight, fit into what can be had."""
+        """A request was admitted: the worst case of all running requests fits into the available pages."""
         state = self._state
         idle = [session.lease for session in state.sessions.idle() if session.lease is not None]
         for book in range(len(self._resolved.books)):
@@ -148,10 +148,10 @@ class Waste:
             wanted = sum(self._may_want(request, book) for request in state.running)
             if wanted > free + spare:
                 names = [request.id for request in state.running]
-                raise Broken(f"promise: {names} may want {wanted} pages of book {book}, {free + spare} can be had")
+                raise Broken(f"promise: {names} may need {wanted} pages of book {book}, {free + spare} are available")
 
     def _may_want(self, request: Request, book: int) -> int:
-        """Pages that a request may come to want besides those it has, before one of its results is seen."""
+        """Pages that a request may need beyond those it holds, before one of its results is settled."""
         resolved, lease = self._resolved, request.lease
         rounds = 2 if resolved.sched.overlap else 1
         length = max(request.turn.prefill_len, lease.device_len_max) + rounds * resolved.reserves[book]
@@ -161,7 +161,7 @@ class Waste:
     # --- steps -------------------------------------------------------------------------------------------------
 
     def launched(self, plan: StepPlan, requests: list[Request]) -> None:
-        """Room was made for what the step writes; prompts have no more of it than a chunk, and no less than a share."""
+        """Pages were reserved for what the step writes; its prefill is at most a chunk, and at least its share."""
         for i, request in enumerate(requests):
             end, reserves = int(plan.his[i] + plan.widths[i]), self._resolved.reserves
             needs = [end if plan.is_prefill[i] else int(plan.his[i]) + reserve for reserve in reserves]

@@ -1,4 +1,4 @@
-"""Wishes: what simulated clients ask for beyond tokens, and the texts that end an output.
+"""Wishes: request options that simulated clients use, and the oracle of stop strings.
 
 A stop string is one token id, or two that follow each other, written as text. Token 0 is the special one: it is
 no text unless a request says that it is. The same rule, applied to a whole output at once, is the oracle.
@@ -22,7 +22,7 @@ PENALISING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """Share of the requests that ask for each thing; of the ticks in which somebody asks the last two."""
+    """Share of the requests with each option; for the last two, share of the ticks."""
 
     priority: float
     timeout: float
@@ -115,7 +115,7 @@ class SimStopFinder:
 
 
 def first_stop(submit: Submit, output: Sequence[int]) -> tuple[int, int | str] | None:
-    """The oracle: how many tokens an output has at its first stop, and which stop that is; None without any."""
+    """The oracle: length of the output at its first stop, and which stop that is; None if there is none."""
     texts = [(i, str(token)) for i, token in enumerate(output) if token != SPECIAL or submit.stop_in_special]
     texts = [(i, text) for i, text in texts if i >= submit.min_new_tokens]
     pairs = [(i, f"{before} {text}") for (_, before), (i, text) in pairwise(texts)]

@@ -1,9 +1,9 @@
-"""Witness executor: a device whose output betrays every wrong slot.
+"""Witness executor: a mock device whose output shows every wrong KV slot.
 
-Target slots hold layer values, draft slots hold (token, next token, position). Everything is reached through the page
-tables that the plans' deltas built. Touching a position outside what the plan names raises. So does a row that samples
-before it was set up, or whose penalties or n-grams would see other tokens than its own. Log-probabilities depend
-on the slots read and on the token. Steps run as late as stream order allows, or at once, as the seed says.
+Target slots hold layer values, draft slots hold (token, next token, position). All are reached through the block tables
+that the plans' deltas built. Touching a position that the plan does not name raises; so does a row that samples
+before it was set up, or whose penalties or n-grams would see other tokens than its own. Log-probabilities depend on the
+slots read and on the token. Steps run as late as stream order allows, or at once, as the seed says.
 """
 
 from collections.abc import Callable
@@ -182,7 +182,7 @@ class Witness:
         )
 
     def _check_setup(self, plan: StepPlan, row: int, state: int) -> None:
-        """A row that samples was told how, and has counted the tokens before this one, if it counts."""
+        """A row that samples has been set up and, if it counts tokens, has counted all before this one."""
         setup = self._setups[row]
         if setup is None:
             raise Touched(f"step {plan.step} row {row} samples, but was not set up")
@@ -281,7 +281,7 @@ class Witness:
     def _draft_path(
         self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[Values], num_drafts: int
     ) -> list[int]:
-        """The drafter's best path: right at each node if the coin says so and every draft slot it reads is right."""
+        """The drafter's best path: right at each node if the seed says so and every draft slot it reads is right."""
         shape, length = plan.shape, len(sequence) - 1
         branches = shape.branches(length, self.page_size)
         branch = mix(values[0][2], 7) % shape.topk
@@ -305,7 +305,7 @@ class Witness:
         return path
 
     def _write_other_branches(self, plan: StepPlan, row: Row, length: int, true_branch: int) -> None:
-        """The other branches write as well: their slots must be nobody else's."""
+        """The other branches write too: their slots must belong to this row."""
         branches = plan.shape.branches(length, self.page_size)
         for branch in range(plan.shape.topk):
             for step in range(plan.shape.steps - 1):
@@ -313,7 +313,7 @@ class Witness:
                     self._draft[row.slot(0, branches.position(branch, step))] = (-7, -7, length + step)
 
     def _draft_agrees(self, plan: StepPlan, row: Row, length: int, branch: int, depth: int, state: int) -> bool:
-        """Whether the draft slots read for this depth tell the same story as the target's."""
+        """Whether the draft slots read at this depth agree with the target's tokens."""
         branches = plan.shape.branches(length, self.page_size)
         if depth == 1:  # from the last draft-extend, before any branch
             slots = row.slots(0, 0, length)

@@ -1,7 +1,7 @@
 """World: one simulated run, from a seed to a verdict.
 
-Clients that submit, talk, abort, close and misbehave; faults below; the real control plane in between; the checker and
-the audits watching every tick. First trouble, then calm: everything accepted must end, and every page must be back.
+Simulated clients above, a device with faults below, the real scheduler in between; checker and audits watch every tick.
+After a time with faults comes one without: everything accepted must end, and every page must be free again.
 """
 
 import random
@@ -38,7 +38,7 @@ class Report:
     """What a run did."""
 
     seed: int
-    failure: str = ""  # '' if every promise held
+    failure: str = ""  # '' if every check passed
     ticks: int = 0
     requests: int = 0
     tokens: int = 0
@@ -69,7 +69,7 @@ class World:
         self._aborted: list[Ask] = []
         self._broken: AssertionError | None = None
         self._no_pages_for: int | None = None  # a lease for which every allocation of this tick fails
-        self._wishing = random.Random(f"wishing {options.seed}")  # apart, so that one wish more changes little
+        self._wishing = random.Random(f"wishing {options.seed}")  # its own, so that a new option changes little
         self._asking = random.Random(f"asking {options.seed}")
         self._rows: dict[int, dict[str, int]] = {}
         self._drafts: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ class World:
         return self.witness.launch(plan)
 
     def _is_poisoned(self, request: Request, index: int, plan: StepPlan) -> bool:
-        """Whether a request breaks this step: it reaches its poisoned position."""
+        """Whether a request makes this step fail: it reaches its poisoned position."""
         at = self.checker.asks[request.id].poisoned_at
         end = plan.starts[index] + plan.widths[index] if plan.is_prefill[index] else plan.his[index] + 1
         return at is not None and bool(end > at)
@@ -434,7 +434,7 @@ class World:
                 raise Broken(f"abort: {ask.submit.request_id} goes on after it was aborted")
 
     def run(self) -> Report:
-        """Trouble, then calm, then the final count."""
+        """Run with faults, then without, then check the final balance."""
         try:
             for _ in range(TICKS):
                 self.visits.jump()
@@ -469,7 +469,7 @@ class World:
                 raise Broken(f"liveness: {waiting} do not end; the queue waits for: {self.engine.waiting_for}")
 
     def _second_act(self) -> None:
-        """An empty cache, then one more turn of every session: it computes its history again."""
+        """Flush the cache, then run one more turn of every session, which prefills its history again."""
         self.questions.flush()
         self._tick()
         for conversation in list(self.checker.conversations.values()):

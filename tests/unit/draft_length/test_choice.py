@@ -1,4 +1,4 @@
-"""Drafting: the length of drafts follows what they bring and cost, and finding out costs little.
+"""Draft-length policy: the length follows the gain and cost of drafts, and finding out costs little.
 
 A bench of a machine with known costs and a text with known acceptance drives the chooser step by step, with a clock of
 its own. What a perfect chooser would reach is known, so a share of it can be asked for.

@@ -1,4 +1,4 @@
-"""Drafting under load: the engine over a device with known costs, while prompts keep coming, against plain decoding.
+"""The policy under load: the engine over a device with known costs, while prompts keep coming, against plain decoding.
 
 As many clients as keep the queue filled, each asking again as soon as it is answered; time is the device's alone.
 """

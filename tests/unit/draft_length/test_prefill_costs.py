@@ -1,4 +1,4 @@
-"""Chunk cost: what a prompt token adds is told by steps that differ in little else, and by nothing where none do."""
+"""Prefill costs: the time of a prompt token is learned from steps that differ in little else, and never guessed."""
 
 import random
 

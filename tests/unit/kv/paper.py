@@ -1,4 +1,4 @@
-"""Paper device: what each slot of each page was last written with, by page id.
+"""Paper device: a mock device that records what each KV slot of each page was last written with.
 
 Runs launched steps in order, through the pages each row had at its launch, as a device would. A step that reads a slot
 with the wrong tokens in it raises there. Knows nothing of leases but their pages, and nothing of the tree.

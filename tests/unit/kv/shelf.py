@@ -1,4 +1,4 @@
-"""Shelf: a flat model of the prefix tree, without a tree.
+"""Shelf: a flat reference model of the prefix cache, without a tree.
 
 One entry per cached page, by name space and the whole key up to the page's end; and when each such prefix was last
 used. Predicts matches by scanning, publishing by looking up, and eviction by always picking the oldest.

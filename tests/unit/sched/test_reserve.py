@@ -1,4 +1,4 @@
-"""Room for a step is found at the least cost to others: in pages, and in whom it is taken from."""
+"""Pages for a step are found at the least cost to others: no page too many, and from the right owner."""
 
 import pytest
 

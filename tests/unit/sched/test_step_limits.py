@@ -1,4 +1,4 @@
-"""Step limits: the size that a device can do is learned from few steps that broke, and forgotten when it does more."""
+"""Step limits: the size that a device can run is learned from few failed steps, and raised when it can run more."""
 
 from collections.abc import Callable
 from math import ceil, log2

@@ -1,4 +1,4 @@
-"""Stops: ids and texts end the output at the first token that completes one, and never before min_new_tokens."""
+"""Stops: token ids and stop strings end the output at the first token that completes one, not before min_new_tokens."""
 
 import pytest
 
