@@ -9,7 +9,7 @@ _REPLACED = (
 
 FOREIGN_BUGS = (
     Bug(
-        "foreign_value_counts",
+        "unsupported_value_counts",
         "roost.server.compat",
         "        if value is not None and value not in NO_OP_VALUES.get(name, ()):",
         "        if value is not None and name not in NO_OP_VALUES:",

@@ -103,7 +103,7 @@ def run(args: Namespace) -> int:
     reader = MessageReader()
     with _model(args) as model:
         console.print(f"{model.name} is ready. /help says what else there is; /exit or Ctrl-D ends.", style="dim")
-        chat = _Chat(model, console, args.system, generation_flags.options_of(args))
+        chat = _ChatLoop(model, console, args.system, generation_flags.options_of(args))
         try:
             while (text := reader.next()) is not None and text != "/exit":
                 _take(chat, text, console)
@@ -125,7 +125,7 @@ def _model(args: Namespace) -> Iterator[ChatModel]:
         yield llm
 
 
-def _take(chat: "_Chat", text: str, console: Console) -> None:
+def _take(chat: "_ChatLoop", text: str, console: Console) -> None:
     """Handle one message; errors are printed and the chat continues, unless the engine is gone."""
     try:
         chat.take(text)
@@ -135,7 +135,7 @@ def _take(chat: "_Chat", text: str, console: Console) -> None:
         console.print(str(error), style="red", markup=False)
 
 
-class _Chat:
+class _ChatLoop:
     """The current session, and those that it was forked from."""
 
     def __init__(self, model: ChatModel, console: Console, system: str | None, options: Options) -> None:

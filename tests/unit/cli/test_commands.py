@@ -139,13 +139,13 @@ def test_chat_takes_several_lines_between_marks_as_one_message(
     lines = ['"""a', "", "/stats", 'b"""', '"""one line"""', "/stats", '"""', "not ended"]
     typed(monkeypatch, "\n".join(lines))
     heard: list[str] = []
-    take = chat._Chat.take
+    take = chat._ChatLoop.take
 
-    def hear(talk: chat._Chat, text: str) -> None:
+    def hear(talk: chat._ChatLoop, text: str) -> None:
         heard.append(text)
         take(talk, text)
 
-    monkeypatch.setattr(chat._Chat, "take", hear)
+    monkeypatch.setattr(chat._ChatLoop, "take", hear)
     assert main(["chat", "--model", str(folder), "--temperature", "0", *ENGINE]) == 0
     assert heard == ["a\n\n/stats\nb", "one line", "/stats", "not ended"]
     assert capsys.readouterr().out == "he12!\n" * 3
