@@ -1,28 +1,28 @@
-"""Environment: the only module that knows the process's environment.
+"""Environment: the only module that touches the process's environment variables.
 
-Reads what users say there, and tells libraries how to behave before any of them is loaded. Loads none itself. Called
-when the package is first imported, and by whoever needs a setting of a user's.
+Reads users' settings, and sets how libraries behave before any of them is imported. Imports none itself. Called when
+the package is first imported, and wherever such a setting is needed.
 """
 
 import os
 from pathlib import Path
 
-_SPINS = "3000"  # some microseconds: nine tenths of the rate of a quiet machine, as good as sleeping on a busy one
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads are told to wait
+_SPINS = "3000"  # a few microseconds: 90 % of pure spinning on a quiet machine, as good as sleeping on a busy one
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables that set how OpenMP's threads wait
 
 
 def let_threads_sleep() -> None:
-    """Have OpenMP's threads spin at barriers for a moment only, and then sleep, unless the user says how they wait.
+    """Make OpenMP's threads spin only briefly at barriers and then sleep, unless the user has configured it.
 
-    Threads that spin take the core from the one they wait for as soon as anything else runs on the machine; those that
-    sleep at once are late at the next of many small operations. Only what is set before torch is loaded counts.
+    As soon as anything else runs on the machine, a spinning thread takes the core from the thread it waits for; one
+    that sleeps at once wakes late for each of many small operations. Has an effect only before torch is imported.
     """
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _SPINS
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""
+    """Where downloaded models are kept: $ROOST_CACHE, or `roost` in the user's cache folder."""
     own = os.environ.get("ROOST_CACHE")
     if own:
         return Path(own)

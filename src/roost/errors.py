@@ -1,11 +1,11 @@
 """Errors: one tree, so that callers can tell whose fault a failure is.
 
 RoostError
-├── RequestError     a caller asked for something impossible (4xx; names the parameter and what is allowed)
-├── CapacityError    a good request at a bad time (429 or 503)
+├── RequestError     the request can never be served as it is (4xx; names the parameter and what is allowed)
+├── CapacityError    the request is fine, but the engine is full now (429 or 503)
 ├── ConfigError      the engine cannot start like this (names the flag to change)
-├── StepFailure      a launched step broke on the device; its requests are retried or ended with 500
-└── InvariantError   a bug of ours; carries the last page moves
+├── StepFailure      a launched step failed on the device; its requests are retried or ended with 500
+└── InvariantError   a bug in Roost; carries the last page moves
 """
 
 
@@ -40,4 +40,4 @@ class StepFailure(RoostError):
 
 
 class InvariantError(RoostError):
-    """A broken promise of the engine itself."""
+    """An invariant of the engine does not hold."""

@@ -1,13 +1,13 @@
-"""Progress: how a download says how far it is.
+"""Progress: how a download reports how far it is.
 
-Nothing but the protocol, and the one that nobody sees; bars are drawn elsewhere. Passed in by whoever waits.
+Only the protocol, and a callback that does nothing; bars are drawn in `terminal`. Passed in by whoever waits.
 """
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told how far something is."""
+    """A callback that reports how far something is."""
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         """Called now and then, and once at the end."""
@@ -15,4 +15,4 @@ class Progress(Protocol):
 
 
 def silent(done_bytes: int, total_bytes: int) -> None:
-    """Progress that nobody sees."""
+    """Report nothing."""

@@ -1,7 +1,7 @@
-"""Start-up: from a configuration to an engine that can run.
+"""Start-up: from a configuration to an engine that is ready to run.
 
-Finds the model's files, loads them, chooses device and form of the weights, and puts the parts together. Everything
-that cannot work is a ConfigError here, before anybody is served. Called by the library and by the engine's process.
+Finds and loads the model's files, chooses the device and the precision of the weights, and assembles the engine.
+Whatever cannot work is a ConfigError here, before anything is served. Called by the library and the engine's process.
 """
 
 import time
@@ -40,33 +40,33 @@ from roost.weights.pull import find_head, find_model
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Running:
-    """An engine and what belongs to it."""
+    """A started engine with its executor, tokenizer and configuration."""
 
     name: str
     engine: Engine
     executor: TorchExecutor
     language: Language
     resolved: Resolved
-    settings: dict[str, object]  # resolved choices, for people
+    settings: dict[str, object]  # resolved choices, for display
     load_s: float
 
 
 def start(config: EngineConfig, progress: Progress = silent) -> Running:
-    """Load the model, fetched first where that is needed and told to `progress`, and build the engine over it."""
+    """Load the model, downloading it if needed (reported to `progress`), and build the engine."""
     began = time.monotonic()
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
     device = device_of(config.model)
     weights = _weights(config.model, device)
     backend = backend_of(config, device)
-    check_for(config, device)
+    check_device_options(config, device)
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
         torch.set_num_threads(config.model.threads)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
-        # On a thread that ends: one that has computed keeps a team of OpenMP threads, and beside the team of the thread
-        # that runs the steps these make every parallel operation wait (measured: half the rate).
+        # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the
+        # same cores slow every parallel operation down (measured: half the rate).
         loaded = loader.submit(_load, config, path, weights, device, backend).result()
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > model.traits.vocab_size:
@@ -75,7 +75,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         )
     config = _with_pool(config, loaded, device, backend)
     resolved = resolve(config, model.traits, backend)
-    with _enough_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
+    with _explain_out_of_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
     engine = Engine(
         resolved,
@@ -96,7 +96,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Loaded:
-    """What the files hold."""
+    """What was loaded from files."""
 
     language: Language
     model: Model
@@ -112,7 +112,7 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
         check_hooks(family)
         target = family.read_config(Fields(source.config()))
         check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
-    with _enough_memory("the weights", "the precision (--weights bf16) or the size of the model"):
+    with _explain_out_of_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, _kind(spec), model, layer_ids=ids, weights=weights, device=device)
@@ -121,7 +121,7 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
-    """The configuration with its drafter named, and checked, before anything large is read."""
+    """The configuration with its drafter resolved and checked, before anything large is read."""
     spec, own = config.spec, find_head(config.model.model)
     if spec.draft is None and own is not None and spec.spec in (None, ANY_DRAFTER, head_kind(own)):
         spec = replace(spec, draft=str(own))
@@ -142,7 +142,7 @@ def _kind(spec: SpecConfig) -> str:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that is asked for, if it is there."""
+    """The device of the configuration; raises ConfigError if the machine does not have it."""
     if config.device not in DEVICES:
         raise ConfigError(f"--device must be one of {', '.join(DEVICES)}, got {config.device}")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -157,8 +157,8 @@ def backend_of(config: EngineConfig, device: torch.device, backends: tuple[Backe
     return choose_backend(config.model.backend, device.type, backends)
 
 
-def check_for(config: EngineConfig, device: torch.device) -> None:
-    """Refuse options of graphs and memory that mean nothing on a device, or contradict each other."""
+def check_device_options(config: EngineConfig, device: torch.device) -> None:
+    """Refuse options of CUDA graphs and memory that the device does not have, or that contradict each other."""
     on_gpu = device.type == "cuda"
     if config.sched.graphs and not on_gpu:
         raise ConfigError("--graphs is for CUDA devices; use --no-graphs or leave it out")
@@ -178,15 +178,15 @@ def ops_of(backend: Backend) -> Ops:
 
 
 @contextmanager
-def _enough_memory(what: str, lower: str) -> Iterator[None]:
-    """Says what to lower when the device's memory does not do."""
+def _explain_out_of_memory(what: str, lower: str) -> Iterator[None]:
+    """Turn the device's out-of-memory errors into a ConfigError that says what to lower."""
     try:
         yield
-    except RuntimeError as error:  # torch's own kind, the driver's and libraries' have only their texts in common
+    except RuntimeError as error:  # torch, the driver and libraries share no other type for it
         text = str(error).splitlines()[0]
         if "out of memory" not in text.lower() and "ALLOC_FAILED" not in text:
             raise
-        raise ConfigError(f"the device's memory does not do for {what}: lower {lower} ({text})") from error
+        raise ConfigError(f"the device has too little memory for {what}: lower {lower} ({text})") from error
 
 
 def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, backend: Backend) -> EngineConfig:
@@ -207,7 +207,7 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
 
 
 def _weights(config: ModelConfig, device: torch.device) -> str:
-    """The form of the weights: int8 pays on a CPU, where a token is bound by the bytes of the weights."""
+    """The precision of the weights: int8 on a CPU, where decoding is bound by reading the weights."""
     if config.weights not in WEIGHTS:
         raise ConfigError(f"--weights must be one of {', '.join(WEIGHTS)}, got {config.weights}")
     if config.weights == "int8" and device.type != "cpu":
@@ -220,7 +220,7 @@ def _weights(config: ModelConfig, device: torch.device) -> str:
 def _settings(
     config: EngineConfig, resolved: Resolved, loaded: _Loaded, weights: str, device: torch.device
 ) -> dict[str, object]:
-    """What was chosen, for people to read."""
+    """The resolved choices, for display."""
     warnings = (*resolved.warnings, *loaded.warnings)
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
@@ -244,7 +244,7 @@ def _settings(
 
 
 def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...]:
-    """What to say where a token's last bits depend on the pass that it runs in; on a CPU they should not."""
+    """A warning where results depend on the batch a token runs in; on a CPU they should not, bit for bit."""
     if device.type != "cpu" or weights == "bf16":
         return ()
     rows = 1 if weights == "int8" else row_multiple(torch.get_num_threads())
@@ -256,7 +256,7 @@ def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...
 
 
 def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:
-    """What was chosen for speculation."""
+    """The resolved choices for speculation."""
     spec, shape = config.spec, resolved.spec
     if spec.spec == NO_DRAFTER:
         return {"spec": spec.spec}

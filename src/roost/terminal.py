@@ -1,7 +1,7 @@
-"""Terminal: bars for what is fetched and for what is counted, drawn on standard error.
+"""Terminal: progress bars for downloads and for counts, drawn on standard error.
 
-Of a download nothing is drawn before there is something to tell, and nothing at all on what is not a terminal. Called
-by the command line, and by the library if it is asked for a bar.
+A download's bar appears with its first report, and nothing is drawn where standard error is not a terminal. Called by
+the command line, and by the library if it is asked for a bar.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,19 +10,19 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from roost.progress import Progress as Told
+from roost.progress import Progress as ProgressCallback
 
 
 @contextmanager
-def loading_bar(label: str = "fetching") -> Iterator[Told]:
-    """A bar for bytes done of bytes in all; it appears with the first that are told."""
+def download_bar(label: str = "fetching") -> Iterator[ProgressCallback]:
+    """A bar for bytes done of bytes in all; it appears with the first report."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
     )
     with ExitStack() as drawn:
 
-        def told(done_bytes: int, total_bytes: int) -> None:
+        def report(done_bytes: int, total_bytes: int) -> None:
             if not console.is_terminal:
                 return
             if not bar.task_ids:
@@ -30,7 +30,7 @@ def loading_bar(label: str = "fetching") -> Iterator[Told]:
                 bar.add_task(label)
             bar.update(bar.task_ids[0], completed=done_bytes, total=total_bytes)
 
-        yield told
+        yield report
 
 
 @contextmanager

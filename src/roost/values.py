@@ -1,8 +1,8 @@
-"""Values: whether what a caller gave has the types that its record declares, and what may be said of it in a message.
+"""Values: checks that what a caller gave has the types its record declares, and formats values for error messages.
 
-The one check of types, for every interface: a field's annotation is the rule, and RequestError names the first field
-that breaks it. What is as good as a plain value (numpy's numbers, a list for a tuple) becomes one. Ranges are not
-looked at: they are for whoever knows them. Called by the front for options and by intake for every command.
+The one type check, for every interface: a field's annotation is the rule, and RequestError names the first field that
+breaks it. Equivalent values (numpy's numbers, a list for a tuple) are converted. Ranges are not checked here, but by
+the modules that know them. Called by `front` for options and by intake for every command.
 """
 
 import types
@@ -24,7 +24,7 @@ _SHOWN_MAX = 40  # characters of a value in a message
 
 
 def fitted(record: Record) -> Record:
-    """The record in plain values of the types it declares; raises RequestError for the first that cannot be."""
+    """The record with plain values of its declared types; raises RequestError for the first that does not convert."""
     changed, kind = {}, cast(Any, type(record))
     for name, rule in _rules(kind):
         given = getattr(record, name)
@@ -35,19 +35,19 @@ def fitted(record: Record) -> Record:
 
 
 def real(param: str, value: object) -> float:
-    """A number."""
+    """A value as a number, or RequestError."""
     plain: float = _fit(param, value, _rule(float))
     return plain
 
 
 def token_ids(param: str, value: object) -> tuple[int, ...]:
-    """Token ids, from any sequence of whole numbers."""
+    """A sequence of integers as token ids, or RequestError."""
     ids: tuple[int, ...] = _fit(param, value, _rule(tuple[int, ...]))
     return ids
 
 
 def shown(value: object) -> str:
-    """A value for a message: never long, and without the digits of an endless number."""
+    """A value for an error message: never long, and without the digits of a huge number."""
     if isinstance(value, int) and value.bit_length() > _WHOLE_BITS_MAX:
         return f"a number of more than {_WHOLE_BITS_MAX} bits"
     if isinstance(value, str | bytes):
@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 
 
 class _Misfit(Exception):
-    """A value, or a part of one, that is not of its type."""
+    """A value, or a part of one, does not have its declared type."""
 
     def __init__(self, value: object) -> None:
         super().__init__()
@@ -66,10 +66,10 @@ class _Misfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One type."""
+    """How one declared type is checked."""
 
-    words: str  # what is allowed
-    plain: Callable[[object], Any]  # the plain value; raises _Misfit where there is none
+    words: str  # what is allowed, for the error message
+    plain: Callable[[object], Any]  # converts a value; raises _Misfit if that is not possible
 
 
 def _fit(param: str, value: object, rule: _Rule) -> Any:
@@ -86,7 +86,7 @@ def _rules(record: type) -> tuple[tuple[str, _Rule], ...]:
 
 @cache
 def _rule(hint: Any) -> _Rule:
-    """What an annotation allows."""
+    """The rule for an annotation."""
     parts, kind = typing.get_args(hint), typing.get_origin(hint)
     if hint in (str, bool, int, float):
         words, plain = {
@@ -144,7 +144,7 @@ def _real(value: object) -> float:
 
 def _several(value: object, hint: Any, inner: _Rule) -> tuple[Any, ...]:
     if type(value) is tuple and hint in (int, str) and set(map(type, value)) <= {hint}:
-        return value  # prompts are long
+        return value  # the fast path, for long prompts
     return tuple([inner.plain(part) for part in _parts(value)])
 
 
@@ -168,7 +168,7 @@ def _nested(value: object, hint: type) -> Any:
 
 
 def _parts(value: object) -> Sequence[Any]:
-    """The parts of a sequence; a text is one value."""
+    """The items of a sequence; a string counts as one value, not as a sequence."""
     if isinstance(value, np.ndarray) and value.ndim:
         return list(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):

@@ -85,7 +85,7 @@ WITH_ITS_MODEL = [  # refused by the configs of both, before a tensor is read
     ),
     (
         f"--spec eagle3 --draft {{eagle3}} --spec-topk {FEWER + 1}",
-        f"--spec-topk must be at most {FEWER}, what the head knows, got {FEWER + 1}",
+        f"--spec-topk must be at most {FEWER}, the head's vocabulary, got {FEWER + 1}",
     ),
 ]
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from roost.models.registry import decoder_config
-from roost.weights.folder import CONFIG, SETTINGS, TEMPLATE, WHOLE
+from roost.weights.folder import CONFIG, SETTINGS, SINGLE_FILE, TEMPLATE
 from tests.unit.models.files import LLAMA, llama_tensors
 from tests.unit.text.small import byte_level
 
@@ -23,7 +23,7 @@ def write_model(folder: Path, template: str = PLAIN_TEMPLATE, *, seed: int = 0) 
     config = {**LLAMA, "vocab_size": tokenizer.vocab_size, "max_position_embeddings": CONTEXT, "eos_token_id": 2}
     drawn = torch.Generator().manual_seed(seed)
     tensors = llama_tensors(decoder_config(config))
-    save_file({name: torch.randn(zero.shape, generator=drawn) for name, zero in tensors.items()}, folder / WHOLE)
+    save_file({name: torch.randn(zero.shape, generator=drawn) for name, zero in tensors.items()}, folder / SINGLE_FILE)
     (folder / CONFIG).write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.loads(tokenizer.to_json())["inner"])
     (folder / SETTINGS).write_text(json.dumps({"eos_token": "<|im_end|>", "add_bos_token": False}))

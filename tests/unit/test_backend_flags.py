@@ -11,7 +11,7 @@ from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
-from roost.startup import backend_of, check_for, ops_of
+from roost.startup import backend_of, check_device_options, ops_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAITS = ModelTraits(vocab_size=100)
@@ -70,7 +70,7 @@ def test_a_backend_that_is_not_there_is_refused_with_what_is(name: str, device_t
 def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         backend_of(config, CPU)
-        check_for(config, CPU)
+        check_device_options(config, CPU)
     assert str(refused.value).startswith(message)
 
 
@@ -84,7 +84,7 @@ def test_what_a_cpu_cannot_do_is_refused(config: EngineConfig, message: str) -> 
 )
 def test_a_share_of_memory_is_checked_before_anything_is_read(memory: MemoryConfig, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_for(EngineConfig(memory=memory), GPU)
+        check_device_options(EngineConfig(memory=memory), GPU)
     assert str(refused.value).startswith(message)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roost.cli.main import main
-from roost.terminal import loading_bar
+from roost.terminal import download_bar
 from tests.unit.chain import save_chain
 
 
@@ -27,7 +27,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_a_bar_appears_with_the_first_bytes_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    with loading_bar() as progress:
+    with download_bar() as progress:
         assert terminal.getvalue() == "", "nothing is fetched yet"
         progress(500_000, 2_000_000)
         progress(2_000_000, 2_000_000)
@@ -36,7 +36,7 @@ def test_a_bar_appears_with_the_first_bytes_that_are_told(monkeypatch: pytest.Mo
 
 def test_no_bar_is_drawn_on_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with loading_bar() as progress:
+    with download_bar() as progress:
         progress(1, 2)
     assert sys.stderr.getvalue() == ""
 

@@ -29,7 +29,7 @@ from roost.front import speculation
 from roost.front.options import Options
 from roost.library.llm import LLM
 from roost.messages import SpecStats
-from roost.terminal import counting_bar, loading_bar
+from roost.terminal import counting_bar, download_bar
 
 EXAMPLES = """\
   roost bench                                              the default model in this process
@@ -182,7 +182,7 @@ def run(args: Namespace) -> int:
         server = ServerTarget(args.url, args.new_tokens, args.temperature)
         return _report([measure(server, prompts, args, n) for n in levels], args)
     options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
-    with loading_bar() as progress:
+    with download_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         return _report([measure(EngineTarget(llm, options), prompts, args, n) for n in levels], args)

@@ -25,7 +25,7 @@ from roost.front.options import Options
 from roost.library.llm import LLM
 from roost.library.session import Messages
 from roost.messages import SessionState, Stats
-from roost.terminal import loading_bar
+from roost.terminal import download_bar
 
 ENGINE_GONE = 503
 DIGITS_MAX = 9
@@ -119,7 +119,7 @@ def _model(args: Namespace) -> Iterator[ChatModel]:
         check_no_engine(args)
         yield RemoteServer(args.url)
         return
-    with loading_bar() as progress:
+    with download_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         yield llm

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from roost.cli import generation_flags
 from roost.cli.flags import add_engine, engine_of
 from roost.library.llm import LLM
-from roost.terminal import loading_bar
+from roost.terminal import download_bar
 
 EXAMPLES = """\
   roost generate "The sea was" --max-new-tokens 40
@@ -28,7 +28,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Generate one output, printed as it arrives."""
     prompt = args.prompt if args.prompt is not None else sys.stdin.read()
-    with loading_bar() as progress:
+    with download_bar() as progress:
         llm = LLM(config=engine_of(args), progress=progress)
     with llm:
         options = generation_flags.options_of(args)

@@ -5,7 +5,7 @@ It is downloaded once and verified; afterwards nothing is fetched. Called by `ma
 
 from argparse import ArgumentParser, Namespace
 
-from roost.terminal import loading_bar
+from roost.terminal import download_bar
 from roost.weights.pull import default_model
 
 EXAMPLES = "  roost pull"
@@ -17,7 +17,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Download, if it is not there yet."""
-    with loading_bar("fetching") as progress:
+    with download_bar("fetching") as progress:
         path = default_model(progress)
     print(path)
     return 0

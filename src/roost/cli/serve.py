@@ -13,7 +13,7 @@ from roost.cli.flags import add_engine, add_group, engine_of, group_of
 from roost.environment import api_keys
 from roost.errors import ConfigError
 from roost.server.config import ServerConfig, check_server, served_names
-from roost.terminal import loading_bar
+from roost.terminal import download_bar
 from roost.weights.pull import find_model
 
 EXAMPLES = """\
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     if keys.names:
         print(f"keys: {keys.names}")
     listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
-    with loading_bar("fetching") as progress:
+    with download_bar("fetching") as progress:
         find_model(args.model, progress)
     return serve(engine_of(args), config, listeners, keys)
 

@@ -22,7 +22,7 @@ from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
 
-INTEGERS = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
+INTEGER_TENSORS = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
 
 
 def head_kind(path: Path) -> str:
@@ -50,28 +50,28 @@ def check_kind(path: Path, kind: str) -> None:
 def check_head(path: Path, kind: str, target: Sizes, *, layer_ids: str | None, topk: int) -> None:
     """Refuse a head whose config does not fit the target's, before any tensor is read."""
     head = _declared(kind)
-    with _named_draft(path):
+    with _errors_name_draft(path):
         config = _family(head).read_config(Fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
         _aux_layers(config, head, layer_ids, target.num_layers)
     if topk > config.num_tokens:
-        raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, what the head knows, got {topk}")
+        raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, the head's vocabulary, got {topk}")
 
 
 def load_head(
     path: Path, kind: str, model: Model, *, layer_ids: str | None, weights: str, device: torch.device
 ) -> Head:
-    """The head in a folder, for a target; `layer_ids` says whose convention its layer ids follow, if it has any."""
+    """The head in a folder, for a target; `layer_ids`: the convention that its layer ids follow, if it has any."""
     check_kind(path, kind)
     dtype = activation_dtype(weights)
     if dtype != model.dtype:
         raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.dtype}")
-    with _named_draft(path):
+    with _errors_name_draft(path):
         return _load(path, _declared(kind), model, layer_ids, weights, device)
 
 
 @contextmanager
-def _named_draft(path: Path) -> Iterator[None]:
+def _errors_name_draft(path: Path) -> Iterator[None]:
     """Errors name --draft and the folder, so that nobody takes them for errors of --model."""
     try:
         yield
@@ -97,7 +97,7 @@ def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weig
     config = family.read_config(Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
-    return family.load(config, aux_layers, _Renamed(Folder(path, integers=INTEGERS)), model, weights, device)
+    return family.load(config, aux_layers, _Renamed(Folder(path, integers=INTEGER_TENSORS)), model, weights, device)
 
 
 def _config(path: Path) -> dict[str, object]:

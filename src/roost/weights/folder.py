@@ -1,7 +1,7 @@
-"""A Hugging Face folder: config.json, and model.safetensors whole or in shards.
+"""A Hugging Face folder: config.json, and model.safetensors as one file or in shards.
 
-Headers are read and checked at once, tensors one at a time when they are asked for, so that the peak is near one copy.
-What is wrong with a folder is said in words. Reads no pickle. Called by `load`.
+Headers are read and checked at once; each tensor is read when it is asked for, so that peak memory is near one copy.
+Errors say what is wrong with the folder. Reads no pickle files. Called by `load`.
 """
 
 import json
@@ -18,7 +18,7 @@ from roost.weights.header import Header, read_header
 from roost.weights.source import Source
 
 CONFIG = "config.json"
-WHOLE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -51,7 +51,7 @@ class Folder(Source):
         return len(self._files)
 
     def config(self) -> dict[str, object]:
-        """What its config.json says."""
+        """The contents of config.json."""
         return self._config
 
     def language(self) -> Language:
@@ -65,25 +65,25 @@ class Folder(Source):
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The keys of a folder's config.json."""
+    """The contents of a folder's config.json."""
     if not folder.is_dir():
         raise ConfigError(f"--model: there is no folder {folder}")
     return _json(folder / CONFIG)
 
 
 def _headers(folder: Path, integers: Collection[str]) -> list[Header]:
-    if (folder / WHOLE).is_file():
-        return [read_header(folder / WHOLE, integers)]
+    if (folder / SINGLE_FILE).is_file():
+        return [read_header(folder / SINGLE_FILE, integers)]
     if (folder / INDEX).is_file():
         return _shards(folder, integers)
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
-        raise ConfigError(f"{folder} has neither {WHOLE} nor {INDEX}, only {', '.join(others)}")
+        raise ConfigError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}, only {', '.join(others)}")
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ConfigError(
-            f"{folder} has no {WHOLE}, only pickle files, which can run code and are not read; convert it"
+            f"{folder} has no {SINGLE_FILE}, only pickle files, which can run code and are not read; convert it"
         )
-    raise ConfigError(f"{folder} has no weights: neither {WHOLE} nor {INDEX}")
+    raise ConfigError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX}")
 
 
 def _shards(folder: Path, integers: Collection[str]) -> list[Header]:

@@ -1,7 +1,8 @@
 """A GGUF file of the `llama` architecture: its metadata as plain values, its tensors under Hugging Face's names.
 
-Tensors are dequantised one at a time when they are asked for. Rows of queries and keys are put back into the order of
-the rotary halves, which this format interleaves. What is wrong with a file is said in words. Called by `load`.
+Tensors are dequantised one at a time when they are asked for. Rows of queries and keys are reordered from GGUF's
+interleaved rotary pairs to the two halves that the layers expect. Errors say what is wrong with the file. Called by
+`load`.
 """
 
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ class GgufFile(Source):
         return len(self._tensors)
 
     def config(self) -> dict[str, object]:
-        """What a config.json of the same model would say."""
+        """The config.json that the same model would have."""
         sizes = {name: self._value(key) for name, key in _SIZES.items()}
         return {
             **sizes,
@@ -93,7 +94,7 @@ class GgufFile(Source):
         )
 
     def _rope(self) -> dict[str, object]:
-        """The rope's keys: its base, and how a longer context was made of it."""
+        """The rope's parameters: its base, and the scaling for longer contexts."""
         theta, scale = self._value("rope.freq_base", 10000.0), self._scale()
         if not self._factors:
             return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": scale}}
@@ -103,7 +104,7 @@ class GgufFile(Source):
         return {"rope_parameters": {"rope_type": "factors", "rope_theta": theta, "factors": factors}}
 
     def _scale(self) -> float:
-        """What every frequency is divided by; a file that states it without a type means linear."""
+        """The factor that every frequency is divided by; without a type, linear scaling is meant."""
         stated = next((key for key in _ROPE_SCALES if f"{_ARCHITECTURE}.{key}" in self.fields), None)
         kind = self._value("rope.scaling.type", "none" if stated is None else "linear")
         if kind == "none":
@@ -128,9 +129,11 @@ class GgufFile(Source):
         if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
             raise ConfigError(f"{self._path}: {_ARCHITECTURE}.attention.head_count must be a number, got {heads}")
         length = self._value("attention.key_length", hidden // heads)
-        turned = self._value("rope.dimension_count", length)
-        if not isinstance(length, int) or turned != length:
-            raise ConfigError(f"{self._path}: heads of {length} that turn only {turned} dimensions are not supported")
+        rotated = self._value("rope.dimension_count", length)
+        if not isinstance(length, int) or rotated != length:
+            raise ConfigError(
+                f"{self._path}: heads of {length} of which only {rotated} dimensions are rotated are not supported"
+            )
         return length
 
     def _value(self, key: str, default: object = None) -> object:
@@ -147,14 +150,14 @@ class GgufFile(Source):
 
 
 def _open(path: Path) -> tuple[dict[str, object], list[gguf.ReaderTensor]]:
-    """Metadata and tensors of a file that begins as one and is as long as it says."""
+    """Metadata and tensors of a file; raises ConfigError if it is not GGUF or is truncated."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ConfigError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
     try:
         reader = gguf.GGUFReader(path)
         return {name: field.contents() for name, field in reader.fields.items()}, reader.tensors
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # what the library runs into by itself
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the gguf library's errors for damaged files
         size = path.stat().st_size
         raise ConfigError(
             f"{path} is truncated or damaged: its {size} bytes are not the tensors its header lists; download it again"
@@ -169,4 +172,4 @@ def _hub_name(path: Path, name: str) -> str:
     block, number, part = [*base.split(".", 2), "", ""][:3]
     if block == "blk" and part in _BLOCK_NAMES:
         return f"model.layers.{number}.{_BLOCK_NAMES[part]}.{kind}"
-    raise ConfigError(f"{path} has a tensor {name} that no {_ARCHITECTURE} model of ours uses")
+    raise ConfigError(f"{path} has a tensor {name} that no supported {_ARCHITECTURE} model has")

@@ -1,7 +1,7 @@
-"""The header of a safetensors file: names, types and places of its tensors, checked against the file's length.
+"""The header of a safetensors file: names, types and offsets of its tensors, checked against the file's length.
 
-Layout: 8 bytes with the header's length, the header as JSON, then the tensors' bytes. Reads no tensor. A file that was
-cut short, or never was one, is refused here in words, before anything maps it. Called by the folder.
+Layout: 8 bytes with the header's length, the header as JSON, then the tensors' bytes. Reads no tensor. A truncated
+file, or one of another format, is refused with a clear message before anything maps it. Called by the folder.
 """
 
 import json
@@ -19,7 +19,7 @@ _INTEGERS = ("I64", "I32", "BOOL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file holds."""
+    """The tensors of a file."""
 
     path: Path
     num_bytes: dict[str, int]  # by tensor

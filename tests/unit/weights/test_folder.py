@@ -11,7 +11,7 @@ from torch import Tensor
 from roost.errors import ConfigError
 from roost.models.registry import decoder_config
 from roost.weights import folder as folders
-from roost.weights.folder import CONFIG, INDEX, WHOLE, Folder, read_config
+from roost.weights.folder import CONFIG, INDEX, SINGLE_FILE, Folder, read_config
 from roost.weights.load import load_model, open_source
 from tests.unit.models.files import LLAMA, llama_tensors
 
@@ -23,7 +23,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 def folder(tmp_path: Path) -> Path:
     """A folder whose weights are in one file."""
     (tmp_path / CONFIG).write_text(json.dumps(LLAMA))
-    save_file(tensors(), tmp_path / WHOLE)
+    save_file(tensors(), tmp_path / SINGLE_FILE)
     return tmp_path
 
 
@@ -78,11 +78,11 @@ def test_a_checkpoint_opens_a_file_when_one_of_its_tensors_is_asked_for(
     assert len(checkpoint) == len(tensors())
     assert opened == []
     assert checkpoint["model.norm.weight"].shape == (12,)
-    assert opened == [folder / WHOLE]
+    assert opened == [folder / SINGLE_FILE]
 
 
 def test_half_precision_files_are_read_into_the_type_asked_for(folder: Path) -> None:
-    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}, folder / WHOLE)
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}, folder / SINGLE_FILE)
     assert load_model(open_source(folder), weights="fp32", device=CPU).dtype == torch.float32
     assert load_model(open_source(folder), weights="bf16", device=CPU).dtype == torch.bfloat16
 
@@ -105,12 +105,12 @@ def test_a_config_that_is_missing_or_not_json_is_named(folder: Path) -> None:
 
 
 def test_weights_that_are_missing_are_told_from_those_that_are_not_read(folder: Path) -> None:
-    (folder / WHOLE).rename(folder / "consolidated.safetensors")
-    assert refusal(folder) == f"the folder has neither {WHOLE} nor {INDEX}, only consolidated.safetensors"
+    (folder / SINGLE_FILE).rename(folder / "consolidated.safetensors")
+    assert refusal(folder) == f"the folder has neither {SINGLE_FILE} nor {INDEX}, only consolidated.safetensors"
     (folder / "consolidated.safetensors").rename(folder / "pytorch_model.bin")
     assert "only pickle files, which can run code and are not read" in refusal(folder)
     (folder / "pytorch_model.bin").unlink()
-    assert refusal(folder) == f"the folder has no weights: neither {WHOLE} nor {INDEX}"
+    assert refusal(folder) == f"the folder has no weights: neither {SINGLE_FILE} nor {INDEX}"
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:
@@ -134,16 +134,16 @@ def test_an_index_that_disagrees_with_its_shards_is_refused(sharded: Path) -> No
 
 
 def test_a_truncated_file_is_told_with_both_lengths(folder: Path) -> None:
-    length = (folder / WHOLE).stat().st_size
+    length = (folder / SINGLE_FILE).stat().st_size
     for short in (length - 1, length // 2):
-        cut(folder / WHOLE, short)
-        said = f"{WHOLE} is truncated: its header says {length} bytes, the file has {short}; download it again"
+        cut(folder / SINGLE_FILE, short)
+        said = f"{SINGLE_FILE} is truncated: its header says {length} bytes, the file has {short}; download it again"
         assert refusal(folder) == said
     for short in (100, 8):  # inside the header
-        cut(folder / WHOLE, short)
-        assert refusal(folder).startswith(f"{WHOLE} is truncated: its header says ")
-    cut(folder / WHOLE, 5)
-    assert refusal(folder) == f"{WHOLE} is not a safetensors file"
+        cut(folder / SINGLE_FILE, short)
+        assert refusal(folder).startswith(f"{SINGLE_FILE} is truncated: its header says ")
+    cut(folder / SINGLE_FILE, 5)
+    assert refusal(folder) == f"{SINGLE_FILE} is not a safetensors file"
 
 
 def test_a_truncated_shard_is_named(sharded: Path) -> None:
@@ -162,21 +162,23 @@ def test_a_truncated_shard_is_named(sharded: Path) -> None:
     ],
 )
 def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes, said: str) -> None:
-    (folder / WHOLE).write_bytes(content)
-    assert refusal(folder).startswith(f"{WHOLE} {said}")
+    (folder / SINGLE_FILE).write_bytes(content)
+    assert refusal(folder).startswith(f"{SINGLE_FILE} {said}")
 
 
 def test_tensors_that_are_not_floats_are_refused_before_any_is_read(folder: Path) -> None:
-    save_file({**tensors(), "model.norm.weight": torch.zeros(12, dtype=torch.int32)}, folder / WHOLE)
-    assert refusal(folder) == f"{WHOLE}: model.norm.weight is of type I32; weights are read as F64, F32, F16, BF16"
+    save_file({**tensors(), "model.norm.weight": torch.zeros(12, dtype=torch.int32)}, folder / SINGLE_FILE)
+    assert (
+        refusal(folder) == f"{SINGLE_FILE}: model.norm.weight is of type I32; weights are read as F64, F32, F16, BF16"
+    )
 
 
 def test_tensors_missing_left_over_or_misshapen_are_named(folder: Path) -> None:
     state = tensors()
-    save_file({**state, "model.norm.bias": torch.zeros(12)}, folder / WHOLE)
+    save_file({**state, "model.norm.bias": torch.zeros(12)}, folder / SINGLE_FILE)
     assert refusal(folder) == "the checkpoint has tensors that this model does not use: model.norm.bias"
-    save_file({**state, "model.norm.weight": torch.zeros(13)}, folder / WHOLE)
+    save_file({**state, "model.norm.weight": torch.zeros(13)}, folder / SINGLE_FILE)
     assert refusal(folder) == "the checkpoint's model.norm.weight is [13], its config says [12]"
     state.pop("model.norm.weight")
-    save_file(state, folder / WHOLE)
+    save_file(state, folder / SINGLE_FILE)
     assert refusal(folder) == "the checkpoint has no tensor model.norm.weight"

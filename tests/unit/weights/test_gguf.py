@@ -106,7 +106,7 @@ def test_a_key_that_is_missing_is_named(key: str, tmp_path: Path) -> None:
         ({"llama.block_count": 1}, "tensors that this model does not use: model.layers.1."),
         ({"llama.embedding_length": "64"}, "llama.attention.head_count"),
         ({"llama.feed_forward_length": 95}, "gate_proj.weight is [96, 64], its config says [95, 64]"),
-        ({"llama.rope.dimension_count": 8}, "heads of 16 that turn only 8 dimensions are not supported"),
+        ({"llama.rope.dimension_count": 8}, "heads of 16 of which only 8 dimensions are rotated are not supported"),
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling yarn is not known; known are none and linear"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling longrope is not known"),
         ({"llama.rope.scaling.type": "linear"}, "its metadata has no llama.rope.scaling.factor"),
