@@ -43,7 +43,9 @@ class Instant:
         started = time.perf_counter()
         count = len(plan.rows)
         accept = np.where(plan.is_prefill, plan.is_final, self.accept_max).astype(np.int32)
-        for row, is_prefill, end, a in zip(plan.rows, plan.is_prefill, plan.starts + plan.widths, accept, strict=True):
+        for row, is_prefill, end, a in zip(
+            plan.rows, plan.is_prefill, plan.start_positions + plan.query_lens, accept, strict=True
+        ):
             self.lengths[int(row)] = int(end) if is_prefill else self.lengths[int(row)] + int(a)
         self.results[plan.step] = StepResult(
             step=plan.step,

@@ -68,8 +68,8 @@ class StepPlan(_ReadOnly):
     rows: Ints  # [num_rows]
     epochs: Ints  # [num_rows] lease epoch the result will belong to
     is_prefill: Bools  # [num_rows]
-    widths: Ints  # [num_rows] tokens the target runs: the chunk, or the round's nodes (T; 1 without drafts)
-    starts: Ints  # [num_rows] first position of the chunk; -1 for a round: the device knows its length
+    query_lens: Ints  # [num_rows] tokens the target runs: the chunk, or the nodes of the round (its width)
+    start_positions: Ints  # [num_rows] first position of the chunk; -1 for a round: the device knows its length
     his: Ints  # [num_rows] upper bound of the device length when the step starts
     firsts: Ints  # [num_books, num_rows] first position still held (the window frontier; 0 in a full book)
     ends: Ints  # [num_books, num_rows] positions the row may touch end here
@@ -91,8 +91,8 @@ class StepPlan(_ReadOnly):
             rows=self.rows[keep],
             epochs=self.epochs[keep],
             is_prefill=self.is_prefill[keep],
-            widths=self.widths[keep],
-            starts=self.starts[keep],
+            query_lens=self.query_lens[keep],
+            start_positions=self.start_positions[keep],
             his=self.his[keep],
             firsts=self.firsts[:, keep],
             ends=self.ends[:, keep],

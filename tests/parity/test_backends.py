@@ -107,7 +107,7 @@ def test_a_made_up_backend_serves_and_is_told_before_each_replay(
         assert served.output(f"r{number}") == greedy("llama", prompt, 14)
     assert attention.num_reads > 0 and attention.num_writes > 0
     parts = [part for plan in plans for part in (plan.part(plan.is_prefill), plan.part(~plan.is_prefill))]
-    expected = [(len(part.rows), int(part.widths.sum())) for part in parts if len(part.rows)] if graphs else []
+    expected = [(len(part.rows), int(part.query_lens.sum())) for part in parts if len(part.rows)] if graphs else []
     assert [step for _, *step in attention.replayed[num_captured:]] == [list(each) for each in expected]
     assert len({graph for graph, *_ in attention.replayed[:num_captured]}) == num_captured  # each has a name of its own
     assert (num_captured > 0) == graphs

@@ -35,8 +35,8 @@ def chunk_plan(step: int, tokens: tuple[int, ...], *, start: int = 0, final: boo
         rows=ints(0),
         epochs=ints(0),
         is_prefill=np.array([True]),
-        widths=ints(len(tokens)),
-        starts=ints(start),
+        query_lens=ints(len(tokens)),
+        start_positions=ints(start),
         his=ints(start),
         firsts=ints(0)[None],
         ends=ints(-(-end // PAGE_SIZE) * PAGE_SIZE)[None],
@@ -63,7 +63,7 @@ def round_plan(step: int, hi: int) -> StepPlan:
     return replace(
         chunk_plan(step, (0,), start=hi, final=False),
         is_prefill=np.array([False]),
-        starts=ints(-1),
+        start_positions=ints(-1),
         tokens=ints(),
         token_offsets=ints(0, 0),
     )

@@ -103,7 +103,7 @@ def test_rounds_without_drafts_are_captured_where_a_limit_asks_for_them(
     limited = replace(cell.config, spec=replace(cell.config.spec, spec_max_batch=2))
     monkeypatch.setattr(Cell, "config", limited)
     served = serve(cell, replays, graphs=True)
-    widths = {int(width) for plan in served.plans for width in plan.widths[~plan.is_prefill]}
+    widths = {int(width) for plan in served.plans for width in plan.query_lens[~plan.is_prefill]}
     assert widths == {1, cell.shape.tokens}
     graphs = served.executor.runner.round_graphs
     assert graphs is not None and {width for _, width in graphs.by_size} == widths

@@ -56,8 +56,8 @@ def _noted(served: Served) -> list[StepPlan]:
 
 def _widths(plans: list[StepPlan]) -> set[int]:
     for plan in plans:
-        assert len(set(plan.widths[~plan.is_prefill].tolist())) <= 1  # one width a step
-    return {int(width) for plan in plans for width in plan.widths[~plan.is_prefill]}
+        assert len(set(plan.query_lens[~plan.is_prefill].tolist())) <= 1  # one width a step
+    return {int(width) for plan in plans for width in plan.query_lens[~plan.is_prefill]}
 
 
 def _head(name: str, kind: str) -> Head | None:
@@ -239,7 +239,7 @@ def test_a_claim_is_as_large_as_its_round_can_accept(monkeypatch: pytest.MonkeyP
         for claim in requests[0].lease.claims if requests and not requests[0].in_prefill else ():
             launched = next(each for each in served.engine.state.in_flight if each.plan.step == claim.step)
             if not launched.plan.is_prefill.any():
-                assert (claim.size, claim.most) == (1, int(launched.plan.widths[0]))
+                assert (claim.size, claim.most) == (1, int(launched.plan.query_lens[0]))
                 seen.add(claim.most)
     assert seen == MENU
 

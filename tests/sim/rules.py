@@ -206,7 +206,7 @@ class Rules:
     def _check_shares(self, plan: StepPlan, requests: list[Request], tick: int) -> None:
         """A prompt gets less only in favour of a shorter prompt, a higher priority or a client that has had less."""
         running = [each for each in self._state.running if each.mark is Mark.NONE and not each.num_failures]
-        widths = dict(zip((each.id for each in requests), (plan.widths * plan.is_prefill).tolist(), strict=True))
+        widths = dict(zip((each.id for each in requests), (plan.query_lens * plan.is_prefill).tolist(), strict=True))
         asks = self._checker.asks
         is_even = (
             all(asks[each.id].sat_out_at != tick for each in running) and self._state.step_limits.tokens.most is None
@@ -236,7 +236,7 @@ class Rules:
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
         """All rounds of a step have one width: fixed, chosen, or 1 where more rows decode than may carry drafts."""
         most, shape = self._resolved.widths.limit, self._resolved.spec
-        widths = {int(width) for width, is_chunk in zip(plan.widths, plan.is_prefill, strict=True) if not is_chunk}
+        widths = {int(width) for width, is_chunk in zip(plan.query_lens, plan.is_prefill, strict=True) if not is_chunk}
         num_rounds = len(requests) - int(plan.is_prefill.sum())
         sitting = [each for each in self._state.running if each not in requests and not each.in_prefill]
         menu = {1, 2, 3, 4, 5, 7} if self._resolved.widths.is_auto else {shape.tokens}
@@ -248,7 +248,7 @@ class Rules:
 
     def _check_size(self, plan: StepPlan) -> None:
         """A step keeps to the engine's step limits; one row is always allowed."""
-        limits, num_tokens = self._state.step_limits, int(plan.widths.sum())
+        limits, num_tokens = self._state.step_limits, int(plan.query_lens.sum())
         most = [(limits.rows.most, len(plan.rows)), (limits.tokens.most, num_tokens)]
         if len(plan.rows) > 1 and any(limit is not None and size > limit for limit, size in most):
             raise Broken(f"size: step {plan.step} has {len(plan.rows)} rows and {num_tokens} tokens, allowed: {limits}")

@@ -128,7 +128,7 @@ def test_31_last_draft_input_of_a_chunk_that_is_not_final_is_the_next_prompt_tok
     for turn in turns:
         assert turn.finished.spec.histogram == (*[0] * spec.steps, 2)  # every draft was right
     first = [plan for plan in script.watch.plans if plan.is_prefill[0]][: 10 // chunk]
-    ends = [int(plan.starts[0] + plan.widths[0]) for plan in first]
+    ends = [int(plan.start_positions[0] + plan.query_lens[0]) for plan in first]
     expected = [prompt_of(10)[end] if end < 10 else -1 for end in ends]
     assert [int(plan.next_tokens[0]) for plan in first] == expected
     script.wind_up()

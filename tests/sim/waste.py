@@ -163,7 +163,7 @@ class Waste:
     def launched(self, plan: StepPlan, requests: list[Request]) -> None:
         """Pages were reserved for what the step writes; its prefill is at most a chunk, and at least its share."""
         for i, request in enumerate(requests):
-            end, reserves = int(plan.his[i] + plan.widths[i]), self._resolved.reserves
+            end, reserves = int(plan.his[i] + plan.query_lens[i]), self._resolved.reserves
             needs = [end if plan.is_prefill[i] else int(plan.his[i]) + reserve for reserve in reserves]
             if self._asked[request.lease.id] != needs:
                 raise Broken(f"reserve: {request.id} had room made to {self._asked[request.lease.id]}, needs {needs}")
@@ -172,14 +172,14 @@ class Waste:
             raise Broken(f"chunk: step {plan.step} has {total} prompt tokens, --chunk is {chunk}")
         halved = 2 if self._resolved.widths.is_auto else 1  # chunks are shortened at times, to learn what they cost
         least = max(1, chunk // PREFILL_PARTS // halved)
-        ends = plan.starts + plan.widths
+        ends = plan.start_positions + plan.query_lens
         cut_short = [
             request.id
             for i, request in enumerate(requests)
             if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
         ]
         most = self._state.step_limits.tokens.most  # what a device that was found too small for more has
-        is_full = most is not None and plan.widths.sum() >= most
+        is_full = most is not None and plan.query_lens.sum() >= most
         was_short, self._was_short = self._was_short, False
         if cut_short and total < least and not is_full and not was_short:
             raise Broken(

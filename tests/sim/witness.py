@@ -29,7 +29,7 @@ class Touched(AssertionError):
 
 def drafts_of(plan: StepPlan) -> list[int]:
     """Per row, how many drafts its round verifies one after the other: none for a chunk and for a narrow round."""
-    rows = zip(plan.is_prefill.tolist(), plan.widths.tolist(), strict=True)
+    rows = zip(plan.is_prefill.tolist(), plan.query_lens.tolist(), strict=True)
     return [0 if is_prefill else min(plan.shape.steps, width - 1) for is_prefill, width in rows]
 
 
@@ -200,8 +200,8 @@ class Witness:
     def _scribble(self, plan: StepPlan) -> None:
         """A broken step leaves garbage wherever it may have been writing."""
         for i in range(len(plan.rows)):
-            first = max(0, int(plan.starts[i])) if plan.is_prefill[i] else int(self._length[plan.rows[i]])
-            count = int(plan.widths[i])
+            first = max(0, int(plan.start_positions[i])) if plan.is_prefill[i] else int(self._length[plan.rows[i]])
+            count = int(plan.query_lens[i])
             row = Row(self, plan, i)
             for layer, book in enumerate(self._books):
                 if first >= int(plan.firsts[book, i]):
@@ -224,7 +224,10 @@ class Witness:
             self._values[layer][row.slot(self._books[layer], position)] = value
 
     def _prefill(self, plan: StepPlan, i: int, row: Row) -> Outcome:
-        start, tokens = int(plan.starts[i]), plan.tokens[plan.token_offsets[i] : plan.token_offsets[i + 1]].tolist()
+        start, tokens = (
+            int(plan.start_positions[i]),
+            plan.tokens[plan.token_offsets[i] : plan.token_offsets[i + 1]].tolist(),
+        )
         sequence = self._sequence(row, start)
         state, states = 0, []
         for offset, token in enumerate(tokens):
@@ -258,7 +261,7 @@ class Witness:
 
     def _round(self, plan: StepPlan, i: int, row: Row) -> Outcome:
         """Draft, verify, accept, draft-extend for one row; the bonus is the last accepted token."""
-        width, num_drafts = int(plan.widths[i]), drafts_of(plan)[i]
+        width, num_drafts = int(plan.query_lens[i]), drafts_of(plan)[i]
         length, root = int(self._length[row.row]), int(self._root[row.row])
         sequence = self._sequence(row, length)
         values = [sequence.push(root)]

@@ -112,7 +112,7 @@ class World:
     def _is_poisoned(self, request: Request, index: int, plan: StepPlan) -> bool:
         """Whether a request makes this step fail: it reaches its poisoned position."""
         at = self.checker.asks[request.id].poisoned_at
-        end = plan.starts[index] + plan.widths[index] if plan.is_prefill[index] else plan.his[index] + 1
+        end = plan.start_positions[index] + plan.query_lens[index] if plan.is_prefill[index] else plan.his[index] + 1
         return at is not None and bool(end > at)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -160,7 +160,7 @@ class World:
 
     def _is_too_large(self, plan: StepPlan) -> bool:
         """Whether a step does not fit the device: a single round always does."""
-        faults, num_tokens = self.options.faults, int(plan.widths.sum())
+        faults, num_tokens = self.options.faults, int(plan.query_lens.sum())
         has_rows = faults.rows_max is not None and len(plan.rows) > faults.rows_max
         has_tokens = faults.tokens_max is not None and num_tokens > faults.tokens_max
         if has_rows or has_tokens:

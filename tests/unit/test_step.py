@@ -41,8 +41,8 @@ def _plan() -> StepPlan:
         rows=_ints(0),
         epochs=_ints(0),
         is_prefill=np.array([True]),
-        widths=_ints(2),
-        starts=_ints(0),
+        query_lens=_ints(2),
+        start_positions=_ints(0),
         his=_ints(0),
         firsts=_ints(0).reshape(1, 1),
         ends=_ints(8).reshape(1, 1),
@@ -76,7 +76,7 @@ def test_a_part_of_a_plan_has_the_rows_it_was_asked_for_and_begins_nothing() -> 
         _plan(),
         **{name: np.repeat(getattr(_plan(), name), 3, axis=-1) for name in _columns() if name != "token_offsets"},
     )
-    plan = replace(plan, rows=_ints(4, 5, 6), is_prefill=np.array([True, False, True]), widths=_ints(2, 1, 3))
+    plan = replace(plan, rows=_ints(4, 5, 6), is_prefill=np.array([True, False, True]), query_lens=_ints(2, 1, 3))
     plan = replace(plan, tokens=_ints(10, 11, 20, 21, 22), token_offsets=_ints(0, 2, 2, 5), ends=_ints(8, 9, 10)[None])
     chunks, rounds = plan.part(plan.is_prefill), plan.part(~plan.is_prefill)
     assert (chunks.rows.tolist(), rounds.rows.tolist()) == ([4, 6], [5])

@@ -214,7 +214,7 @@ class StepLayout:
 
 def plan_layout(plan: StepPlan) -> StepLayout:
     """The layout of a plan."""
-    return StepLayout(plan.widths, plan.is_prefill, plan.is_final, plan.shape)
+    return StepLayout(plan.query_lens, plan.is_prefill, plan.is_final, plan.shape)
 
 
 def rounds_layout(number: int, width: int, shape: SpecShape) -> StepLayout:
@@ -250,8 +250,8 @@ def successors(plan: StepPlan, num_pairs: Index) -> Index:
 def chunk_columns(plan: StepPlan, layout: StepLayout, *, has_drafter: bool) -> HostColumns:
     """What the host has to say of chunks."""
     columns: HostColumns = {
-        "chunk_starts": plan.starts,  # start positions; negative for a round
-        "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.widths)),
+        "chunk_starts": plan.start_positions,  # start positions; negative for a round
+        "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.query_lens)),
         "chunk_tokens": plan.tokens,
     }
     return columns | {"successors": successors(plan, layout.num_pairs)} if has_drafter else columns

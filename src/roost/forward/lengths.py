@@ -45,13 +45,15 @@ class StepLengths:
         rounds = plan.rows[~plan.is_prefill]
         if sync and len(rounds):
             lengths.host_seen[rounds] = lengths.device[torch.from_numpy(rounds).to(lengths.device.device)].cpu().numpy()
-        self.start_positions = np.where(plan.is_prefill, plan.starts, lengths.host_seen[plan.rows]).astype(np.int32)
+        self.start_positions = np.where(plan.is_prefill, plan.start_positions, lengths.host_seen[plan.rows]).astype(
+            np.int32
+        )
         self._total = None
 
     @property
     def ends(self) -> Ints:
         """Lengths if every token of the step is kept."""
-        return self.start_positions + self._plan.widths
+        return self.start_positions + self._plan.query_lens
 
     @property
     def total(self) -> int:

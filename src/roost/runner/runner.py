@@ -95,7 +95,7 @@ class Runner:
             return False
         if plan.is_prefill.all() or not plan.is_prefill.any():
             return False
-        widths = plan.widths[~plan.is_prefill]
+        widths = plan.query_lens[~plan.is_prefill]
         is_even = bool((widths == widths[0]).all())
         return (
             is_even
@@ -127,8 +127,8 @@ class Runner:
 
     def _layout(self, plan: StepPlan) -> StepLayout:
         """Where everything lies, on the host; that of rounds of one width is kept."""
-        key = (len(plan.rows), int(plan.widths[0]))
-        if plan.is_prefill.any() or not (plan.widths == key[1]).all():
+        key = (len(plan.rows), int(plan.query_lens[0]))
+        if plan.is_prefill.any() or not (plan.query_lens == key[1]).all():
             return plan_layout(plan)
         if key not in self._layouts:
             self._layouts[key] = plan_layout(plan)
@@ -183,12 +183,12 @@ class Runner:
 
         Where the host does not know a round's length, its bound must do.
         """
-        known = starts if starts is not None else np.where(plan.is_prefill, plan.starts, plan.his)
+        known = starts if starts is not None else np.where(plan.is_prefill, plan.start_positions, plan.his)
         for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
             reads = np.zeros_like(known) if table.window is None else np.maximum(0, known - table.window + 1)
-            writes = known + plan.widths
+            writes = known + plan.query_lens
             if plan.shape.pair and table.window is None:
-                at = np.flatnonzero(~plan.is_prefill & (plan.widths > 1))
+                at = np.flatnonzero(~plan.is_prefill & (plan.query_lens > 1))
                 writes[at] = np.maximum(writes[at], self._branch_ends(plan, known[at], is_bound=starts is None))
             is_wrong = (reads < firsts) | (writes > ends) | (known > plan.his) | (writes > table.row_width)
             if is_wrong.any():

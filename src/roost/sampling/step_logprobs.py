@@ -39,8 +39,8 @@ def prompt_logprobs(
     if not counts.any():
         return None
     scored = np.flatnonzero(counts)
-    offsets = np.cumsum(plan.widths) - plan.widths
-    firsts = offsets[scored] + plan.prompt_logprob_starts[scored] - plan.starts[scored]
+    offsets = np.cumsum(plan.query_lens) - plan.query_lens
+    firsts = offsets[scored] + plan.prompt_logprob_starts[scored] - plan.start_positions[scored]
     index = np.repeat(firsts, counts[scored]) + aranges(counts[scored])
     followers = np.concatenate([_followers(plan, i) for i in scored.tolist()])
     num_top = plan.num_top_logprobs[scored].clip(min=0).max()
@@ -87,7 +87,7 @@ def _followers(plan: StepPlan, row: int) -> Ints:
     """The tokens after the scored positions of a chunk."""
     chunk = plan.tokens[plan.token_offsets[row] : plan.token_offsets[row + 1]]
     following = np.append(chunk[1:], plan.next_tokens[row])  # a scored position is never the prompt's last
-    start = plan.starts[row]
+    start = plan.start_positions[row]
     return following[plan.prompt_logprob_starts[row] - start : plan.prompt_logprob_ends[row] - start]
 
 

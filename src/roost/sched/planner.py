@@ -176,7 +176,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
     requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
     shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
     is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    widths, starts, next_tokens = _full(num_rows, chosen.round_width), _full(num_rows, -1), _full(num_rows, SAMPLED)
+    query_lens, start_positions, next_tokens = _full(num_rows, chosen.round_width), _full(num_rows, -1), _full(num_rows, SAMPLED)
     prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
     tokens = [_NO_TOKENS]
     for i, chunk in enumerate(chosen.chunks):
@@ -184,7 +184,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
             continue
         start, turn = chosen.his[i], requests[i].turn
         end = start + chunk
-        is_prefill[i], widths[i], starts[i] = True, chunk, start
+        is_prefill[i], query_lens[i], start_positions[i] = True, chunk, start
         tokens.append(turn.record.slice(start, end))
         is_final[i] = end == turn.prefill_len
         if end < turn.prefill_len:
@@ -200,8 +200,8 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         rows=_ints([request.row for request in requests]),
         epochs=_ints([lease.epoch for lease in leases]),
         is_prefill=is_prefill,
-        widths=widths,
-        starts=starts,
+        query_lens=query_lens,
+        start_positions=start_positions,
         his=_ints(chosen.his),
         firsts=firsts,
         ends=num_pages * state.resolved.page_size,

@@ -114,4 +114,4 @@ class StepLimits:
 
 
 def _num_tokens(plan: StepPlan) -> int:
-    return int(plan.widths.sum())
+    return int(plan.query_lens.sum())

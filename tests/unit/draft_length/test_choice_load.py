@@ -36,9 +36,9 @@ class Device:
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Begins as soon as the step before is done."""
-        rounds = plan.widths[~plan.is_prefill].tolist()
+        rounds = plan.query_lens[~plan.is_prefill].tolist()
         time = self._cost(len(rounds), max(rounds)) if rounds else 400
-        time += self._token_cost * int(plan.widths[plan.is_prefill].sum())
+        time += self._token_cost * int(plan.query_lens[plan.is_prefill].sum())
         self._free_at = max(self._free_at, self._clock.now_ns()) + time
         accept_lens = [self._take(plan, i) for i in range(len(plan.rows))]
         result = StepResult(
@@ -56,9 +56,9 @@ class Device:
 
     def _take(self, plan: StepPlan, i: int) -> int:
         """Tokens that a row of a plan adds."""
-        row, width = int(plan.rows[i]), int(plan.widths[i])
+        row, width = int(plan.rows[i]), int(plan.query_lens[i])
         if plan.is_prefill[i]:
-            self._lengths[row] = int(plan.starts[i]) + width
+            self._lengths[row] = int(plan.start_positions[i]) + width
             return int(plan.is_final[i])
         length = 1
         while length < width and self._rng.random() < self._accepted:

@@ -27,8 +27,8 @@ def plan(rows: Ints, starts: Ints, widths: Ints, shape: SpecShape = PLAIN) -> St
         rows=rows,
         epochs=np.zeros_like(rows),
         is_prefill=starts >= 0,
-        widths=widths,
-        starts=starts,
+        query_lens=widths,
+        start_positions=starts,
         his=np.zeros_like(rows),
         firsts=np.zeros_like(rows)[None],
         ends=np.zeros_like(rows)[None],
@@ -141,4 +141,4 @@ def test_a_plan_in_flight_is_not_written_to() -> None:
     made = lengths(7)
     asked = replace(plan(ints(0), ints(-1), ints(1)))
     moved(made.of_step(asked))
-    assert (asked.starts.tolist(), asked.widths.tolist()) == ([-1], [1])
+    assert (asked.start_positions.tolist(), asked.query_lens.tolist()) == ([-1], [1])

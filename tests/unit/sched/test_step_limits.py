@@ -112,7 +112,7 @@ def test_a_device_for_few_rows_breaks_few_steps_and_ends_nobody(rows_max: int, o
 
 @pytest.mark.parametrize("tokens_max", [1, 2, 7, 10, 16])
 def test_a_device_for_few_tokens_makes_chunks_and_batches_shorter(tokens_max: int) -> None:
-    at, _ = _serve(lambda plan: int(plan.widths.sum()) > tokens_max, overlap=False)
+    at, _ = _serve(lambda plan: int(plan.query_lens.sum()) > tokens_max, overlap=False)
     totals = at.engine.state.totals
     assert _reasons(at) == {"length"}
     assert totals.failed_steps <= log2(16 + 8) + log2(totals.steps / PATIENCE) + 1
@@ -120,7 +120,7 @@ def test_a_device_for_few_tokens_makes_chunks_and_batches_shorter(tokens_max: in
 
 def test_what_one_request_breaks_alone_limits_nobody() -> None:
     def has_bad_prompt(plan: StepPlan) -> bool:
-        return 49 in plan.tokens[plan.token_offsets[:-1][plan.starts == 0]].tolist()
+        return 49 in plan.tokens[plan.token_offsets[:-1][plan.start_positions == 0]].tolist()
 
     at, executor = _serve(has_bad_prompt, num_requests=0)
     for number in range(5):
