@@ -70,7 +70,7 @@ class StepPlan(_ReadOnly):
     is_prefill: Bools  # [num_rows]
     query_lens: Ints  # [num_rows] tokens the target runs: the chunk, or the nodes of the round (its width)
     start_positions: Ints  # [num_rows] first position of the chunk; -1 for a round: the device knows its length
-    his: Ints  # [num_rows] upper bound of the device length when the step starts
+    device_lens_max: Ints  # [num_rows] upper bound of the device length when the step starts
     firsts: Ints  # [num_books, num_rows] first position still held (the window frontier; 0 in a full book)
     ends: Ints  # [num_books, num_rows] positions the row may touch end here
     is_final: Bools  # [num_rows] prefill only: the chunk ends the prompt, so a token is sampled
@@ -93,7 +93,7 @@ class StepPlan(_ReadOnly):
             is_prefill=self.is_prefill[keep],
             query_lens=self.query_lens[keep],
             start_positions=self.start_positions[keep],
-            his=self.his[keep],
+            device_lens_max=self.device_lens_max[keep],
             firsts=self.firsts[:, keep],
             ends=self.ends[:, keep],
             is_final=self.is_final[keep],

@@ -37,7 +37,7 @@ def chunk_plan(step: int, tokens: tuple[int, ...], *, start: int = 0, final: boo
         is_prefill=np.array([True]),
         query_lens=ints(len(tokens)),
         start_positions=ints(start),
-        his=ints(start),
+        device_lens_max=ints(start),
         firsts=ints(0)[None],
         ends=ints(-(-end // PAGE_SIZE) * PAGE_SIZE)[None],
         is_final=np.array([final]),
@@ -177,7 +177,7 @@ def test_tables_follow_every_launched_plan_broken_or_not(monkeypatch: pytest.Mon
     ("kind", "held", "said"),
     [
         ("llama", {"ends": ints(12)[None]}, r"reads from 0, writes \[12, 13\); the plan holds \[0, 12\)"),
-        ("llama", {"his": ints(11)}, r"writes \[12, 13\); .* a length of at most 11"),
+        ("llama", {"device_lens_max": ints(11)}, r"writes \[12, 13\); .* a length of at most 11"),
         ("mistral", {"firsts": ints(8)[None]}, r"reads from 4, writes \[12, 13\); the plan holds \[8, 16\)"),
     ],
 )

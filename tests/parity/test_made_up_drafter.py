@@ -21,11 +21,12 @@ from roost.config.speculation import spec_shape
 from roost.device.device import Device
 from roost.drafters import registry
 from roost.drafters.make import Parts
-from roost.drafters.protocol import Pairs, Rounds
+from roost.drafters.protocol import Pairs
 from roost.drafters.registry import DRAFTERS, DrafterKind, DraftHead, imported, spec_names
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import ConfigError
 from roost.front.options import Options
+from roost.layers.segments import Segments
 from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.models.family import HeadFamily
@@ -62,10 +63,10 @@ class First(Quiet):
         """Needs the history, which it declares."""
         self._firsts[setup.row] = int(setup.tokens[0])
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """A chain."""
-        drafts = self._firsts[rounds.rows][:, None].expand(-1, rounds.width - 1)
-        return chains(torch.cat([rounds.roots[:, None], drafts], dim=1))
+        drafts = self._firsts[rounds.rows][:, None].expand(-1, width - 1)
+        return chains(torch.cat([roots[:, None], drafts], dim=1))
 
 
 def make_first(parts: Parts) -> First:
@@ -79,14 +80,14 @@ class Near(Quiet):
     def __init__(self, topk: int, vocab_size: int) -> None:
         self._topk, self._vocab_size = topk, vocab_size
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """A tree: K ids around the root, and one behind each."""
-        number = torch.arange(1, self._topk + 1, device=rounds.roots.device)
-        near = rounds.roots[:, None] - 1 + number.flip(0)  # the next id is not the first of them
+        number = torch.arange(1, self._topk + 1, device=roots.device)
+        near = roots[:, None] - 1 + number.flip(0)  # the next id is not the first of them
         tokens = torch.cat([near, near + 1], dim=1) % self._vocab_size
         parents = torch.cat([torch.full_like(near, -1), (number - 1).expand_as(near)], dim=1)
         scores = -torch.arange(2.0 * self._topk, device=near.device).expand_as(tokens)
-        return best_trees(rounds.roots, Candidates(tokens=tokens, scores=scores, parents=parents), rounds.width)
+        return best_trees(roots, Candidates(tokens=tokens, scores=scores, parents=parents), width)
 
 
 def make_near(parts: Parts) -> Near:
@@ -149,10 +150,10 @@ class Bigram(Quiet):
     def __init__(self, head: BigramHead) -> None:
         self._head = head
 
-    def propose(self, rounds: Rounds) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """A chain."""
-        tokens = [rounds.roots]
-        for _ in range(rounds.width - 1):
+        tokens = [roots]
+        for _ in range(width - 1):
             tokens.append(self._head.successors[tokens[-1]])
         return chains(torch.stack(tokens, dim=1))
 

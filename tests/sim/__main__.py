@@ -6,7 +6,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.options import draw
-from tests.sim.world import Report, run_seed
+from tests.sim.report import Report
+from tests.sim.world import run_seed
 
 
 def main() -> int:

@@ -163,8 +163,8 @@ class Waste:
     def launched(self, plan: StepPlan, requests: list[Request]) -> None:
         """Pages were reserved for what the step writes; its prefill is at most a chunk, and at least its share."""
         for i, request in enumerate(requests):
-            end, reserves = int(plan.his[i] + plan.query_lens[i]), self._resolved.reserves
-            needs = [end if plan.is_prefill[i] else int(plan.his[i]) + reserve for reserve in reserves]
+            end, reserves = int(plan.device_lens_max[i] + plan.query_lens[i]), self._resolved.reserves
+            needs = [end if plan.is_prefill[i] else int(plan.device_lens_max[i]) + reserve for reserve in reserves]
             if self._asked[request.lease.id] != needs:
                 raise Broken(f"reserve: {request.id} had room made to {self._asked[request.lease.id]}, needs {needs}")
         total, chunk = len(plan.tokens), self._resolved.sched.chunk

@@ -6,7 +6,7 @@ After a time with faults comes one without: everything accepted must end, and ev
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 
 from roost.clock import VirtualClock
 from roost.errors import StepFailure
@@ -23,6 +23,7 @@ from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
+from tests.sim.report import Report
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
 from tests.sim.waste import Waste
@@ -31,20 +32,6 @@ from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
 SLOW_NS = 25 * TICK_NS
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """What a run did."""
-
-    seed: int
-    failure: str = ""  # '' if every check passed
-    ticks: int = 0
-    requests: int = 0
-    tokens: int = 0
-    audits: int = 0
-    digest: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 class World:
@@ -112,7 +99,11 @@ class World:
     def _is_poisoned(self, request: Request, index: int, plan: StepPlan) -> bool:
         """Whether a request makes this step fail: it reaches its poisoned position."""
         at = self.checker.asks[request.id].poisoned_at
-        end = plan.start_positions[index] + plan.query_lens[index] if plan.is_prefill[index] else plan.his[index] + 1
+        end = (
+            plan.start_positions[index] + plan.query_lens[index]
+            if plan.is_prefill[index]
+            else plan.device_lens_max[index] + 1
+        )
         return at is not None and bool(end > at)
 
     def collect(self, ticket: Ticket) -> StepResult:

@@ -43,7 +43,7 @@ def _plan() -> StepPlan:
         is_prefill=np.array([True]),
         query_lens=_ints(2),
         start_positions=_ints(0),
-        his=_ints(0),
+        device_lens_max=_ints(0),
         firsts=_ints(0).reshape(1, 1),
         ends=_ints(8).reshape(1, 1),
         is_final=np.array([True]),

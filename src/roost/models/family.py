@@ -17,7 +17,7 @@ from roost.models.fields import Fields
 from roost.models.model import Head, Model
 
 
-class Sizes(Protocol):
+class ModelSizes(Protocol):
     """What a config must tell before any tensor is read: whether a draft head fits the model."""
 
     @property
@@ -36,7 +36,7 @@ class Sizes(Protocol):
         ...
 
 
-Config = TypeVar("Config", bound=Sizes)
+Config = TypeVar("Config", bound=ModelSizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

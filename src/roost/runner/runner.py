@@ -183,20 +183,20 @@ class Runner:
 
         Where the host does not know a round's length, its bound must do.
         """
-        known = starts if starts is not None else np.where(plan.is_prefill, plan.start_positions, plan.his)
+        known = starts if starts is not None else np.where(plan.is_prefill, plan.start_positions, plan.device_lens_max)
         for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
             reads = np.zeros_like(known) if table.window is None else np.maximum(0, known - table.window + 1)
             writes = known + plan.query_lens
             if plan.shape.pair and table.window is None:
                 at = np.flatnonzero(~plan.is_prefill & (plan.query_lens > 1))
                 writes[at] = np.maximum(writes[at], self._branch_ends(plan, known[at], is_bound=starts is None))
-            is_wrong = (reads < firsts) | (writes > ends) | (known > plan.his) | (writes > table.row_width)
+            is_wrong = (reads < firsts) | (writes > ends) | (known > plan.device_lens_max) | (writes > table.row_width)
             if is_wrong.any():
                 i = int(is_wrong.argmax())
                 raise InvariantError(
                     f"step {plan.step}, row {plan.rows[i]}: reads from {reads[i]}, writes [{known[i]}, {writes[i]}); "
-                    f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most {plan.his[i]}, the row "
-                    f"{table.row_width} positions"
+                    f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most "
+                    f"{plan.device_lens_max[i]}, the row {table.row_width} positions"
                 )
 
     def _branch_ends(self, plan: StepPlan, starts: np.ndarray, *, is_bound: bool) -> np.ndarray:

@@ -33,7 +33,7 @@ class Chosen:
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # prompt tokens to run
-    his: tuple[int, ...]  # upper bound of the device length when the step starts
+    device_lens_max: tuple[int, ...]  # upper bound of the device length when the step starts
 
 
 def plan(state: State, step: StepId) -> LaunchedStep | None:
@@ -176,13 +176,17 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
     requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
     shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
     is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    query_lens, start_positions, next_tokens = _full(num_rows, chosen.round_width), _full(num_rows, -1), _full(num_rows, SAMPLED)
+    query_lens, start_positions, next_tokens = (
+        _full(num_rows, chosen.round_width),
+        _full(num_rows, -1),
+        _full(num_rows, SAMPLED),
+    )
     prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
     tokens = [_NO_TOKENS]
     for i, chunk in enumerate(chosen.chunks):
         if not chunk:
             continue
-        start, turn = chosen.his[i], requests[i].turn
+        start, turn = chosen.device_lens_max[i], requests[i].turn
         end = start + chunk
         is_prefill[i], query_lens[i], start_positions[i] = True, chunk, start
         tokens.append(turn.record.slice(start, end))
@@ -202,7 +206,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         is_prefill=is_prefill,
         query_lens=query_lens,
         start_positions=start_positions,
-        his=_ints(chosen.his),
+        device_lens_max=_ints(chosen.device_lens_max),
         firsts=firsts,
         ends=num_pages * state.resolved.page_size,
         is_final=is_final,

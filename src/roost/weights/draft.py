@@ -17,12 +17,17 @@ from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, he
 from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
 from roost.models.eagle import LAYER_IDS
-from roost.models.family import Family, HeadFamily, HeadSizes, Sizes
+from roost.models.family import Family, HeadFamily, HeadSizes, ModelSizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
 
-INTEGER_TENSORS = ("d2t", "t2d", "model.d2t", "model.t2d")  # from ids of the head to the target's, and which of those it has
+INTEGER_TENSORS = (
+    "d2t",
+    "t2d",
+    "model.d2t",
+    "model.t2d",
+)  # from ids of the head to the target's, and which of those it has
 
 
 def head_kind(path: Path) -> str:
@@ -47,7 +52,7 @@ def check_kind(path: Path, kind: str) -> None:
         raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
 
 
-def check_head(path: Path, kind: str, target: Sizes, *, layer_ids: str | None, topk: int) -> None:
+def check_head(path: Path, kind: str, target: ModelSizes, *, layer_ids: str | None, topk: int) -> None:
     """Refuse a head whose config does not fit the target's, before any tensor is read."""
     head = _declared(kind)
     with _errors_name_draft(path):

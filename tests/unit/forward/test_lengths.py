@@ -29,7 +29,7 @@ def plan(rows: Ints, starts: Ints, widths: Ints, shape: SpecShape = PLAIN) -> St
         is_prefill=starts >= 0,
         query_lens=widths,
         start_positions=starts,
-        his=np.zeros_like(rows),
+        device_lens_max=np.zeros_like(rows),
         firsts=np.zeros_like(rows)[None],
         ends=np.zeros_like(rows)[None],
         is_final=starts >= 0,
