@@ -47,7 +47,7 @@ class Prompt:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Output:
+class PendingOutput:
     """One output on its way."""
 
     request_id: str  # the client's; the engine has an id of its own, so that no client can name another's request
@@ -62,7 +62,7 @@ class Generation:
     def __init__(self, engine: EngineProcess, language: Language, metrics: Metrics, prompts: list[Prompt]) -> None:
         self._engine = engine
         self._metrics = metrics
-        self.outputs: list[Output] = []
+        self.outputs: list[PendingOutput] = []
         for prompt in prompts:
             try:
                 self.outputs += _outputs(prompt, engine.new_id(), language)
@@ -91,7 +91,7 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def finish(self) -> list[Output]:
+    async def finish(self) -> list[PendingOutput]:
         """Every output once all have ended."""
         async with aclosing(self.pieces()) as pieces:
             async for _ in pieces:
@@ -115,9 +115,9 @@ class Generation:
             raise renamed(error, output.prompt.names) from error
 
 
-def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Output]:
+def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[PendingOutput]:
     return [
-        Output(
+        PendingOutput(
             request_id=prompt.request_id + submit.request_id.removeprefix(engine_id),
             prompt=prompt,
             submit=replace(submit, client=prompt.client),

@@ -19,7 +19,7 @@ from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
 from roost.server.body import convert, read, read_bytes
-from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
+from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt
 from roost.server.responses import event_stream, finite, json_response
@@ -61,7 +61,7 @@ async def generate(request: Request) -> Response:
         for number, (request_id, tokens, each) in enumerate(zip(request_ids, inputs, options, strict=True))
     ]
     return await _answer(
-        request, _Answers(server, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
+        request, _NativeAnswers(server, body, prompts, is_list=is_list or any(each.n > 1 for each in options))
     )
 
 
@@ -73,14 +73,14 @@ async def _turn(request: Request, server: ServerState, body: GenerateBody, param
     asked = Prompt(request_id=request_id, options=options, names=names, client=caller(request).name)
     try:
         async with session_prompt(request, params, text, ids, asked) as prompt:
-            return await _answer(request, _Answers(server, body, [prompt], is_list=False))
+            return await _answer(request, _NativeAnswers(server, body, [prompt], is_list=False))
     except RequestError as error:
         if error.status != 413:
             raise renamed(error, names) from error
         raise renamed(RequestError(400, error.param, error.reason), names) from error  # all that its clients know
 
 
-async def _answer(request: Request, answers: "_Answers") -> Response:
+async def _answer(request: Request, answers: "_NativeAnswers") -> Response:
     if not answers.streams:
         outputs = await while_connected(request, answers.generation.finish())
         return json_response(answers.whole(outputs))
@@ -185,7 +185,7 @@ def _names(body: GenerateBody, number: int) -> dict[str, str]:
     return {**names, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
 
 
-class _Answers:
+class _NativeAnswers:
     """What goes back for a GenerateBody."""
 
     def __init__(self, server: ServerState, body: GenerateBody, prompts: list[Prompt], *, is_list: bool) -> None:
@@ -196,7 +196,7 @@ class _Answers:
         self._began = time.monotonic()
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[Output]) -> Any:
+    def whole(self, outputs: list[PendingOutput]) -> Any:
         """The answer that is not streamed: an object, or a list of them."""
         answers = [self._one(output, output.answer.finished) for output in outputs]
         return answers if self._is_list else answers[0]
@@ -210,7 +210,7 @@ class _Answers:
                     answer = self._one(outputs[index], piece.finished)
                     yield {**answer, "index": index} if self._is_list else answer
 
-    def _one(self, output: Output, finished: Finished | None) -> dict[str, Any]:
+    def _one(self, output: PendingOutput, finished: Finished | None) -> dict[str, Any]:
         answer = output.answer
         meta: dict[str, Any] = {
             "id": output.request_id,
@@ -226,7 +226,7 @@ class _Answers:
             meta |= self._logprobs(output, finished)
         return {"text": answer.text, "output_ids": list(answer.tokens), "meta_info": meta}
 
-    def _logprobs(self, output: Output, finished: Finished | None) -> dict[str, Any]:
+    def _logprobs(self, output: PendingOutput, finished: Finished | None) -> dict[str, Any]:
         answer, start = output.answer, output.prompt.options.prompt_logprobs_from
         scored = list(zip(answer.tokens, answer.logprobs, strict=True))
         columns: dict[str, Any] = {
@@ -237,7 +237,7 @@ class _Answers:
             columns |= self._prompt_logprobs(output, start, finished)
         return columns
 
-    def _prompt_logprobs(self, output: Output, start: int, finished: Finished | None) -> dict[str, Any]:
+    def _prompt_logprobs(self, output: PendingOutput, start: int, finished: Finished | None) -> dict[str, Any]:
         """Those of the prompt's tokens from `start` on; of a session's turn only those that are new and were run."""
         answer, prompt = output.answer, output.prompt
         if finished is not None and finished.prompt_logprobs_from is not None:

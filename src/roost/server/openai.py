@@ -21,7 +21,7 @@ from roost.front.options import Options
 from roost.messages import Finished, TokenLogprob
 from roost.server.body import read
 from roost.server.dialects import OPENAI
-from roost.server.generation import Generation, Output, Prompt, while_connected
+from roost.server.generation import Generation, PendingOutput, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
@@ -158,7 +158,7 @@ class _Chat:
             self._base["service_tier"] = "default"
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[Output]) -> dict[str, Any]:
+    def whole(self, outputs: list[PendingOutput]) -> dict[str, Any]:
         """The answer that is not streamed."""
         choices = [
             {
@@ -195,7 +195,7 @@ class _Chat:
         usage = {"usage": None} if include_usage else {}
         return {**self._base, "object": self.chunk_object, "choices": [choice], **usage}
 
-    def _logprobs(self, output: Output, tokens: Any, logprobs: Any) -> dict[str, Any] | None:
+    def _logprobs(self, output: PendingOutput, tokens: Any, logprobs: Any) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         content = [
@@ -228,7 +228,7 @@ class _Text:
         }
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[Output]) -> dict[str, Any]:
+    def whole(self, outputs: list[PendingOutput]) -> dict[str, Any]:
         """The answer that is not streamed."""
         choices = [
             {
@@ -259,11 +259,11 @@ class _Text:
         if include_usage:
             yield {**self._base, "choices": [], "usage": _usage(outputs)}
 
-    def _prompt_text(self, output: Output) -> str:
+    def _prompt_text(self, output: PendingOutput) -> str:
         tokenizer = self._server.language.tokenizer
         return tokenizer.decode(output.prompt.tokens, skip_special=True, at_start=True) if self._echo else ""
 
-    def _logprobs(self, output: Output) -> dict[str, Any] | None:
+    def _logprobs(self, output: PendingOutput) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         answer, prompt = output.answer, output.prompt.tokens
@@ -272,7 +272,9 @@ class _Text:
             before = list(zip(prompt, [None, *self._prompt_logprobs(output)], strict=False))
         return self._columns([*before, *zip(answer.tokens, answer.logprobs, strict=True)])
 
-    def _piece_logprobs(self, output: Output, piece: Piece, offset: int, *, with_prompt: bool) -> dict[str, Any] | None:
+    def _piece_logprobs(
+        self, output: PendingOutput, piece: Piece, offset: int, *, with_prompt: bool
+    ) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
         before: list[tuple[int, TokenLogprob | None]] = []
@@ -280,7 +282,7 @@ class _Text:
             before = list(zip(output.prompt.tokens, [None, *self._prompt_logprobs(output)], strict=False))
         return self._columns([*before, *zip(piece.tokens, piece.logprobs, strict=True)], offset)
 
-    def _prompt_logprobs(self, output: Output) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, output: PendingOutput) -> list[TokenLogprob]:
         """The log-probabilities of an output's prompt, which the first output of that prompt got for all."""
         first = next(each for each in self.generation.outputs if each.prompt is output.prompt)
         return first.answer.prompt_logprobs
@@ -309,7 +311,7 @@ def _reason(server: ServerState, finished: Finished | None) -> str:
     return finished.reason
 
 
-def _usage(outputs: list[Output]) -> dict[str, Any]:
+def _usage(outputs: list[PendingOutput]) -> dict[str, Any]:
     """Tokens of all outputs; a prompt that several share counts once. Drafts are no predictions in OpenAI's sense."""
     firsts = {output.prompt.request_id: output for output in reversed(outputs)}
     usages = [each.answer.finished.usage for each in firsts.values() if each.answer.finished is not None]

@@ -34,7 +34,7 @@ from roost.messages import (
 )
 from roost.server.body import read
 from roost.server.dialects import OPENAI
-from roost.server.generation import Generation, Output, Prompt, renamed, while_connected
+from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
 from roost.server.inputs import SessionTurn, plain_messages, session_turn
 from roost.server.keys import caller
 from roost.server.models import check_model
@@ -143,7 +143,7 @@ async def append(request: Request) -> Response:
         request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:
         tokens = await _input_tokens(turn, body, generates=False)
-        answers = _Answers(turn, turn.prompt(f"append-{uuid4().hex}", tokens, options, _names(body)))
+        answers = _SessionAnswers(turn, turn.prompt(f"append-{uuid4().hex}", tokens, options, _names(body)))
         (output,) = await while_connected(request, answers.generation.finish())
     finished = output.answer.finished
     assert finished is not None
@@ -167,7 +167,7 @@ async def generate(request: Request) -> Response:
         request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:
         tokens = await _input_tokens(turn, body, generates=True)
-        answers = _Answers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
+        answers = _SessionAnswers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
         if body.stream:
             return await event_stream(request, answers.chunks())
         (output,) = await while_connected(request, answers.generation.finish())
@@ -273,7 +273,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
     return usage_json(**asdict(finished.usage))
 
 
-class _Answers:
+class _SessionAnswers:
     """The answer to a turn, whole or in chunks."""
 
     def __init__(self, turn: SessionTurn, prompt: Prompt) -> None:
@@ -290,7 +290,7 @@ class _Answers:
             return None
         return state_json(self._server, answer) if isinstance(answer, SessionState) else None
 
-    async def response(self, output: Output) -> dict[str, Any]:
+    async def response(self, output: PendingOutput) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         answer = output.answer
         assert answer.finished is not None
