@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from roost.attention.registry import BACKENDS, Backend, choose_backend, load_symbol
+from roost.attention.registry import BACKENDS, Backend, choose_backend
 from roost.clock import SystemClock
 from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
@@ -24,6 +24,7 @@ from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.ops import Ops
+from roost.lazy_import import load_symbol
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family

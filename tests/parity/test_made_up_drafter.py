@@ -22,11 +22,12 @@ from roost.device.device import Device
 from roost.drafters import registry
 from roost.drafters.make import Parts
 from roost.drafters.protocol import Pairs
-from roost.drafters.registry import DRAFTERS, DrafterKind, DraftHead, imported, spec_names
+from roost.drafters.registry import DRAFTERS, DrafterKind, DraftHead
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import ConfigError
 from roost.front.options import Options
 from roost.layers.segments import Segments
+from roost.lazy_import import load_symbol, spec_names
 from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.models.family import HeadFamily
@@ -307,8 +308,8 @@ def test_a_head_of_another_drafter_or_of_other_sizes_is_refused(table: Path, gen
 
 @pytest.mark.parametrize("kind", [*DRAFTERS, *ENTRIES], ids=lambda kind: kind.name)
 def test_what_an_entry_names_is_there(kind: DrafterKind) -> None:
-    assert callable(imported(kind.make))
-    assert kind.head is None or isinstance(imported(kind.head.family), HeadFamily)
+    assert callable(load_symbol(kind.make))
+    assert kind.head is None or isinstance(load_symbol(kind.head.family), HeadFamily)
 
 
 def test_no_name_and_no_architecture_is_that_of_two_drafters() -> None:

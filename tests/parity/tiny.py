@@ -24,12 +24,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from roost.attention.registry import BACKENDS, load_symbol
+from roost.attention.registry import BACKENDS
 from roost.clock import VirtualClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.drafters.eagle import EagleDrafter
 from roost.layers.ops import Ops
+from roost.lazy_import import load_symbol
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig
 from roost.models.model import Head

@@ -8,7 +8,15 @@ from tests.tidy.source import Module, product
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("roost", "roost.environment", "roost.errors", "roost.clock", "roost.progress", "roost.values"),
+    (
+        "roost",
+        "roost.environment",
+        "roost.errors",
+        "roost.clock",
+        "roost.progress",
+        "roost.values",
+        "roost.lazy_import",
+    ),
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
     ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
     ("roost.step", "roost.messages", "roost.config"),

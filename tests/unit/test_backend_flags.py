@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roost.attention.registry import BACKENDS, TORCH, TRITON, choose_backend, load_symbol
+from roost.attention.registry import BACKENDS, TORCH, TRITON, choose_backend
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
+from roost.lazy_import import load_symbol
 from roost.startup import backend_of, check_device_options, ops_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -11,11 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from roost.attention.kv_cache import KvCache, PageTable
-from roost.attention.registry import Backend, load_symbol
+from roost.attention.registry import Backend
 from roost.device.device import Device
 from roost.layers.attention import Attend
 from roost.layers.rotary import CosSin
 from roost.layers.segments import Segments
+from roost.lazy_import import load_symbol
 from roost.models.model import KvShape
 
 # (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read

@@ -5,9 +5,7 @@ file that implements `attention.protocol.Attention`, and one entry here. Its mod
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 from roost.errors import ConfigError
 
@@ -90,9 +88,3 @@ def choose_backend(name: str, device_type: str, backends: tuple[Backend, ...] = 
     if not chosen.is_installed:
         raise ConfigError(f"--backend {name} needs the package {chosen.package}; allowed here: {allowed}")
     return chosen
-
-
-def load_symbol(path: str) -> Any:
-    """What "module:name" stands for; the module is imported now."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -10,8 +10,8 @@ from roost.attention.protocol import Attention
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.protocol import Drafter
-from roost.drafters.registry import imported
 from roost.errors import InvariantError
+from roost.lazy_import import load_symbol
 from roost.models.model import Head, Model
 
 
@@ -39,5 +39,5 @@ def make_drafter(parts: Parts) -> Drafter | None:
         return None
     if kind.head is not None and parts.head is None:
         raise InvariantError(f"the drafter {kind.name} needs a head")
-    drafter: Drafter = imported(kind.make)(parts)
+    drafter: Drafter = load_symbol(kind.make)(parts)
     return drafter

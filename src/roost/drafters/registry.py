@@ -7,8 +7,6 @@ configuration, at start-up, and by `drafters.make`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from roost.spec_shape import DraftKv
 
@@ -97,9 +95,3 @@ def has_aux_hidden(kind: DrafterKind) -> bool:
 def head_architectures() -> dict[str, DrafterKind]:
     """Whose heads the config.json of a draft folder may name."""
     return {name: kind for kind in DRAFTERS if kind.head is not None for name in kind.head.architectures}
-
-
-def imported(place: str) -> Any:
-    """What a "module:name" stands for."""
-    module, _, name = place.partition(":")
-    return vars(import_module(module))[name]

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, head_architectures, imported
+from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, head_architectures
 from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
+from roost.lazy_import import load_symbol
 from roost.models.eagle import LAYER_IDS
 from roost.models.family import Family, HeadFamily, HeadSizes, ModelSizes
 from roost.models.fields import Fields
@@ -92,7 +93,7 @@ def _declared(kind: str) -> DraftHead:
 
 
 def _family(head: DraftHead) -> HeadFamily[Any]:
-    family = imported(head.family)
+    family = load_symbol(head.family)
     assert isinstance(family, HeadFamily), head.family
     return family
 
