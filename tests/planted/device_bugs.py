@@ -279,7 +279,7 @@ DEVICE_BUGS = (
         test=_COUNTS,
     ),
     Bug(
-        "relay_advances_by_what_was_accepted",
+        "lengths_advance_by_what_was_accepted",
         _PASSES,
         '        lengths[layout["sampling"]] = target.root_positions + accepted.lens',
         '        lengths[layout["sampling"]] = target.root_positions + 1',
@@ -346,7 +346,7 @@ DEVICE_BUGS = (
         "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
     ),
     Bug(
-        "a_captured_layout_is_taken_anew",
+        "a_graphs_layout_is_taken_anew",
         "roost.graphs.chunks",
         "        step = capture(name, self._passes, layout, self._device, prepare=lambda: layout.take(sent))",
         "        layout.take(sent)\n        step = capture(name, self._passes, layout, self._device)",

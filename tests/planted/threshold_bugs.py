@@ -214,7 +214,7 @@ THRESHOLD_BUGS = (
         test=_CONTINUED + "test_a_request_that_ends_again_under_its_name_is_the_newest",
     ),
     Bug(
-        "smallest_captured_round",
+        "smallest_graph_of_rounds",
         "roost.graphs.rounds",
         "        return self.by_size[min(sizes), width] if sizes else None",
         "        return self.by_size[max(sizes), width] if sizes else None",
@@ -222,7 +222,7 @@ THRESHOLD_BUGS = (
         test=_SMALLEST,
     ),
     Bug(
-        "smallest_captured_chunks",
+        "smallest_graph_of_chunks",
         "roost.graphs.chunks",
         "        return next((each for each in self._by_size if each.size.holds(num_rows, num_tokens)), None)",
         "        return next((each for each in self._by_size[::-1] if each.size.holds(num_rows, num_tokens)), None)",

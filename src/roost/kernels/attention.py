@@ -185,8 +185,8 @@ def _attend(
     node = first + member // GROUP  # token within the segment
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
     token, head = (offset + node).to(tl.int64), part * GROUP + member % GROUP
-    asks = token * query_token_stride + head * query_head_stride
-    ask = tl.load(query + asks[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    query_cells = token * query_token_stride + head * query_head_stride
+    q = tl.load(query + query_cells[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
     # Some row reads keys [low, high), every row [low, even). A row at position `at` reads them in order up to `reach`;
     # a tree's prefix ends there, and the row goes on with the nodes it sees.
@@ -211,9 +211,9 @@ def _attend(
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Large tiles first take the blocks that need no mask, in a phase 0 of their own.
     PHASE: tl.constexpr = 0 if BLOCK_M >= 64 and WINDOW == 0 else 1
-    turn = begin if PHASE == 1 else tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
+    masked_from = begin if PHASE == 1 else tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
     for phase in tl.static_range(PHASE, 2):
-        for block in range(begin if phase == 0 else turn, turn if phase == 0 else end, BLOCK_N):
+        for block in range(begin if phase == 0 else masked_from, masked_from if phase == 0 else end, BLOCK_N):
             place = block + tl.arange(0, BLOCK_N)
             is_live = (place >= low) & (place < high)
             slot = _slots(table, block, place, is_live, base, shift, PAGE_SIZE, BLOCK_N)
@@ -222,8 +222,8 @@ def _attend(
             key = tl.load(keys + cells, mask=is_cell, other=0.0)
             value = tl.load(values + cells, mask=is_cell, other=0.0)
             if WIDE:
-                ask, key, value = ask.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
-            score = tl.dot(ask, tl.trans(key), input_precision="ieee") * scale
+                q, key, value = q.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
+            score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
             if phase == 1:
                 seen = place[None, :] <= reach[:, None]
                 if tree_mask is not None:

@@ -82,9 +82,9 @@ def _rope_write(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     dims = tl.arange(0, BLOCK_D)
     is_dim = dims < HALF
-    turn, swing = cos + token * cos_stride + dims, sin + token * sin_stride + dims
-    c = tl.load(turn, mask=is_dim, other=0.0).to(tl.float32)[None, :]  # both halves have the same
-    s = tl.load(swing, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+    cos_cells, sin_cells = cos + token * cos_stride + dims, sin + token * sin_stride + dims
+    c = tl.load(cos_cells, mask=is_dim, other=0.0).to(tl.float32)[None, :]  # both halves have the same
+    s = tl.load(sin_cells, mask=is_dim, other=0.0).to(tl.float32)[None, :]
     is_in = (head < NUM_HEADS + NUM_KV_HEADS)[:, None] & is_dim[None, :]
     places = qk + token * token_stride + head[:, None] * head_stride + dims[None, :]
     left, right = tl.load(places, mask=is_in, other=0.0), tl.load(places + HALF, mask=is_in, other=0.0)
@@ -92,19 +92,19 @@ def _rope_write(
     rotated_left = (wide_left * c - wide_right * s).to(left.dtype)
     rotated_right = (wide_right * c + wide_left * s).to(left.dtype)
 
-    asks = output + (token * NUM_HEADS + head)[:, None] * (2 * HALF) + dims[None, :]
-    is_ask = (head < NUM_HEADS)[:, None] & is_in
-    tl.store(asks, rotated_left, mask=is_ask)
-    tl.store(asks + HALF, rotated_right, mask=is_ask)
+    query_cells = output + (token * NUM_HEADS + head)[:, None] * (2 * HALF) + dims[None, :]
+    is_query = (head < NUM_HEADS)[:, None] & is_in
+    tl.store(query_cells, rotated_left, mask=is_query)
+    tl.store(query_cells + HALF, rotated_right, mask=is_query)
     slot = tl.load(slots + token) * slot_stride
     key = head - NUM_HEADS
     cells = slot + key[:, None] * kv_head_stride + dims[None, :]
     is_key = ((key >= 0) & (key < NUM_KV_HEADS))[:, None] & is_in
     tl.store(keys + cells, rotated_left, mask=is_key)
     tl.store(keys + cells + HALF, rotated_right, mask=is_key)
-    plain = key - NUM_KV_HEADS
-    is_plain = ((plain >= 0) & (plain < NUM_KV_HEADS))[:, None] & is_dim[None, :]
-    places = value + token * value_token_stride + plain[:, None] * value_head_stride + dims[None, :]
-    cells = slot + plain[:, None] * kv_head_stride + dims[None, :]
-    tl.store(values + cells, tl.load(places, mask=is_plain), mask=is_plain)
-    tl.store(values + cells + HALF, tl.load(places + HALF, mask=is_plain), mask=is_plain)
+    value_head = key - NUM_KV_HEADS
+    is_value = ((value_head >= 0) & (value_head < NUM_KV_HEADS))[:, None] & is_dim[None, :]
+    places = value + token * value_token_stride + value_head[:, None] * value_head_stride + dims[None, :]
+    cells = slot + value_head[:, None] * kv_head_stride + dims[None, :]
+    tl.store(values + cells, tl.load(places, mask=is_value), mask=is_value)
+    tl.store(values + cells + HALF, tl.load(places + HALF, mask=is_value), mask=is_value)
