@@ -28,11 +28,11 @@ TOKENS, PAIRS, ROOTS = "tokens", "pairs", "roots"
 
 
 class StepLayout:
-    """The layout of one step: on the host, and once sent on the device; then of certain rows."""
+    """The layout of one step: on the host, and once sent on the device. `at` gives it the rows of a certain step."""
 
-    rows: Tensor  # [num_rows] the step's rows, as the others once `at` says them
+    rows: Tensor  # [num_rows]
     rows_host: np.ndarray
-    start_positions_host: np.ndarray | None  # where the backend needs them on the host
+    start_positions_host: np.ndarray | None  # None: only the device knows them
 
     def __init__(self, query_lens: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
         self.shape = shape
