@@ -1,7 +1,7 @@
 """Memory: how many tokens of KV fit beside everything else on a device that counts its bytes.
 
-Weights and the draft head are loaded by then, so what is free is known; the passes' own tensors, the sampler's and
-those of CUDA graphs are bounded from above. Plain arithmetic. Called at start-up.
+Weights and the draft head are loaded by then, so the free memory is known; the tensors of forward passes, of the
+sampler and of CUDA graphs are bounded from above. Plain arithmetic. Called at start-up.
 """
 
 from roost.attention.registry import Backend
