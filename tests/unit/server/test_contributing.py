@@ -11,7 +11,7 @@ from starlette.routing import Route
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.state import ServerState
-from tests.unit.server.silent import Silent
+from tests.unit.server.silent import SilentEngine
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
@@ -23,8 +23,8 @@ def test_the_endpoint_of_the_guide_answers_and_refuses() -> None:
     exec(compile(code, PAGE.name, "exec"), module)
 
     async def ask() -> list[httpx.Response]:
-        link = Silent()
-        server = ServerState(ServerConfig(), link)
+        engine = SilentEngine()
+        server = ServerState(ServerConfig(), engine)
         server.open()
         app = make_app(server)
         app.router.routes.append(Route("/fits", module["fits"], methods=["POST"]))
@@ -33,7 +33,7 @@ def test_the_endpoint_of_the_guide_answers_and_refuses() -> None:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
                 return [await http.post("/fits", json=body) for body in bodies]
         finally:
-            await link.stop()
+            await engine.stop()
 
     good, unknown, wrong = asyncio.run(ask())
     told = good.json()
