@@ -47,9 +47,9 @@ def _refusal(work: Any) -> RequestError:
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
     server = _server(inner=Untouched())
-    reach = server.language.tokenizer.reach
-    assert reach is not None
-    text = "a" * (reach.size * CONTEXT + 1)
+    bounds = server.language.tokenizer.token_bounds
+    assert bounds is not None
+    text = "a" * (bounds.size * CONTEXT + 1)
     for given in (text, [text], [text] * 3):
         error = _refusal(server.prompt_tokens(given, "prompt"))
         assert (error.status, error.param) == (413, "prompt") and f"--context {CONTEXT}" in error.reason
