@@ -9,7 +9,7 @@ import torch
 from roost.device.open import open_device
 from roost.sampling.params import SamplingParams
 from roost.sampling.sampler import Sampler
-from tests.unit.sampling.plain import Case
+from tests.support.plain_sampler import Case
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

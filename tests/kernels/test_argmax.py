@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.canaries import DTYPES, MARGIN
+from tests.support.canaries import DTYPES, MARGIN
 
 argmax = pytest.importorskip("roost.kernels.argmax")
 VOCABULARIES = (49152, 50257, 4096, 4097, 1000, 1)

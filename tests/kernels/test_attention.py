@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roost.layers.segments import segment_attention
-from tests.kernels.batches import NOWHERE, Batch, Shape, make, padded
-from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
+from tests.support.attention_batches import NOWHERE, Batch, Shape, make, padded
+from tests.support.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
 attention = pytest.importorskip("roost.kernels.attention")
 SCALE = 0.21

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from roost.attention.registry import TRITON
-from tests.kernels.canaries import DTYPES, Fenced
+from tests.support.canaries import DTYPES, Fenced
 
 copy = pytest.importorskip("roost.kernels.copy")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost.models.decoder import ACTIVATIONS
-from tests.kernels.canaries import DTYPES, Fenced, assert_near
+from tests.support.canaries import DTYPES, Fenced, assert_near
 
 gate = pytest.importorskip("roost.kernels.gate")
 

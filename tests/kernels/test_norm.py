@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.norm import rms_norm
-from tests.kernels.canaries import DTYPES, Fenced, assert_near
+from tests.support.canaries import DTYPES, Fenced, assert_near
 
 norm = pytest.importorskip("roost.kernels.norm")
 EPS = 1e-5

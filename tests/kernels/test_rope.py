@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.rotary import Rope, cos_sin_at, frequencies, rotate
-from tests.kernels.canaries import DTYPES, SENTINEL, Fenced, assert_near
+from tests.support.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
 rope = pytest.importorskip("roost.kernels.rope")
 

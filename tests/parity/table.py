@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.parity import parameters
-from tests.parity.option_cases import CASES, CIRCUMSTANCES, OPTIONS, REFUSED, Case
-from tests.parity.rounds import MODES
+from tests.support.option_cases import CASES, CIRCUMSTANCES, OPTIONS, REFUSED, Case
+from tests.support.spec_engines import MODES
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "OPTIONS.md"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost.layers.attention import causal_attention, paged_attention, plan_reads
-from tests.segments import make_segments
+from tests.support.segments import make_segments
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = 0.3

@@ -19,11 +19,12 @@ from roost.device.device import Device
 from roost.errors import ConfigError
 from roost.layers.rotary import CosSin, rotate
 from roost.layers.segments import Segments
+from roost.models.model import KvShape
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.startup import backend_of, ops_of
-from tests.parity.matrix import model_of
-from tests.parity.rehearsal import read_segments, rehearsed
-from tests.parity.tiny import CPU, Served, configure, greedy, prompts
+from tests.support.graph_rehearsal import read_segments, rehearsed
+from tests.support.spec_matrix import model_of
+from tests.support.tiny_models import CPU, Served, configure, greedy, prompts
 
 PLANNED = Backend(
     name="planned",
@@ -47,19 +48,19 @@ ROWS_MAX = 64
 class PlannedAttention:
     """Attention whose start positions are put in place by the host, and are not read from the segments."""
 
-    def __init__(self, device: Device, head_dim: int) -> None:
+    def __init__(self, device: Device) -> None:
         self._starts = torch.zeros(ROWS_MAX, dtype=torch.int64)  # by row
         self.num_reads = self.num_writes = 0
         self.replayed: list[tuple[str, int, int]] = []  # graph, rows and tokens of each step
 
-    def read(self, table: PageTable, segments: Segments, scale: float) -> ReadKv:
+    def read(self, table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
         """By what was planned."""
         assert segments.tile_len <= PLANNED.tile_len_max
         if segments.host is not None:  # else it is captured, and planned before each replay
             self._plan(segments.host.rows, segments.host.start_positions)
         self.num_reads += 1
         planned = replace(segments, start_positions=self._starts[segments.rows])
-        return read_segments(table, planned, scale)
+        return read_segments(table, planned, kv)
 
     def write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """As the reference does."""

@@ -8,10 +8,10 @@ from bench.heads import TargetHead
 from roost.messages import SpecStats
 from roost.models.model import Head
 from roost.spec_shape import DraftKv, SpecShape
-from tests.parity.doubles import NULL, Watched, forgetful
-from tests.parity.heads import make_head
-from tests.parity.tiny import Served, configure, prompts, tiny
-from tests.parity.work import DEPTHS, dense
+from tests.support.random_heads import make_head
+from tests.support.stand_in_heads import NULL, Watched, forgetful
+from tests.support.tiny_models import Served, configure, prompts, tiny
+from tests.support.workload import DEPTHS, dense
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=4, topk=4, tokens=16, draft_kv=DraftKv.PAIR)

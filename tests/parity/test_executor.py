@@ -16,7 +16,7 @@ from roost.runner.executor import TorchExecutor
 from roost.sampling.params import SamplingParams
 from roost.spec_shape import PLAIN
 from roost.step import SAMPLED, Ints, RowId, RowSetup, StepId, StepPlan, TableDelta
-from tests.parity.tiny import CPU, VOCAB, configure, greedy, prompts, tiny
+from tests.support.tiny_models import CPU, VOCAB, configure, greedy, prompts, tiny
 
 PAGE_SIZE = 4
 WAIT_S = 30

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
-from tests.parity.tiny import CPU, KINDS, configure, prompts, tiny
-from tests.parity.work import (
+from tests.support.tiny_models import CPU, KINDS, configure, prompts, tiny
+from tests.support.workload import (
     CHUNKS,
     DEPTHS,
     PAGE_SIZES,

@@ -7,8 +7,8 @@ import torch
 
 from roost.weights.folder import INDEX, SINGLE_FILE
 from roost.weights.load import load_model, open_source
-from tests.parity.tiny import CPU, KINDS, prompts, tiny
-from tests.parity.work import logits_in_one_pass, reference_logits
+from tests.support.tiny_models import CPU, KINDS, prompts, tiny
+from tests.support.workload import logits_in_one_pass, reference_logits
 
 
 @pytest.mark.parametrize("shard_len", ["1GB", "40KB"])

@@ -12,9 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from roost.text.tokenizer import Tokenizer
 from roost.weights.load import load_model, open_source
-from tests.parity.tiny import CPU, LLAMA3_ROPE
-from tests.parity.work import logits_in_one_pass
-from tests.unit.weights.ggufs import (
+from tests.support.gguf_files import (
     FIELDS,
     HEAD_DIM,
     HEADS,
@@ -28,6 +26,8 @@ from tests.unit.weights.ggufs import (
     shapes,
     write,
 )
+from tests.support.tiny_models import CPU, LLAMA3_ROPE
+from tests.support.workload import logits_in_one_pass
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 700.0}
 BLOCK_NAMES = {

@@ -11,11 +11,11 @@ from roost.graphs.chunks import ChunkGraphs, GraphedChunks
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan
-from tests.parity import option_asks
-from tests.parity.matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
-from tests.parity.rehearsal import Tape, rehearsed
-from tests.parity.rounds import MODES, Setting, Speculating
-from tests.parity.tiny import Served, configure, greedy, prompts
+from tests.support import option_requests as option_asks
+from tests.support.graph_rehearsal import Tape, rehearsed
+from tests.support.spec_engines import MODES, Setting, Speculating
+from tests.support.spec_matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
+from tests.support.tiny_models import Served, configure, greedy, prompts
 
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
 EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])

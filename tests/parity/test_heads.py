@@ -17,9 +17,20 @@ from roost.models import llama
 from roost.models.decoder import Decoder
 from roost.models.model import KvShape, Model, PairHead
 from roost.weights.draft import check_hooks, head_kind, load_head
-from tests.parity.heads import FEWER, HIDDEN, LLAMA3, Config, features, read, run, write, write_eagle, write_eagle3
-from tests.parity.tiny import CPU, VOCAB, prompts, tiny
-from tests.parity.work import dense
+from tests.support.random_heads import (
+    FEWER,
+    HIDDEN,
+    LLAMA3,
+    Config,
+    features,
+    read,
+    run,
+    write,
+    write_eagle,
+    write_eagle3,
+)
+from tests.support.tiny_models import CPU, VOCAB, prompts, tiny
+from tests.support.workload import dense
 
 PROMPT_LEN = 90  # past what Llama 3's rope was made for
 Writer = Callable[[Path], Path]

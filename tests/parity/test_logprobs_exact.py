@@ -8,9 +8,9 @@ import pytest
 from roost.config.options import EngineConfig
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.sampling.params import SamplingParams
-from tests.parity.slow import slow_logprobs, slow_output
-from tests.parity.tiny import Served, configure, prompts, tiny
-from tests.parity.work import CHUNKS, DEPTHS
+from tests.support.slow_reference import slow_logprobs, slow_output
+from tests.support.tiny_models import Served, configure, prompts, tiny
+from tests.support.workload import CHUNKS, DEPTHS
 
 PROMPT_LEN, NUM_NEW = 33, 12
 NEAR = 1e-4

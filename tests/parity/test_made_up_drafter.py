@@ -22,12 +22,12 @@ from roost.device.device import Device
 from roost.drafters import registry
 from roost.drafters.make import Parts
 from roost.drafters.protocol import Pairs
-from roost.drafters.registry import DRAFTERS, DrafterKind, DraftHead
+from roost.drafters.registry import DRAFTERS, DrafterKind, DraftHead, spec_names
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import ConfigError
 from roost.front.options import Options
 from roost.layers.segments import Segments
-from roost.lazy_import import load_symbol, spec_names
+from roost.lazy_import import load_symbol
 from roost.library.llm import LLM
 from roost.messages import SpecStats
 from roost.models.family import HeadFamily
@@ -35,7 +35,7 @@ from roost.models.fields import Fields
 from roost.models.model import KvShape, Model
 from roost.models.tensors import Tensors
 from roost.step import RowSetup
-from tests.unit.chain import save_chain, token, tokenizer
+from tests.support.chain_model import save_chain, token, tokenizer
 
 HERE = __name__
 

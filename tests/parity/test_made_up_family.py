@@ -30,11 +30,11 @@ from roost.models.model import KvShape, traits_of
 from roost.models.registry import decoder_config
 from roost.models.tensors import Tensors
 from roost.startup import Running, start
-from roost.weights.folder import CONFIG, WHOLE
+from roost.weights.folder import CONFIG, SINGLE_FILE
 from roost.weights.load import load_model, open_source
-from tests.parity.heads import write_eagle
-from tests.server.tiny import write_model
-from tests.unit.text.small import byte_level
+from tests.support.random_heads import write_eagle
+from tests.support.small_vocabularies import byte_level
+from tests.support.tiny_folder import write_model
 
 VOCAB = byte_level().vocab_size
 HIDDEN, WIDE, HEADS, WINDOW, THETA = 24, 40, 4, 6, 700.0
@@ -210,7 +210,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, HEDGEHOG))
     write_model(tmp_path)  # for its tokenizer
     (tmp_path / CONFIG).write_text(json.dumps(CONFIG_JSON))
-    save_file(checkpoint(), tmp_path / WHOLE)
+    save_file(checkpoint(), tmp_path / SINGLE_FILE)
     return tmp_path
 
 
@@ -227,7 +227,7 @@ def started(folder: Path) -> Iterator[Callable[..., Running]]:
             spec=spec or SpecConfig(),
         )
         running.append(start(config))
-        for pool in running[-1].executor.runner.passes.pools:  # a slot that nobody wrote shows
+        for pool in running[-1].executor.runner.passes.kv_caches:  # a slot that nobody wrote shows
             pool.keys.fill_(torch.nan)
             pool.values.fill_(torch.nan)
         return running[-1]
@@ -282,7 +282,7 @@ def test_its_sessions_go_on_from_their_kv_and_return_what_a_dense_pass_says(star
 
 def test_books_keep_kv_of_the_shape_that_their_layers_have(started: Callable[..., Running]) -> None:
     running = started()
-    full, window = running.executor.runner.passes.pools
+    full, window = running.executor.runner.passes.kv_caches
     assert (tuple(full.keys.shape), full.keys.dtype) == ((2, 512, 2, 8), torch.float32)
     assert (tuple(window.values.shape), window.values.dtype) == ((2, 512, 1, 6), torch.float64)
     assert running.settings["windows"] == [None, WINDOW]
@@ -319,7 +319,7 @@ def test_its_config_is_checked_before_a_tensor_is_read(folder: Path) -> None:
 
 
 def test_a_tensor_that_it_does_not_use_is_refused(folder: Path) -> None:
-    save_file({**checkpoint(), "h.0.bias": torch.zeros(2)}, folder / WHOLE)
+    save_file({**checkpoint(), "h.0.bias": torch.zeros(2)}, folder / SINGLE_FILE)
     with pytest.raises(ConfigError, match=r"tensors that this model does not use: h\.0\.bias"):
         load_model(open_source(folder), weights="fp32", device=CPU)
 

@@ -23,9 +23,9 @@ from roost.models.decoder import Decoder, DecoderConfig, FeedForward, Loader
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
-from roost.weights.folder import CONFIG, WHOLE
+from roost.weights.folder import CONFIG, SINGLE_FILE
 from roost.weights.load import load_model, open_source
-from tests.parity.tiny import DEVICE, SHAPE, Served, configure, ops, prompts
+from tests.support.tiny_models import DEVICE, SHAPE, Served, configure, ops, prompts
 
 NUM_EXPERTS, PER_TOKEN = 4, 2
 
@@ -122,7 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     extra = {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": PER_TOKEN}
     config = {**model.config.to_dict(), **extra, "architectures": list(FAMILY.architectures)}
     (tmp_path / CONFIG).write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / WHOLE)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / SINGLE_FILE)
     return tmp_path
 
 

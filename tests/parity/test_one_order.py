@@ -11,7 +11,7 @@ from roost.layers.attention import paged_attention, plan_reads
 from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, row_multiple
 from roost.layers.linear import make_linear
 from roost.layers.segments import Segments
-from tests.segments import make_segments
+from tests.support.segments import make_segments
 
 NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE = 9, 3, 16
 LENGTH = 1100  # past two blocks of keys

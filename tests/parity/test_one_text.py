@@ -14,8 +14,8 @@ from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
 from roost.weights.pull import find_head
 from tests.parity.conftest import default_config
-from tests.parity.tiny import CPU, Served, configure
-from tests.shapes import AUTO_CHAIN
+from tests.support.spec_configs import AUTO_CHAIN
+from tests.support.tiny_models import CPU, Served, configure
 
 NUM_NEW = 24
 SAID = (

@@ -8,9 +8,9 @@ import pytest
 from roost.config.options import EngineConfig
 from roost.messages import Submit
 from roost.sampling.params import SEED_END, SamplingParams
-from tests.parity.slow import slow_output
-from tests.parity.tiny import VOCAB, Served, configure, prompts, tiny
-from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES
+from tests.support.slow_reference import slow_output
+from tests.support.tiny_models import VOCAB, Served, configure, prompts, tiny
+from tests.support.workload import CHUNKS, DEPTHS, PAGE_SIZES
 
 STOPS = frozenset(range(0, VOCAB, 4))  # so many that an output soon meets one
 FEW = (3, 17, 41, 60, 88)

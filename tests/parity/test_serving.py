@@ -4,8 +4,8 @@ import pytest
 from torch import Tensor
 
 from roost.layers.attention import Attend
-from tests.parity.tiny import Served, configure, greedy, prompts, tiny
-from tests.parity.work import CHUNKS, DEPTHS, PAGE_SIZES, assert_equals_reference, serve, several
+from tests.support.tiny_models import Served, configure, greedy, prompts, tiny
+from tests.support.workload import CHUNKS, DEPTHS, PAGE_SIZES, assert_equals_reference, serve, several
 
 # --- greedy output ---------------------------------------------------------------------------------------------
 

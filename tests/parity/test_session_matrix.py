@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
-from tests.parity.forced import Knowing, Prompt, model_of, null_prompts
-from tests.parity.heads import make_head
-from tests.parity.session_matrix import CELLS, LARGE_PAGES, NAMED, WIDE_PAGES, Cell, drawn
-from tests.parity.session_scenes import SCENES, play
-from tests.parity.talks import Talks, next_tokens
+from tests.support.forced_drafts import Knowing, Prompt, model_of, null_prompts
+from tests.support.random_heads import make_head
+from tests.support.session_clients import Talks, next_tokens
+from tests.support.session_matrix import CELLS, LARGE_PAGES, NAMED, WIDE_PAGES, Cell, drawn
+from tests.support.session_scenes import SCENES, play
 
 ALWAYS = ("turns", "together", "aborts")  # scenes that every named cell plays
 DRAWN = drawn(SCENES)

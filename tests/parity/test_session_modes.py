@@ -16,9 +16,9 @@ from roost.kv.ledger import retiring
 from roost.kv.pages import floor_to
 from roost.messages import Finished, Refused
 from roost.sched.request import Mark, Request
-from tests.parity.session_matrix import MAX_RUNNING, Cell
-from tests.parity.session_scenes import play
-from tests.parity.talks import Asked, Talks
+from tests.support.session_clients import Asked, Talks
+from tests.support.session_matrix import MAX_RUNNING, Cell
+from tests.support.session_scenes import play
 
 CELLS = {
     "plain": Cell(page_size=4),

@@ -6,10 +6,10 @@ import pytest
 
 from roost.front.options import Options, submits
 from roost.messages import PromptLogprobs, Submit
-from tests.parity.slow import slow_output
-from tests.parity.tiny import Served, configure, prompts, tiny
-from tests.parity.work import DEPTHS, PAGE_SIZES
-from tests.unit.text.small import byte_level
+from tests.support.slow_reference import slow_output
+from tests.support.small_vocabularies import byte_level
+from tests.support.tiny_models import Served, configure, prompts, tiny
+from tests.support.workload import DEPTHS, PAGE_SIZES
 
 N = 5
 PROMPT_LEN = 38

@@ -14,14 +14,14 @@ from roost.models.model import Head
 from roost.sched.request import Request
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan, Ticket
-from tests.parity import option_asks
-from tests.parity.forced import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn
-from tests.parity.heads import make_head
-from tests.parity.rehearsal import Tape, rehearsed
-from tests.parity.rounds import Setting, Speculating
-from tests.parity.tiny import Served, configure, greedy, prompts
-from tests.parity.work import DEPTHS, Work
-from tests.shapes import AUTO_CHAIN, AUTO_NGRAM
+from tests.support import option_requests as option_asks
+from tests.support.forced_drafts import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn
+from tests.support.graph_rehearsal import Tape, rehearsed
+from tests.support.random_heads import make_head
+from tests.support.spec_configs import AUTO_CHAIN, AUTO_NGRAM
+from tests.support.spec_engines import Setting, Speculating
+from tests.support.tiny_models import Served, configure, greedy, prompts
+from tests.support.workload import DEPTHS, Work
 
 MENU = {1, 2, 3, 4, 5, 7}
 DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {

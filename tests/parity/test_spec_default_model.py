@@ -14,8 +14,8 @@ from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.weights.draft import load_head
 from roost.weights.pull import find_head
-from tests.parity.heads import write_eagle3
-from tests.parity.tiny import CPU, Served, configure
+from tests.support.random_heads import write_eagle3
+from tests.support.tiny_models import CPU, Served, configure
 
 NUM_NEW = 24
 NUM_PROMPTS_FULL = 50

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bench.heads import TargetHead
 from roost.messages import Submit
 from roost.sampling.params import SamplingParams
-from tests.parity.rounds import MODES
-from tests.parity.tiny import SHAPE, Served, Tiny, configure
-from tests.unit.sampling.plain import Case, changed_logits, distribution
+from tests.support.plain_sampler import Case, changed_logits, distribution
+from tests.support.spec_engines import MODES
+from tests.support.tiny_models import SHAPE, Served, Tiny, configure
 
 SMALL = 6
 NUM_SEEDS = 500

@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from tests.parity import option_asks
-from tests.parity.option_cases import CASES, CIRCUMSTANCES, OPTIONS, side_by_side
-from tests.parity.rounds import MODES, Setting
 from tests.parity.table import COLUMNS, TABLE, written
-from tests.parity.work import DEPTHS
+from tests.support import option_requests as option_asks
+from tests.support.option_cases import CASES, CIRCUMSTANCES, OPTIONS, side_by_side
+from tests.support.spec_engines import MODES, Setting
+from tests.support.workload import DEPTHS
 
 pytestmark = pytest.mark.xdist_group("options")  # one process: the cells of a setting share one run of the engine
 SPECULATING = pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "plain"])

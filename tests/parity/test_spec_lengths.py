@@ -10,7 +10,8 @@ from roost.kv.ledger import describe
 from roost.kv.pages import ceil_div
 from roost.messages import Abort, Event, Submit, Tokens
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from tests.parity.forced import (
+from tests.sim.script import accounts
+from tests.support.forced_drafts import (
     CHAIN,
     NGRAM,
     TREE,
@@ -24,10 +25,9 @@ from tests.parity.forced import (
     turn,
     until_output,
 )
-from tests.parity.heads import make_head
-from tests.parity.tiny import WINDOW, Served, configure, prompts
-from tests.parity.work import DEPTHS
-from tests.sim.script import accounts
+from tests.support.random_heads import make_head
+from tests.support.tiny_models import WINDOW, Served, configure, prompts
+from tests.support.workload import DEPTHS
 
 PROMPT, LATER = prompts(10, 5, seed=1)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from roost.front.speculation import total
-from tests.parity.matrix import ABORT_TICKS, CELLS, Cell, Matrix, drawn, work
-from tests.parity.tiny import greedy
+from tests.support.spec_matrix import ABORT_TICKS, CELLS, Cell, Matrix, drawn, work
+from tests.support.tiny_models import greedy
 
 DRAWN = drawn(num_together=3)
 

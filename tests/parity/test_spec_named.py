@@ -17,10 +17,10 @@ from roost.kv.pages import ceil_to
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import DraftKv, SpecShape
-from tests.parity.forced import assert_every_page_is_back, model_of
-from tests.parity.heads import make_head
-from tests.parity.tiny import SHAPE, Served, Tiny, configure, prompts
-from tests.parity.work import Work
+from tests.support.forced_drafts import assert_every_page_is_back, model_of
+from tests.support.random_heads import make_head
+from tests.support.tiny_models import SHAPE, Served, Tiny, configure, prompts
+from tests.support.workload import Work
 
 EIGHT = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
 CONTEXT = 300

@@ -20,7 +20,8 @@ from roost.models.model import Head
 from roost.sampling.params import SamplingParams
 from roost.spec_shape import DraftKv, SpecShape
 from roost.weights.draft import load_head
-from tests.parity.forced import (
+from tests.support.chain_model import save_chain, token, written
+from tests.support.forced_drafts import (
     CHAIN,
     NGRAM,
     TREE,
@@ -32,10 +33,9 @@ from tests.parity.forced import (
     told,
     turn,
 )
-from tests.parity.heads import make_head, write_eagle3
-from tests.parity.tiny import CPU, SHAPE, Served, Tiny, configure, prompts
-from tests.parity.work import DEPTHS
-from tests.unit.chain import save_chain, token, written
+from tests.support.random_heads import make_head, write_eagle3
+from tests.support.tiny_models import CPU, SHAPE, Served, Tiny, configure, prompts
+from tests.support.workload import DEPTHS
 
 PROMPT, LATER = prompts(10, 5, seed=1)
 

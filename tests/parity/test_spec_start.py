@@ -14,10 +14,10 @@ from roost.errors import ConfigError
 from roost.models import llama, registry
 from roost.models.decoder import Decoder
 from roost.startup import Running, start
-from tests.parity.heads import Config, write_eagle, write_eagle3
-from tests.server.tiny import write_model
-from tests.unit.models.files import LLAMA
-from tests.unit.text.small import byte_level
+from tests.support.config_files import LLAMA
+from tests.support.random_heads import Config, write_eagle, write_eagle3
+from tests.support.small_vocabularies import byte_level
+from tests.support.tiny_folder import write_model
 
 VOCAB = byte_level().vocab_size
 FEWER = 20

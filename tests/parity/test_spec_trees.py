@@ -4,6 +4,9 @@ A drafter that is always right puts its path in front, where it hides all of the
 some positions; the right path is in every tree, behind it.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,12 +14,13 @@ from torch import Tensor
 from roost.drafters.eagle import EagleDrafter
 from roost.messages import SpecStats
 from roost.sched import planner
-from roost.sched.planner import Line
-from roost.sched.request import Request
+from roost.sched.request import LaunchedStep
+from roost.sched.state import State
 from roost.spec_shape import DraftKv, SpecShape
-from tests.parity.forced import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
-from tests.parity.heads import make_head
-from tests.parity.tiny import DEVICE, Served, configure, prompts
+from roost.step import StepId
+from tests.support.forced_drafts import NGRAM, Knowing, assert_every_page_is_back, model_of, plainly, told
+from tests.support.random_heads import make_head
+from tests.support.tiny_models import DEVICE, Served, configure, prompts
 
 BUSHY = SpecShape(steps=4, topk=4, tokens=21, draft_kv=DraftKv.PAIR)
 KINDS = pytest.mark.parametrize(("kind", "name"), [("llama", "eagle"), ("llama", "eagle3"), ("qwen2-window", "eagle")])
@@ -72,10 +76,15 @@ def test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify(monkey
     work = [PROMPT, PROMPT[::-1]]
     outputs = [plainly("llama", prompt, 16) for prompt in work]
 
-    def narrower(request: Request, chunk: int, width: int, hi: int) -> Line:
-        return Line(request, chunk, width if chunk or request.id == "1" else 3, hi)
+    build_step = planner._build_step
 
-    monkeypatch.setattr(planner, "Line", narrower)
+    def narrower(state: State, step: StepId, chosen: planner.Chosen) -> LaunchedStep:
+        launched = build_step(state, step, chosen)
+        plan, is_first = launched.plan, np.array([request.id == "0" for request in launched.requests])
+        query_lens = np.where(~plan.is_prefill & is_first, 3, plan.query_lens).astype(np.int32)
+        return replace(launched, plan=replace(plan, query_lens=query_lens))
+
+    monkeypatch.setattr(planner, "_build_step", narrower)
     served = told("llama", configure(spec=NGRAM), [a + b for a, b in zip(work, outputs, strict=True)])
     for number, prompt in enumerate(work):
         served.submit(str(number), prompt, 13)

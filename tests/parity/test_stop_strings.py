@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig
-from tests.unit.chain import save_chain, token, written
+from tests.support.chain_model import save_chain, token, written
 
 OWL = "🦉".encode()
 DAY = "日".encode()

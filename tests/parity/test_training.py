@@ -20,9 +20,9 @@ from roost.train.loop import Recipe, Trainer, TrainingState, right_in_a_row, sch
 from roost.train.packing import PackedRows, pack, split
 from roost.train.target import run_target
 from roost.weights.draft import default_aux_layers, load_head
-from tests.parity.tiny import CPU, VOCAB, tiny
-from tests.parity.work import dense
-from tests.server.tiny import write_model
+from tests.support.tiny_folder import write_model
+from tests.support.tiny_models import CPU, VOCAB, tiny
+from tests.support.workload import dense
 
 NUM_STEPS = 3
 IDS = torch.arange(0, VOCAB, 2)  # the draft vocabulary

@@ -6,8 +6,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.server.process import Server
-from tests.server.tiny import write_model
+from tests.support.server_process import Server
+from tests.support.tiny_folder import write_model
 
 HERE = Path(__file__).parent
 SPEC_STEPS = 3

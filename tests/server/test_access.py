@@ -10,7 +10,7 @@ import pytest
 
 from roost.server.body import BODY_BYTES_MAX
 from roost.server.serve import HEADER_BYTES_MAX
-from tests.server.process import Server
+from tests.support.server_process import Server
 
 KEYS = ("owl-1", "owl-2")
 POSTS = (

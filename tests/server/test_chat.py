@@ -17,8 +17,8 @@ from roost.cli.main import main
 from roost.cli.remote_sessions import ClientSideSession, RemoteServer, RemoteSession
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.options import Options
-from tests.server.process import Server
-from tests.unit.chain import save_chain
+from tests.support.chain_model import save_chain
+from tests.support.server_process import Server
 
 SPELT = ("\n", "h", "e", "12", "!", "<|im_end|>")  # the answer to any message
 FLAGS = ("--weights", "fp32", "--threads", "1", "--pool-tokens", "16384", "--page-size", "4")

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from roost.sched.intake import PRIORITY_MAX
-from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
 from tests.server.test_native import COUNT, GREEDY, LONG, ids_of
-from tests.server.tiny import ENDLESS
+from tests.support.server_process import Server, Stream, wait_until
+from tests.support.tiny_folder import ENDLESS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SGLANG_SAMPLING = {

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 import httpx
 
 from tests.server.conftest import StartTiny
-from tests.server.process import Server, Stream, has_ended, wait_until
-from tests.server.tiny import ENDLESS
+from tests.support.server_process import Server, Stream, has_ended, wait_until
+from tests.support.tiny_folder import ENDLESS
 
 
 def in_background(work: Callable[[], Any]) -> Callable[[], Any]:

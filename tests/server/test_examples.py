@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import ROOT, Server
-from tests.unit.chain import save_chain
+from tests.support.chain_model import save_chain
+from tests.support.server_process import ROOT, Server
 
 EXAMPLES = ROOT / "examples"
 LINES_MAX = 60

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.server.conftest import StartTiny
-from tests.server.process import Server, Stream
-from tests.server.tiny import write_model
+from tests.support.server_process import Server, Stream
+from tests.support.tiny_folder import write_model
 
 IDLE_S = 3
 GREEDY = {"temperature": 0, "max_new_tokens": 8}

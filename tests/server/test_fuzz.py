@@ -1,7 +1,7 @@
 """Bad requests drawn from the schemas: each is refused by name, and nothing of them stays."""
 
-from tests.server.cases import SESSION, Case, cases
-from tests.server.process import Server
+from tests.support.bad_requests import SESSION, Case, cases
+from tests.support.server_process import Server
 
 
 def test_39_every_bad_request_is_refused_by_the_name_of_its_parameter(rested: Server) -> None:

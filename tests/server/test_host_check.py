@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import PAGE
-from tests.server.process import Server
+from tests.support.server_process import Server
 
 FOREIGN_HOSTS = (
     *("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[fe80::1]"),

@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tests.server.process import PATIENCE_S, Server
+from tests.support.server_process import PATIENCE_S, Server
 
 HEADERS = (
     *("origin", "host", "authorization", "content-type", "content-length", "transfer-encoding", "expect", "upgrade"),

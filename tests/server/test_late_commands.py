@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 
 from tests.server.conftest import StartTiny
-from tests.server.process import wait_until
 from tests.server.test_ends import in_background
 from tests.server.test_sessions import SHORT, Client
+from tests.support.server_process import wait_until
 
 TURN = {**SHORT, "text": "hello", "ignore_eos": True}
 

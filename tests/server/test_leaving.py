@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tests.server.process import Server, Stream, wait_until
+from tests.support.server_process import Server, Stream, wait_until
 
 LONG = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
 

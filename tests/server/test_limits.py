@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from roost.server.connections import PROBE_SLOTS
-from tests.server.process import PATIENCE_S, Server, Stream, wait_until
-from tests.server.tiny import ENDLESS
+from tests.support.server_process import PATIENCE_S, Server, Stream, wait_until
+from tests.support.tiny_folder import ENDLESS
 
 PLACES = 6
 GET = b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from roost.cli.main import main
-from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
+from tests.support.server_process import Server, Stream, wait_until
 
 COUNT = "One, two, three, four,"
 GREEDY = {"temperature": 0, "max_new_tokens": 6}

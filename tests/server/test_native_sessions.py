@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.process import Server, Stream
 from tests.server.test_native import COUNT, GREEDY, LONG, ids_of
 from tests.server.test_sessions import error
+from tests.support.server_process import Server, Stream
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from openai.resources.chat.completions import Completions
 from openai.resources.completions import Completions as TextCompletions
 
 from roost.server.schema import ChatBody, CompletionBody
-from tests.server.process import Server
+from tests.support.server_process import Server
 
 MODEL = "SmolLM2-135M-Instruct"
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]

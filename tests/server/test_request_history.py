@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.server.process import Server, Stream
 from tests.server.test_native import LONG, ids_of
 from tests.server.test_native_sessions import opened
 from tests.server.test_sessions import error
+from tests.support.server_process import Server, Stream
 
 CHUNKS = (
     *("Let me tell you something about France.", "The capital of France is"),

@@ -5,7 +5,7 @@ import pytest
 from roost.server.openai import _TOP_LOGPROBS_MAX
 from roost.server.schema import REQUEST_ID_LEN_MAX
 from roost.server.state import PROMPTS_MAX
-from tests.server.process import Server
+from tests.support.server_process import Server
 
 ONE = {"temperature": 0, "max_new_tokens": 1}
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import StartTiny
-from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
 from tests.server.test_native import COUNT, GREEDY, ids_of
 from tests.server.test_native_sessions import native, opened, turn
 from tests.server.test_sessions import ENDLESS, MORE, SHORT, USER, Client, error, inherited, session
+from tests.support.server_process import Server, Stream, wait_until
 
 __all__ = ["native", "session"]  # fixtures
 BRIEF_S = 0.05

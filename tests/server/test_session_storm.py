@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 
 from tests.server.conftest import StartTiny
-from tests.server.process import Server
 from tests.server.test_ends import in_background
+from tests.support.server_process import Server
 
 CLIENTS, REQUESTS = 8, 60
 TINY = ("--pool-tokens", "2048", "--max-running", "4", "--chunk", "64")

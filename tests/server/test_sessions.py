@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from tests.server.process import Server, Stream, wait_until
 from tests.server.test_ends import in_background
 from tests.server.test_native import COUNT, ids_of
+from tests.support.server_process import Server, Stream, wait_until
 
 SHORT = {"temperature": 0, "max_tokens": 4}
 ENDLESS = {"temperature": 0, "max_tokens": 1500, "ignore_eos": True}

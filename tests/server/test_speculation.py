@@ -14,7 +14,7 @@ from roost import LLM, EngineConfig, ModelConfig, Options
 from roost.front.speculation import from_json, since, total
 from roost.messages import SpecStats
 from tests.server.conftest import SPEC_STEPS, StartTiny
-from tests.server.process import Server, Stream, wait_until
+from tests.support.server_process import Server, Stream, wait_until
 from tests.unit.server.test_speculation import scraped, spec_of
 
 COLOURS = "red green blue, red green blue, red green blue, red"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from roost.server.keys import SESSION_TTL_S
-from tests.server.process import PATIENCE_S, Server, Stream, wait_until
 from tests.server.test_ends import in_background
-from tests.server.tiny import ENDLESS
+from tests.support.server_process import PATIENCE_S, Server, Stream, wait_until
+from tests.support.tiny_folder import ENDLESS
 
 KEYS = {"alice": "sk-alice-1", "bob": "sk-bob-1", "carol": "sk-carol-1"}
 FILE = f"""

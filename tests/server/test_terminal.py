@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from tests.server.conftest import StartTiny
-from tests.server.process import PATIENCE_S, Server, Stream, has_ended, wait_until
-from tests.server.tiny import ENDLESS
+from tests.support.server_process import PATIENCE_S, Server, Stream, has_ended, wait_until
+from tests.support.tiny_folder import ENDLESS
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
 SECRETS = ("friend", "wrong-key", "a secret prompt", "?hush")

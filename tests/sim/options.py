@@ -8,10 +8,10 @@ from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, Sessio
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits, Resolved
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
-from tests.shapes import spec_config
 from tests.sim.model import Model
 from tests.sim.visits import Habits, draw_habits
 from tests.sim.wishes import Wishes, draw_wishes
+from tests.support.spec_configs import spec_config
 
 TICKS = 90  # with faults and new requests; then everything accepted must end
 

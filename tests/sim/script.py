@@ -40,9 +40,9 @@ from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
-from tests.shapes import spec_config
 from tests.sim import model as oracle
 from tests.sim.witness import Witness, drafts_of
+from tests.support.spec_configs import spec_config
 
 VOCAB = 997
 TICKS_MAX = 1000

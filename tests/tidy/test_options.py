@@ -22,7 +22,7 @@ def rows() -> dict[str, list[str]]:
 
 def test_every_option_of_a_request_is_in_the_table() -> None:
     names = {each.name for each in (*fields(Submit), *fields(SamplingParams))} - NO_OPTIONS
-    assert names - set(rows()) == set(), "add a check to tests/parity/option_cases.py and run `make table`"
+    assert names - set(rows()) == set(), "add a check to tests/support/option_cases.py and run `make table`"
 
 
 def test_every_cell_of_the_table_is_exact_or_refused() -> None:

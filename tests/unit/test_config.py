@@ -11,7 +11,7 @@ from roost.errors import ConfigError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from tests.shapes import spec_config
+from tests.support.spec_configs import spec_config
 
 TRAITS = ModelTraits(vocab_size=100)
 TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)

@@ -10,7 +10,7 @@ from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from tests.shapes import spec_config
+from tests.support.spec_configs import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)

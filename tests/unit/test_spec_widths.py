@@ -6,7 +6,7 @@ import pytest
 
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.spec_widths import AUTO_STEPS_MAX, Widths, batch_sizes
-from tests.shapes import AUTO_CHAIN
+from tests.support.spec_configs import AUTO_CHAIN
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 

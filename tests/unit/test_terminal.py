@@ -8,7 +8,7 @@ import pytest
 
 from roost.cli.main import main
 from roost.terminal import download_bar
-from tests.unit.chain import save_chain
+from tests.support.chain_model import save_chain
 
 
 class Terminal(io.StringIO):

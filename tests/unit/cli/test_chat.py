@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.chain import save_chain
+from tests.support.chain_model import save_chain
 
 PATIENCE_S = 60  # nothing is expected to take this long
 AGAIN_S = 5  # after which somebody presses a key again

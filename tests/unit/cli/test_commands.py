@@ -21,8 +21,8 @@ from roost.cli.main import main
 from roost.errors import ConfigError
 from roost.front.speculation import as_json
 from roost.messages import SpecStats
-from tests.unit import speculating
-from tests.unit.chain import save_chain
+from tests.support import speculating_engine as speculating
+from tests.support.chain_model import save_chain
 
 SPELT = ("\n", "h", "e", "12", "!", "<|im_end|>")  # what follows the line end that opens an answer
 ENGINE = ("--weights", "fp32", "--threads", "1", "--pool-tokens", "2048", "--page-size", "4")

@@ -26,7 +26,7 @@ from roost.config.options import (
 from roost.drafters.registry import LAYER_ID_SHIFTS, spec_names
 from roost.errors import ConfigError
 from roost.server.config import LOG_LEVELS, ServerConfig, check_server, served_names
-from tests.unit.chain import save_chain
+from tests.support.chain_model import save_chain
 
 ENGINE_GROUPS = (ModelConfig, MemoryConfig, SchedConfig, SpecConfig)
 

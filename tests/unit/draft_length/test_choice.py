@@ -13,7 +13,7 @@ import pytest
 from roost.draft_length.choice import DraftLengthPolicy
 from roost.spec_widths import Widths
 from roost.step import StepId
-from tests.shapes import AUTO_CHAIN
+from tests.support.spec_configs import AUTO_CHAIN
 
 Cost = Callable[[int, int], float]  # (rounds, width) -> time of a step, in units of a microsecond
 FLAT: Cost = lambda rounds, width: 1000 + 20 * (width - 1)  # noqa: E731 (memory-bound)

@@ -16,7 +16,7 @@ from roost.config.resolved import ModelTraits
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.sched.engine import Engine
 from roost.step import StepId, StepPlan, StepResult, Ticket
-from tests.shapes import AUTO_CHAIN, spec_config
+from tests.support.spec_configs import AUTO_CHAIN, spec_config
 
 NUM_ROWS = 32
 Cost = Callable[[int, int], int]  # (rounds, width) -> time of a step

@@ -10,8 +10,8 @@ from roost.config.resolved import ModelTraits
 from roost.device.cpu import CpuDevice
 from roost.drafters.eagle import DraftBranches
 from roost.spec_shape import DraftKv, SpecShape
-from tests.segments import make_segments
-from tests.shapes import spec_config
+from tests.support.segments import make_segments
+from tests.support.spec_configs import spec_config
 
 LENGTHS = [1, 2, 3, 10, 63, 64, 65, 103, 126, 128, 254, 255, 256, 257, 300, 511, 512, 513]
 

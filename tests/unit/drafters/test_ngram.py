@@ -11,7 +11,7 @@ from roost.drafters.ngram import MATCH_MAX, NgramDrafter
 from roost.drafters.protocol import Pairs
 from roost.sampling.params import SamplingParams
 from roost.step import RowId, RowSetup
-from tests.segments import make_segments
+from tests.support.segments import make_segments
 
 WIDTH = 6
 

@@ -19,8 +19,8 @@ from roost.forward.layout import StepLayout, chunks_layout, rounds_layout
 from roost.forward.sizes import Sizes, check_fits, chunk_sizes, round_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.spec_widths import batch_sizes
-from tests.segments import make_segments
-from tests.shapes import spec_config
+from tests.support.segments import make_segments
+from tests.support.spec_configs import spec_config
 
 TILE_LEN = 16
 TREE = SpecShape(steps=5, topk=4, tokens=9, draft_kv=DraftKv.PAIR)  # S, K, T, S + 1 all differ

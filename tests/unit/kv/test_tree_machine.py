@@ -29,7 +29,9 @@ from roost.kv.pages import NULL_PAGE, Book, PageId, ceil_div, floor_to
 from roost.kv.store import Store
 from roost.session.record import key_of
 from roost.step import StepId
-from tests.unit.kv.checks import (
+from tests.support.flat_prefix_cache import Shelf
+from tests.support.paper_device import ACCEPT_MAX, Launch, Paper, Talk, entries
+from tests.support.store_invariants import (
     a_node_is_as_old_as_its_last_use,
     accounts,
     digest,
@@ -40,8 +42,6 @@ from tests.unit.kv.checks import (
     rows_name_the_pages_of_their_tokens,
     the_tree_holds_what_was_published,
 )
-from tests.unit.kv.paper import ACCEPT_MAX, Launch, Paper, Talk, entries
-from tests.unit.kv.shelf import Shelf
 
 TALKS_MAX, IN_FLIGHT_MAX = 4, 2
 SPACES = ("", "", "", "salt")

@@ -16,7 +16,7 @@ from roost.library.engine_thread import EngineThread, Events
 from roost.library.llm import BatchError
 from roost.messages import Command, Refused, Reply, Submit
 from roost.step import StepPlan
-from tests.unit.chain import save_chain, token
+from tests.support.chain_model import save_chain, token
 from tests.unit.library.test_llm import WAIT_S, idle, in_thread
 
 SPELT = ("a", "b", "hell", "o", "!", "1", "2")

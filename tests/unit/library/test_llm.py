@@ -15,8 +15,8 @@ from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.speculation import since, total
 from roost.library.session import Session
 from roost.messages import GetStats, Stats
-from tests.unit import speculating
-from tests.unit.chain import save_chain, token
+from tests.support import speculating_engine as speculating
+from tests.support.chain_model import save_chain, token
 
 GREEDY = Options(temperature=0, max_new_tokens=6)
 ENDLESS = Options(temperature=0, ignore_eos=True)  # to the end of the context

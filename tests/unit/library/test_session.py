@@ -10,7 +10,7 @@ from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedCo
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import Piece, RepeatedTurn
 from roost.library.session import Session
-from tests.unit.chain import save_chain, token
+from tests.support.chain_model import save_chain, token
 from tests.unit.library.test_llm import idle
 
 GREEDY = Options(temperature=0, max_new_tokens=6)

@@ -7,7 +7,7 @@ import pytest
 from roost.errors import ConfigError
 from roost.layers.rotary import Bands, Rope
 from roost.models.registry import FAMILIES, decoder_config, find_family
-from tests.unit.models.files import GEMMA3, LLAMA, LLAMA3_SCALING, MISTRAL, QWEN2, QWEN3, Config, without
+from tests.support.config_files import GEMMA3, LLAMA, LLAMA3_SCALING, MISTRAL, QWEN2, QWEN3, Config, without
 
 # --- both styles ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from roost.models.eagle import read_eagle, read_eagle3
 from roost.models.fields import Fields
-from tests.unit.models.files import LLAMA, LLAMA3_SCALING, Config
+from tests.support.config_files import LLAMA, LLAMA3_SCALING, Config
 
 ONE: Config = {**LLAMA, "num_hidden_layers": 1}
 

@@ -8,7 +8,7 @@ from roost.errors import ConfigError
 from roost.models.decoder import Decoder
 from roost.models.registry import decoder_config
 from roost.models.tensors import Tensors
-from tests.unit.models.files import LLAMA, llama_tensors
+from tests.support.config_files import LLAMA, llama_tensors
 
 CPU = torch.device("cpu")
 CONFIG = decoder_config(LLAMA)

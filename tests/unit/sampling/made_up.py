@@ -32,7 +32,7 @@ def found() -> dict[str, Any]:
     from roost.server.body import convert  # noqa: PLC0415
     from roost.step import RowId, RowSetup  # noqa: PLC0415
     from tests.parity.parameters import section  # noqa: PLC0415
-    from tests.unit.text.small import byte_level  # noqa: PLC0415
+    from tests.support.small_vocabularies import byte_level  # noqa: PLC0415
 
     def refused(value: Any) -> list[str]:
         try:

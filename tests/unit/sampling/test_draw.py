@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.sampling import draw
-from tests.unit.sampling import plain
+from tests.support import plain_sampler as plain
 
 NUM_NUMBERS = 200_000
 

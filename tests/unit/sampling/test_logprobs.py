@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.sampling.logprobs import log_probabilities
-from tests.unit.sampling.plain import ranked
+from tests.support.plain_sampler import ranked
 
 
 def _exact(logits: torch.Tensor) -> np.ndarray:

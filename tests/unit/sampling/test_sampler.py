@@ -16,7 +16,7 @@ from roost.sampling import sampler as sampler_module
 from roost.sampling.draw import RANKED_FIRST
 from roost.sampling.params import SamplingParams
 from roost.sampling.sampler import Sampler
-from tests.unit.sampling.plain import Case, Logits, changed_logits, choice, distribution, sampled, sampler_of
+from tests.support.plain_sampler import Case, Logits, changed_logits, choice, distribution, sampled, sampler_of
 
 VOCAB_SIZE = 13
 LOGITS = st.floats(-20, 20, width=32) | st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0])

@@ -5,7 +5,7 @@ import pytest
 from roost.kv.node import Key
 from roost.kv.radix import Match
 from roost.messages import Submit
-from tests.unit.sched.desk import Desk, desk
+from tests.support.engine_client import Desk, desk
 
 PAGE = 4
 

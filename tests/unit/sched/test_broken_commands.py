@@ -26,7 +26,7 @@ from roost.messages import (
 from roost.sampling.params import SamplingParams
 from roost.sched.consistency import check_consistent
 from roost.session.record import Record
-from tests.unit.sched.desk import Desk, desk
+from tests.support.engine_client import Desk, desk
 
 NEIGHBOUR = Submit(request_id="neighbour", tokens=(1, 2, 3), max_new_tokens=12)
 GOOD: tuple[Command, ...] = (

@@ -25,7 +25,7 @@ from roost.messages import (
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
 from tests.sim.wishes import SimStopFinder
-from tests.unit.sched.desk import Desk, resolved, witness
+from tests.support.engine_client import Desk, resolved, witness
 
 
 def desk(*limits: ClientLimits, session: SessionConfig | None = None, **sched: int | bool) -> Desk:

@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, Finished, OpenSession, Refused, Submit, Usage
 from roost.sched.request import Mark
-from tests.unit.sched.desk import Desk, desk
+from tests.support.engine_client import Desk, desk
 
 
 def _submit(name: str, timeout_ms: int | None = None, **more: object) -> Submit:

@@ -11,7 +11,7 @@ from roost.errors import StepFailure
 from roost.messages import Abort, Event, Finished, OpenSession, Submit
 from roost.sched.engine import Engine
 from roost.step import Executor, StepPlan, StepResult, Ticket
-from tests.unit.sched.desk import desk, resolved, witness
+from tests.support.engine_client import desk, resolved, witness
 
 
 class Breaking:

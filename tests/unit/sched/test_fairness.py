@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, Event, Finished, OpenSession, Refused, Submit, Tokens
 from tests.sim.script import CHAIN, Script, Setting, prompt_of
-from tests.unit.sched.desk import desk
+from tests.support.engine_client import desk
 
 
 def _submit(name: str, max_new_tokens: int, session_id: str | None = None, queue: bool = False) -> Submit:

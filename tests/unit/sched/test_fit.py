@@ -9,7 +9,7 @@ from roost.errors import RequestError
 from roost.messages import Submit
 from roost.sched.fit import resolve_max_new
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from tests.shapes import spec_config
+from tests.support.spec_configs import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)

@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, CloseSession, OpenSession, Refused, Submit, Tokens
 from roost.sched.request import Mark
-from tests.unit.sched.desk import Desk, Recorder, desk, resolved
+from tests.support.engine_client import Desk, Recorder, desk, resolved
 
 PROMPT = tuple(range(1, 14))  # three whole pages and one token
 

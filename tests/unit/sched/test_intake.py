@@ -29,7 +29,7 @@ from roost.sched.intake import (
 )
 from roost.sched.sessions import ID_LEN_MAX, TOKENS_MAX, TTL_MS_MAX
 from roost.sched.state import State
-from tests.unit.sched.desk import VOCAB, Desk, desk
+from tests.support.engine_client import VOCAB, Desk, desk
 
 
 def _submit(name: str = "a", tokens: tuple[int, ...] = (1, 2, 3), **more: object) -> Submit:

@@ -7,7 +7,7 @@ from roost import messages
 from roost.messages import OpenSession, PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.sched.request import Mark
 from tests.sim.model import states_of
-from tests.unit.sched.desk import MODEL, Desk, Recorder, desk, resolved
+from tests.support.engine_client import MODEL, Desk, Recorder, desk, resolved
 
 PROMPT = tuple(mix * 7 % 50 for mix in range(1, 15))
 

@@ -1,7 +1,7 @@
 """Order: by priority, then by arrival, in the queue, in a step, and when pages run short."""
 
 from roost.messages import Finished, OpenSession, Submit, Tokens
-from tests.unit.sched.desk import Desk, Recorder, desk, resolved
+from tests.support.engine_client import Desk, Recorder, desk, resolved
 
 
 def _submit(name: str, priority: int = 0, tokens: int = 5, max_new_tokens: int = 3) -> Submit:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roost.messages import Submit, Tokens
 from roost.sched.admission import LOOKED_AT_MAX, OVERTAKEN_MAX
 from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
-from tests.unit.sched.desk import Desk, desk
+from tests.support.engine_client import Desk, desk
 
 waiting_prompts = st.lists(
     st.builds(WaitingPrompt, st.integers(0, 1), st.sampled_from(["", "a", "b"]), st.integers(1, 40)),

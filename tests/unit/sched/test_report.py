@@ -13,7 +13,7 @@ from roost.messages import (
     Submit,
 )
 from roost.sched.request import Mark
-from tests.unit.sched.desk import Desk, Recorder, desk, resolved
+from tests.support.engine_client import Desk, Recorder, desk, resolved
 
 
 def _submit(name: str = "a", **more: object) -> Submit:

@@ -5,7 +5,7 @@ import pytest
 from roost.messages import Submit
 from roost.sched.request import Mark
 from roost.sched.reserve import reserve
-from tests.unit.sched.desk import Desk, desk
+from tests.support.engine_client import Desk, desk
 
 PAGE = 4
 

@@ -26,7 +26,7 @@ from roost.messages import (
     Usage,
 )
 from roost.step import StepResult, Ticket
-from tests.unit.sched.desk import Desk, Recorder, desk, resolved
+from tests.support.engine_client import Desk, Recorder, desk, resolved
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ from roost.messages import GREEDY, OpenSession, Submit
 from roost.sampling.params import SamplingParams
 from roost.sched.request import Mark
 from roost.step import RowSetup
-from tests.unit.sched.desk import Desk, Recorder, desk, resolved
+from tests.support.engine_client import Desk, Recorder, desk, resolved
 
 PENALISES = SamplingParams(temperature=0, frequency_penalty=1.0)
 

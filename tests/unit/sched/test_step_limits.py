@@ -9,7 +9,7 @@ from roost.draft_length.choice import DraftLengthPolicy
 from roost.messages import Finished, GetStats, Stats, Submit
 from roost.sched.step_limits import PATIENCE, SizeLimit, StepLimits
 from roost.step import StepPlan
-from tests.unit.sched.desk import Desk, desk, resolved, witness
+from tests.support.engine_client import Desk, desk, resolved, witness
 from tests.unit.sched.test_engine import Breaking
 
 NOBODY: frozenset[int] = frozenset()

@@ -5,7 +5,7 @@ import pytest
 from roost.messages import OpenSession, Refused, Submit
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
-from tests.unit.sched.desk import Recorder, desk, resolved, witness
+from tests.support.engine_client import Recorder, desk, resolved, witness
 
 
 def _submit(name: str = "a", **more: object) -> Submit:

@@ -4,8 +4,8 @@ import pytest
 
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan
-from tests.shapes import AUTO_CHAIN
 from tests.sim.script import CHAIN, Script, Setting, depths, prompt_of, shapes
+from tests.support.spec_configs import AUTO_CHAIN
 
 
 def _rounds(plan: StepPlan) -> list[int]:

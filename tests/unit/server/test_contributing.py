@@ -11,7 +11,7 @@ from starlette.routing import Route
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.state import ServerState
-from tests.unit.server.silent import SilentEngine
+from tests.support.silent_engine import SilentEngine
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 

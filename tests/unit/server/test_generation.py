@@ -9,7 +9,7 @@ from roost.errors import RequestError
 from roost.front.options import N_MAX, TIMEOUT_S_MIN, Options, milliseconds, submits
 from roost.sched.intake import TIMEOUT_MS_MAX
 from roost.server.generation import OUTPUTS_MAX, Generation, Prompt
-from tests.unit.text.small import byte_level
+from tests.support.small_vocabularies import byte_level
 
 TOKENIZER = byte_level()
 ANY: Any = SimpleNamespace(new_id=lambda: "e", tokenizer=TOKENIZER)  # an engine, a language

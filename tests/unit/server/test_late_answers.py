@@ -27,7 +27,7 @@ from roost.server.config import ServerConfig
 from roost.server.session_table import ServerSession
 from roost.server.state import ServerState
 from roost.text.continuation import Transcript
-from tests.unit.server.silent import SilentEngine
+from tests.support.silent_engine import SilentEngine
 
 
 def state(session_id: str, length: int = 0, turns: int = 0) -> SessionState:

@@ -6,7 +6,7 @@ import pytest
 
 from roost.messages import GetStats, Stats
 from roost.server.metrics import Metrics
-from tests.unit.sched.desk import desk
+from tests.support.engine_client import desk
 
 
 @pytest.mark.parametrize(("most", "shown"), [(None, "+Inf"), (12, "12.0")])

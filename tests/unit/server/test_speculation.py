@@ -20,7 +20,7 @@ from roost.server.engine_process import EngineProcess
 from roost.server.metrics import Metrics
 from roost.server.native import _speculation
 from roost.server.state import ServerState
-from tests.unit import speculating
+from tests.support import speculating_engine as speculating
 
 Value = TypeVar("Value")
 MADE = SpecStats(rounds=4, drafts_offered=12, drafts_accepted=6, overshoot=1, histogram=(1, 1, 1, 1))

@@ -16,7 +16,7 @@ from roost.server.schema import Message
 from roost.server.state import MESSAGE_COST, ServerState
 from roost.text.language import Language
 from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
-from tests.unit.text.small import byte_level
+from tests.support.small_vocabularies import byte_level
 from tests.unit.text.test_template import CHAT
 
 CONTEXT = 512

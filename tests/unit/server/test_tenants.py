@@ -16,7 +16,7 @@ from roost.server.config import ServerConfig
 from roost.server.keys import read_keys
 from roost.server.session_table import ServerSession
 from roost.server.state import ServerState
-from tests.unit.server.silent import SilentEngine
+from tests.support.silent_engine import SilentEngine
 
 MINE = {"authorization": "Bearer two"}
 SESSION = "/v1/sessions/talk"

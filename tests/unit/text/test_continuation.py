@@ -9,7 +9,7 @@ from roost.errors import RequestError
 from roost.text.continuation import Transcript, continuation
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
-from tests.unit.text.small import byte_level, sentencepiece
+from tests.support.small_vocabularies import byte_level, sentencepiece
 from tests.unit.text.test_template import CHAT
 
 SYSTEM = {"role": "system", "content": "be <|im_end|> brief"}

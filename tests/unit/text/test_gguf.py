@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roost.errors import ConfigError
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.tokenizer import Tokenizer
-from tests.unit.text.small import PIECES, byte_fields, byte_level, piece_fields, sentencepiece
+from tests.support.small_vocabularies import PIECES, byte_fields, byte_level, piece_fields, sentencepiece
 
 SENTENCEPIECE = sentencepiece()
 

@@ -16,7 +16,7 @@ from roost.text.escaping import ANSWER_MARK, Escaper
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from roost.text.tokenizer import Tokenizer
-from tests.unit.text.small import CONTROL, THINK, byte_level, piece_fields, sentencepiece
+from tests.support.small_vocabularies import CONTROL, THINK, byte_level, piece_fields, sentencepiece
 from tests.unit.text.test_continuation import Held
 from tests.unit.text.test_template import CHAT
 

@@ -11,8 +11,8 @@ from roost.errors import RequestError
 from roost.text.language import Language
 from roost.text.locality import OPENING
 from roost.text.template import ChatTemplate
-from tests.unit.text.small import byte_level
-from tests.unit.text.templates import COUNTING, LOCAL, OTHERS
+from tests.support.chat_templates import COUNTING, LOCAL, OTHERS
+from tests.support.small_vocabularies import byte_level
 from tests.unit.text.test_continuation import Held
 
 TOKENIZER = byte_level(bos_token_id=0)

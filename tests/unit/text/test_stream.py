@@ -16,7 +16,7 @@ from roost.text import stops as stops_module
 from roost.text.stops import START, Stops
 from roost.text.stream import StopCutter, StopFinder, TextStream
 from roost.text.tokenizer import Tokenizer
-from tests.unit.text.small import byte_level, sentencepiece
+from tests.support.small_vocabularies import byte_level, sentencepiece
 
 BYTE_LEVEL = byte_level()
 TOKENIZERS = [BYTE_LEVEL, sentencepiece()]

@@ -13,7 +13,15 @@ from tokenizers import Tokenizer as Inner
 from roost.errors import RequestError
 from roost.text.token_bounds import DECOMPOSED_MAX
 from roost.text.tokenizer import _GIL_RELEASE_CHARS, CHARS_MAX, Tokenizer
-from tests.unit.text.small import CONTROL, THINK, byte_fields, byte_level, piece_fields, sentencepiece, spelled
+from tests.support.small_vocabularies import (
+    CONTROL,
+    THINK,
+    byte_fields,
+    byte_level,
+    piece_fields,
+    sentencepiece,
+    spelled,
+)
 
 
 def _spacious() -> Tokenizer:

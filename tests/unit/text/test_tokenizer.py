@@ -12,7 +12,7 @@ from tokenizers import decoders as dec
 
 from roost.errors import ConfigError, RequestError
 from roost.text.tokenizer import Tokenizer
-from tests.unit.text.small import CONTROL, THINK, byte_level, sentencepiece, spelled
+from tests.support.small_vocabularies import CONTROL, THINK, byte_level, sentencepiece, spelled
 
 BYTE_LEVEL = byte_level()
 SENTENCEPIECE = sentencepiece()

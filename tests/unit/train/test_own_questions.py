@@ -11,8 +11,8 @@ from roost.messages import Event, Finished, SpecStats, Submit, Tokens, Usage
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from roost.train.own_questions import own_questions
-from tests.server.tiny import PLAIN_TEMPLATE
-from tests.unit.text.small import byte_level
+from tests.support.small_vocabularies import byte_level
+from tests.support.tiny_folder import PLAIN_TEMPLATE
 
 LANGUAGE = Language(tokenizer=byte_level(), template=ChatTemplate(PLAIN_TEMPLATE, bos="", eos=""))
 

@@ -13,7 +13,7 @@ from roost.models.registry import decoder_config
 from roost.weights import folder as folders
 from roost.weights.folder import CONFIG, INDEX, SINGLE_FILE, Folder, read_config
 from roost.weights.load import load_model, open_source
-from tests.unit.models.files import LLAMA, llama_tensors
+from tests.support.config_files import LLAMA, llama_tensors
 
 CPU = torch.device("cpu")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from roost.errors import ConfigError
 from roost.weights.load import load_model, open_source
-from tests.unit.text.small import byte_fields
-from tests.unit.weights.ggufs import FIELDS, HIDDEN, Fields, Reals, write, zeros
+from tests.support.gguf_files import FIELDS, HIDDEN, Fields, Reals, write, zeros
+from tests.support.small_vocabularies import byte_fields
 
 CPU = torch.device("cpu")
 

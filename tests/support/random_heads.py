@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from roost.models.decoder import Decoder
 from roost.models.model import PairHead
 from roost.weights.draft import load_head
-from tests.parity.tiny import DEVICE, VOCAB
+from tests.support.tiny_models import DEVICE, VOCAB
 
 Config = dict[str, object]
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import roost.runner.executor
-import tests.parity.tiny
+import tests.support.tiny_models
 from roost.attention.kv_cache import PageTable
 from roost.attention.protocol import ReadKv
 from roost.attention.registry import TORCH, TRITON, Backend
@@ -118,7 +118,7 @@ class RehearsedAttention(TorchAttention):
 REHEARSED = replace(
     TRITON,
     name="rehearsed",
-    factory="tests.parity.rehearsal:RehearsedAttention",
+    factory="tests.support.graph_rehearsal:RehearsedAttention",
     ops=TORCH.ops,
     devices=("cpu",),
     default_for=(),
@@ -128,8 +128,8 @@ REHEARSED = replace(
 
 def rehearsed(monkeypatch: pytest.MonkeyPatch, *, graphs: bool, backend: Backend = REHEARSED) -> None:
     """Have engines of the tests run as on a GPU: lengths on the device alone, steps captured."""
-    if tests.parity.tiny.DEVICE.type != "cpu":
+    if tests.support.tiny_models.DEVICE.type != "cpu":
         pytest.skip("a rehearsal is a CPU's; here steps are captured for real")
     monkeypatch.setattr(roost.runner.executor, "open_device", lambda device: RehearsalDevice())
-    monkeypatch.setattr(tests.parity.tiny, "BACKEND", backend)
-    monkeypatch.setattr(tests.parity.tiny, "GRAPHS", graphs)
+    monkeypatch.setattr(tests.support.tiny_models, "BACKEND", backend)
+    monkeypatch.setattr(tests.support.tiny_models, "GRAPHS", graphs)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from roost.messages import Submit
 from roost.sampling.draw import uniform
 from roost.sampling.params import SamplingParams
-from tests.parity.doubles import checkpoint
+from tests.support.stand_in_heads import checkpoint
 
 Reals = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from bench.heads import TargetHead
 from roost.config.options import EngineConfig
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from tests.parity.forced import model_of
-from tests.parity.heads import make_head
-from tests.parity.tiny import configure
+from tests.support.forced_drafts import model_of
+from tests.support.random_heads import make_head
+from tests.support.tiny_models import configure
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=4, tokens=12, draft_kv=DraftKv.PAIR)

@@ -24,9 +24,9 @@ from roost.models.model import PairHead
 from roost.sched.request import Request
 from roost.spec_shape import DraftKv, SpecShape
 from roost.step import RowSetup
-from tests.parity.doubles import NULL, forgetful
-from tests.parity.tiny import DEVICE, VOCAB, Served, Tiny, configure, prompts, tiny
 from tests.sim.script import accounts
+from tests.support.stand_in_heads import NULL, forgetful
+from tests.support.tiny_models import DEVICE, VOCAB, Served, Tiny, configure, prompts, tiny
 
 Prompt = tuple[int, ...]
 

@@ -5,7 +5,7 @@ from roost.messages import Command, Event
 from roost.server.engine_process import EngineProcess
 from roost.server.wire import Started
 from roost.text.language import Language
-from tests.unit.text.small import byte_level
+from tests.support.small_vocabularies import byte_level
 
 
 class SilentEngine(EngineProcess):

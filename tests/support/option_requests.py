@@ -10,9 +10,9 @@ from zlib import crc32
 
 from roost.messages import Submit
 from roost.sampling.params import SEED_END, SamplingParams
-from tests.parity.rounds import repetitive, text_of
-from tests.parity.slow import slow_output
-from tests.parity.tiny import VOCAB
+from tests.support.slow_reference import slow_output
+from tests.support.spec_engines import repetitive, text_of
+from tests.support.tiny_models import VOCAB
 
 NUM_NEW = 16
 SALT = "e"  # of the prompts: another if a choice is too close to call

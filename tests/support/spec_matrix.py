@@ -14,9 +14,9 @@ from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
-from tests.parity.heads import make_head
-from tests.parity.tiny import Served, configure, prompts, tiny
-from tests.parity.work import Work
+from tests.support.random_heads import make_head
+from tests.support.tiny_models import Served, configure, prompts, tiny
+from tests.support.workload import Work
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=4, tokens=12, draft_kv=DraftKv.PAIR)

@@ -15,8 +15,8 @@ from roost.front.options import Options, submits
 from roost.messages import Abort, OpenSession, Refused, Submit
 from roost.sampling.params import SamplingParams
 from roost.server import schema
-from tests.parity import option_asks
-from tests.parity.rounds import TOKENIZER, Setting, Speculating, expected, repetitive
+from tests.support import option_requests as option_asks
+from tests.support.spec_engines import TOKENIZER, Setting, Speculating, expected, repetitive
 
 SEEDED = SamplingParams(temperature=0.5, frequency_penalty=0.2, seed=71)
 GREEDY = SamplingParams(temperature=0)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from roost.config.options import SessionConfig
 from roost.messages import ForkSession, GetSession, OpenSession, Refused, RewindSession, SessionState
-from tests.parity.rounds import text_of
-from tests.parity.session_matrix import MAX_RUNNING, Cell
-from tests.parity.talks import Asked, Talks, next_tokens
-from tests.parity.tiny import VOCAB
+from tests.support.session_clients import Asked, Talks, next_tokens
+from tests.support.session_matrix import MAX_RUNNING, Cell
+from tests.support.spec_engines import text_of
+from tests.support.tiny_models import VOCAB
 
 Scene = Callable[[Talks], None]
 

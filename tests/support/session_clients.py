@@ -32,13 +32,13 @@ from roost.messages import (
 from roost.models.model import Head
 from roost.sched.request import Mark
 from roost.text.stream import StopFinder
-from tests.parity.doubles import NULL
-from tests.parity.forced import model_of
-from tests.parity.rounds import NEAR, TOKENIZER
-from tests.parity.session_matrix import PREEMPT_TICKS, Cell
-from tests.parity.slow import slow_logits, slow_logprobs
-from tests.parity.tiny import VOCAB, Served
 from tests.sim.script import accounts
+from tests.support.forced_drafts import model_of
+from tests.support.session_matrix import PREEMPT_TICKS, Cell
+from tests.support.slow_reference import slow_logits, slow_logprobs
+from tests.support.spec_engines import NEAR, TOKENIZER
+from tests.support.stand_in_heads import NULL
+from tests.support.tiny_models import VOCAB, Served
 
 Prompt = tuple[int, ...]
 

@@ -40,7 +40,7 @@ from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, NewStopFinder
 from roost.spec_shape import PLAIN, SpecShape
-from tests.shapes import spec_config
+from tests.support.spec_configs import spec_config
 
 CPU = torch.device("cpu")
 BACKEND = {each.name: each for each in BACKENDS}[os.environ.get("ROOST_TEST_BACKEND", "torch")]

@@ -7,7 +7,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from tests.unit.text.small import byte_fields
+from tests.support.small_vocabularies import byte_fields
 
 Reals = NDArray[np.float32]
 Fields = dict[str, object]

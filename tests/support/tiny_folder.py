@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from roost.models.registry import decoder_config
 from roost.weights.folder import CONFIG, SETTINGS, SINGLE_FILE, TEMPLATE
-from tests.unit.models.files import LLAMA, llama_tensors
-from tests.unit.text.small import byte_level
+from tests.support.config_files import LLAMA, llama_tensors
+from tests.support.small_vocabularies import byte_level
 
 CONTEXT = 8192
 PLAIN_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

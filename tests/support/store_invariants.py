@@ -6,8 +6,8 @@ from roost.kv.audit import audit_pages
 from roost.kv.ledger import FREE, Account, leased
 from roost.kv.pages import NULL_PAGE, BookId, PageId
 from roost.kv.store import Store
-from tests.unit.kv.paper import Launch, Paper, Talk
-from tests.unit.kv.shelf import Shelf
+from tests.support.flat_prefix_cache import Shelf
+from tests.support.paper_device import Launch, Paper, Talk
 
 
 def accounts(store: Store) -> list[list[tuple[PageId, Account]]]:

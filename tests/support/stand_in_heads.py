@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bench.heads import TargetHead
 from roost.layers.attention import Attend
 from roost.models.model import KvShape, PairHead
-from tests.parity.tiny import SHAPE, Tiny, tiny
+from tests.support.tiny_models import SHAPE, Tiny, tiny
 
 NULL = 0  # a first token that nobody looks at
 

@@ -25,7 +25,7 @@ from roost.text.stream import StopFinder
 from roost.text.template import ChatTemplate
 from tests.sim.model import Model
 from tests.sim.witness import Witness
-from tests.unit.chain import END, TEMPLATE, tokenizer
+from tests.support.chain_model import END, TEMPLATE, tokenizer
 
 STEPS = 3
 CONFIG = EngineConfig(

@@ -11,7 +11,7 @@ from roost.layers.attention import Attend, causal_attention
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import PairHead
-from tests.parity.tiny import Served, greedy, prompts, tiny
+from tests.support.tiny_models import Served, greedy, prompts, tiny
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])

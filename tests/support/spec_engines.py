@@ -19,11 +19,11 @@ from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.text.stream import StopFinder
-from tests.parity.doubles import NULL, HalfHead, checkpoint
-from tests.parity.heads import make_head
-from tests.parity.slow import slow_logprobs, slow_output
-from tests.parity.tiny import Served, configure, prompts
-from tests.unit.text.small import CONTROL, byte_level
+from tests.support.random_heads import make_head
+from tests.support.slow_reference import slow_logprobs, slow_output
+from tests.support.small_vocabularies import CONTROL, byte_level
+from tests.support.stand_in_heads import NULL, HalfHead, checkpoint
+from tests.support.tiny_models import Served, configure, prompts
 
 MODES = {
     "plain": PLAIN,

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from roost.models.registry import decoder_config
 from roost.text.tokenizer import Tokenizer
-from tests.unit.models.files import LLAMA, llama_tensors
-from tests.unit.text.small import byte_level
+from tests.support.config_files import LLAMA, llama_tensors
+from tests.support.small_vocabularies import byte_level
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

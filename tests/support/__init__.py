@@ -1,0 +1,1 @@
+"""Doubles, builders and references that tests share. Nothing here is a test."""
