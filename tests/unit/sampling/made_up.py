@@ -23,7 +23,7 @@ def found() -> dict[str, Any]:
     """What each interface makes of it."""
     import numpy as np  # noqa: PLC0415 (after the definition)
 
-    from roost.cli import remote, sample  # noqa: PLC0415
+    from roost.cli import generation_flags, remote_sessions  # noqa: PLC0415
     from roost.device.cpu import CpuDevice  # noqa: PLC0415
     from roost.errors import RequestError  # noqa: PLC0415
     from roost.front.options import Options, submits  # noqa: PLC0415
@@ -43,7 +43,7 @@ def found() -> dict[str, Any]:
         return []
 
     parser = ArgumentParser()
-    sample.add_flags(parser, temperature=0, max_new_tokens=1)
+    generation_flags.add_flags(parser, temperature=0, max_new_tokens=1)
     chat = convert(json.dumps({"messages": [], NAME: GIVEN}).encode(), schema.ChatBody)
     generate = convert(json.dumps({"text": "a", "sampling_params": {NAME: GIVEN}}).encode(), schema.GenerateBody)
     assert isinstance(generate.sampling_params, schema.SamplingBody)
@@ -51,7 +51,7 @@ def found() -> dict[str, Any]:
         "library": Options(**{NAME: GIVEN}),
         "openai": schema.openai_options(chat),
         "sglang": schema.native_options(generate.sampling_params),
-        "command line": sample.options_of(parser.parse_args(["--made-up", str(GIVEN)])),
+        "command line": generation_flags.options_of(parser.parse_args(["--made-up", str(GIVEN)])),
     }
     (submit,) = submits("r", (1,), options["library"], byte_level())
     _, arrived, _ = wire.unpack_command(wire.pack_command(1, submit, None))
@@ -64,7 +64,7 @@ def found() -> dict[str, Any]:
         "default": vars_of(Options())[NAME],
         "options": {interface: vars_of(each)[NAME] for interface, each in options.items()},
         "help": parser.format_help(),
-        "remote": remote._body(options["library"]),
+        "remote": remote_sessions._body(options["library"]),
         "path": native._names(generate, 0)[NAME],
         "wire": vars_of(arrived.sampling)[NAME],
         "row": sampler.numbers[NAME].tolist(),
