@@ -1,8 +1,7 @@
 """Widths: how many tokens (nodes) each round of a step may verify, by the number of rounds; integers only, no torch.
 
 With a fixed draft length there is one width. With `--spec-steps auto` there is a menu, shorter for larger batches,
-since every width of every batch size gets a CUDA graph. What the scheduler may plan and what is captured as graphs
-both follow from this file. Read by scheduler and device side.
+since every width of every batch size gets a CUDA graph (`graphs.sizes`). Read by scheduler and device side.
 """
 
 from dataclasses import dataclass
@@ -30,18 +29,3 @@ class Widths:
         if not self.is_auto:
             return (self.shape.tokens,)
         return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)
-
-    def graph_sizes(self, rounds_max: int) -> list[tuple[int, int]]:
-        """(batch size, width) of the CUDA graphs of rounds, largest first; one serves all batches down to the next."""
-        sizes = batch_sizes(rounds_max)
-        found = []
-        for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
-            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}
-            found += [(size, width) for width in sorted(served, reverse=True)]
-        return found
-
-
-def batch_sizes(most: int) -> list[int]:
-    """Batch sizes of CUDA graphs, and of learned costs: close together where one more row costs much."""
-    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
-    return [size for size in sizes if size < most] + [most]

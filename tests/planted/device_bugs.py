@@ -342,7 +342,7 @@ DEVICE_BUGS = (
         "    layout.sampling[: len(finals)] = finals",
         "    layout.sampling[: len(query_lens)] = np.arange(len(query_lens))",
         "a chunk in the middle of a prompt is answered",
-        test="tests/unit/forward/test_sizes.py::"
+        test="tests/unit/graphs/test_sizes.py::"
         "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
     ),
     Bug(
@@ -355,7 +355,7 @@ DEVICE_BUGS = (
     ),
     Bug(
         "logprobs_of_parts_keep_their_rows",
-        "roost.sampling.step_logprobs",
+        "roost.sampling.logprobs",
         "        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]",
         "        at, width = np.arange(len(columns.logprobs)), columns.top_ids.shape[1]",
         "log-probabilities of chunks and of rounds beside them are mixed up",
@@ -371,11 +371,11 @@ DEVICE_BUGS = (
     ),
     Bug(
         "logprobs_are_made_in_pieces",
-        "roost.sampling.step_logprobs",
+        "roost.sampling.logprobs",
         "    return _whole([log_probabilities(logits[at[part]], tokens[part], num_top) for part in _parts(len(at))])",
         "    return log_probabilities(logits[at], tokens, num_top)",
         "log-probabilities of many rows take memory that nobody counted",
-        test="tests/unit/sampling/test_step_logprobs.py",
+        test="tests/unit/sampling/test_prompt_logprobs.py",
     ),
     Bug(
         "parts_of_a_step_keep_their_rows",

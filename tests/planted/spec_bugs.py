@@ -39,9 +39,9 @@ SPEC_BUGS = (
     ),
     Bug(
         "planned_widths_are_captured",
-        "roost.spec_widths",
-        "            served = {width for number in range(before + 1, size + 1) for width in self.of(number)}",
-        "            served = set(self.of(size))",
+        "roost.graphs.sizes",
+        "        served = {width for number in range(before + 1, size + 1) for width in widths.of(number)}",
+        "        served = set(widths.of(size))",
         "rounds of some widths are not captured, and run operation by operation",
         test="tests/unit/test_spec_widths.py",
     ),

@@ -23,11 +23,11 @@ TEXT_BUGS = (
     ),
     Bug(
         "values_counted_unread",
-        "roost.server.body",
+        "roost.server.body_reader",
         '        num_values += outside.count(b",")',
         "        num_values += 0",
         "a body of millions of values is read before it is refused",
-        "tests/unit/server/test_body.py::test_too_many_values_are_refused_before_any_of_them_is_made",
+        "tests/unit/server/test_body_reader.py::test_too_many_values_are_refused_before_any_of_them_is_made",
     ),
     Bug(
         "stop_inside_a_stop",

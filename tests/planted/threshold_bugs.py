@@ -2,7 +2,7 @@
 
 from tests.planted.bug import Bug
 
-_SCORES = "roost.sampling.step_logprobs"
+_SCORES = "roost.sampling.logprobs"
 _ROOM = "roost.sched.reserve"
 _RADIX = "roost.kv.radix"
 _CLIENT_SESSION = "roost.front.session"

@@ -8,7 +8,7 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
-from roost.server.body import BODY_BYTES_MAX
+from roost.server.body_reader import BODY_BYTES_MAX
 from roost.server.serve import HEADER_BYTES_MAX
 from tests.support.server_process import Server
 

@@ -3,7 +3,7 @@
 from roost.config.options import EngineConfig
 from roost.messages import Command, Event
 from roost.server.engine_process import EngineProcess
-from roost.server.wire import Started
+from roost.server.wire_format import Started
 from roost.text.language import Language
 from tests.support.small_vocabularies import byte_level
 

@@ -18,7 +18,7 @@ from roost.messages import Command, Event, Finished, Refused, Submit
 from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
-from roost.server.wire import Started, pack, unpack
+from roost.server.wire_format import Started, pack, unpack
 from roost.startup import Running
 from roost.text.language import Language
 from roost.text.stream import StopFinder

@@ -18,7 +18,7 @@ LAYERS = (
         "roost.lazy_import",
     ),
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
-    ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
+    ("roost.spec_shape", "roost.spec_widths", "roost.graphs.sizes", "roost.drafters.registry"),
     ("roost.step", "roost.messages", "roost.config"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
     ("roost.session", "roost.models"),
@@ -42,6 +42,7 @@ CONTROL_PLANE = (
     "roost.values",
     "roost.spec_shape",
     "roost.spec_widths",
+    "roost.graphs.sizes",
     "roost.step",
     "roost.messages",
     "roost.config",
@@ -71,7 +72,11 @@ DEVICE_SIDE = (
     "roost.sampling",
     "roost.weights",
 )
-BOTH_SIDES = ("roost.kv.pages", "roost.sampling.params")  # plain data: either side may import these
+BOTH_SIDES = (
+    "roost.kv.pages",
+    "roost.sampling.params",
+    "roost.graphs.sizes",
+)  # plain data: either side may import these
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:

@@ -7,13 +7,13 @@ decides nothing, or only how good a guess is, says so. Whoever adds a number add
 _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
 _SESSION_TABLE = "tests/unit/server/test_session_table.py::"
-_BODY = "tests/unit/server/test_body.py::"
+_BODY = "tests/unit/server/test_body_reader.py::"
 _REQUESTS = "tests/server/test_request_limits.py::"
 _GENERATION = "tests/unit/server/test_generation.py::"
 _DRAFTING = "tests/unit/draft_length/test_choice.py::"
 _CHUNKS = "tests/unit/draft_length/test_prefill_costs.py::"
 _KERNELS = "tests/kernels/"
-_OFFLOAD = "tests/unit/server/test_offload.py::"
+_OFFLOAD = "tests/unit/server/test_background_threads.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
 _TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
@@ -66,11 +66,11 @@ TESTED: dict[str, str] = {
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
     "roost.sampling.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/sampling/test_sampler.py::"
     "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
-    "roost.sampling.step_logprobs.LOGPROB_POSITIONS_MAX": "tests/unit/sampling/test_step_logprobs.py::"
+    "roost.sampling.logprobs.LOGPROB_POSITIONS_MAX": "tests/unit/sampling/test_prompt_logprobs.py::"
     "test_outputs_are_scored_in_pieces_and_as_if_at_once",
     "roost.runner.memory._LOGPROB_BYTES": "tests/unit/runner/test_memory.py::"
     "test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted",
-    "roost.forward.sizes._TOKENS_PER_CHUNK": "tests/unit/forward/test_sizes.py::"
+    "roost.graphs.sizes._TOKENS_PER_CHUNK": "tests/unit/graphs/test_sizes.py::"
     "test_captured_chunks_rise_to_the_largest_there_can_be",
     "roost.layers.batch_invariance.KEY_BLOCK": "tests/parity/test_one_order.py::"
     "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
@@ -85,9 +85,9 @@ TESTED: dict[str, str] = {
     "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
     "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS
     + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",
-    "roost.kernels.gate._BLOCK": _KERNELS + "test_gate.py::test_the_gate_equals_the_reference",
+    "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
-    "roost.kernels.rope._BLOCK": _KERNELS + "test_rope.py::test_rope_write_turns_and_writes",
+    "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",
     # --- front, server, text ---
     "roost.front.options.N_MAX": _GENERATION + "test_a_prompt_has_as_many_outputs_as_may_be_asked_for",
     "roost.front.options.TIMEOUT_S_MIN": _GENERATION
@@ -97,19 +97,19 @@ TESTED: dict[str, str] = {
     "roost.server.state.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
     "roost.server.schema.REQUEST_ID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
-    "roost.server.body._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
-    "roost.server.body.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
-    "roost.server.body.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
-    "roost.server.body.VALUES_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
-    "roost.server.body.PARTS_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
-    "roost.server.body._SLICE": _BODY + "test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut",
-    "roost.server.body._ENDLESS_LEN": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
-    "roost.server.offload.INLINE_MAX": _OFFLOAD + "test_long_work_does_not_hold_up_the_event_loop",
-    "roost.server.offload.MEDIUM_MAX": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
-    "roost.server.offload.NUM_THREADS": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.body_reader._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
+    "roost.server.body_reader.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
+    "roost.server.body_reader.DEPTH_MAX": _BODY + "test_a_body_may_be_as_deep_as_it_says_and_no_deeper",
+    "roost.server.body_reader.VALUES_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
+    "roost.server.body_reader.PARTS_MAX": _BODY + "test_values_are_counted_as_they_are_wherever_a_body_is_cut",
+    "roost.server.body_reader._SLICE": _BODY + "test_an_endless_number_is_refused_by_name_wherever_a_body_is_cut",
+    "roost.server.body_reader._ENDLESS_LEN": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
+    "roost.server.background_threads.INLINE_MAX": _OFFLOAD + "test_long_work_does_not_hold_up_the_event_loop",
+    "roost.server.background_threads.MEDIUM_MAX": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
+    "roost.server.background_threads.NUM_THREADS": _OFFLOAD + "test_so_much_long_work_goes_on_at_once_and_no_more",
     "roost.server.config.CONNECTIONS_DEFAULT": _LISTENER
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
-    "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flags.py::"
+    "roost.server.config.NAME_LEN_MAX": "tests/unit/cli/test_flag_parser.py::"
     "test_names_of_the_model_may_be_given_one_by_one_or_with_commas_between",
     "roost.server.connections.PROBE_SLOTS": "tests/unit/server/test_connections.py::"
     "test_when_all_are_at_work_newcomers_get_probe_slots_and_then_nothing",
@@ -122,8 +122,9 @@ TESTED: dict[str, str] = {
     "roost.server.logs._WIDTH_MAX": _LOGS + "test_a_line_has_an_end",
     "roost.server.request_log._PATH_LEN_MAX": "tests/unit/server/test_connection.py::"
     "test_a_path_is_told_but_not_at_length",
-    "roost.server.body._NAME_LEN_MAX": _BODY + "test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length",
-    "roost.server.body._NUMBER_END": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
+    "roost.server.body_reader._NAME_LEN_MAX": _BODY
+    + "test_what_a_client_wrote_is_repeated_in_a_message_but_not_at_length",
+    "roost.server.body_reader._NUMBER_END": _BODY + "test_a_number_is_read_up_to_63_bits_and_refused_by_name_beyond",
     "roost.server.serve.HEADER_BYTES_MAX": "tests/server/test_access.py::test_headers_that_are_too_large_are_refused",
     "roost.server.request_history.ENDED_MAX": "tests/unit/server/test_request_history.py::"
     "test_the_last_requests_to_end_can_be_continued_and_the_oldest_are_forgotten",

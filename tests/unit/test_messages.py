@@ -3,7 +3,7 @@
 from array import array
 
 from roost.messages import Finished, PromptLogprobs, SpecStats, TokenLogprob, TokenLogprobs, Usage
-from roost.server.wire import pack, unpack
+from roost.server.wire_format import pack, unpack
 
 
 def test_the_accept_length_counts_the_bonus_of_every_round() -> None:

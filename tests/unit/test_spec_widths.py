@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from roost.graphs.sizes import batch_sizes, graph_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from roost.spec_widths import AUTO_STEPS_MAX, Widths, batch_sizes
+from roost.spec_widths import AUTO_STEPS_MAX, Widths
 from tests.support.spec_configs import AUTO_CHAIN
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
@@ -16,7 +17,7 @@ def _fixed(shape: SpecShape, limit: int | None = None) -> Widths:
 
 
 def _captured(widths: Widths, size: int) -> list[int]:
-    return [width for batch, width in widths.graph_sizes(8) if batch == size]
+    return [width for batch, width in graph_sizes(widths, 8) if batch == size]
 
 
 def test_a_captured_size_serves_drafts_up_to_the_limit_and_none_above() -> None:
@@ -28,7 +29,7 @@ def test_a_captured_size_serves_drafts_up_to_the_limit_and_none_above() -> None:
 
 
 def test_the_largest_rounds_are_captured_first() -> None:
-    captured = Widths(shape=AUTO_CHAIN, is_auto=True, limit=None).graph_sizes(20)
+    captured = graph_sizes(Widths(shape=AUTO_CHAIN, is_auto=True, limit=None), 20)
     assert captured == sorted(captured, reverse=True)
     assert {size for size, _ in captured} == set(batch_sizes(20))
 
@@ -36,7 +37,7 @@ def test_the_largest_rounds_are_captured_first() -> None:
 @pytest.mark.parametrize("limit", [None, 1, 7, 40])
 def test_what_may_be_chosen_is_captured(limit: int | None) -> None:
     widths = Widths(shape=AUTO_CHAIN, is_auto=True, limit=limit)
-    captured, sizes = widths.graph_sizes(200), batch_sizes(200)
+    captured, sizes = graph_sizes(widths, 200), batch_sizes(200)
     for number in range(1, 201):
         size = min(each for each in sizes if each >= number)
         assert {(size, width) for width in widths.of(number)} <= set(captured), number

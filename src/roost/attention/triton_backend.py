@@ -12,7 +12,7 @@ from roost.attention.protocol import ReadKv
 from roost.device.device import Device
 from roost.kernels.attention import num_splits, paged_attention
 from roost.kernels.copy import copy_slots
-from roost.kernels.rope import rope_write
+from roost.kernels.rotary import rope_write
 from roost.layers.rotary import CosSin
 from roost.layers.segments import Segments
 from roost.models.model import KvShape

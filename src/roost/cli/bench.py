@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from roost.cli.flags import add_engine, check_no_engine, engine_of
+from roost.cli.flag_parser import add_engine, check_no_engine, engine_of
 from roost.cli.http_client import HttpClient, NotJson
 from roost.cli.prompts import PROMPTS, read_turns
 from roost.errors import ConfigError, RequestError

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from roost.cli import generation_flags
-from roost.cli.flags import add_engine, check_no_engine, engine_of
+from roost.cli.flag_parser import add_engine, check_no_engine, engine_of
 from roost.cli.input_lines import MessageReader, is_command
 from roost.cli.remote_sessions import RemoteServer
 from roost.errors import CapacityError, RequestError, RoostError

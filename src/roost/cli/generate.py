@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from roost.cli import generation_flags
-from roost.cli.flags import add_engine, engine_of
+from roost.cli.flag_parser import add_engine, engine_of
 from roost.library.llm import LLM
 from roost.terminal import download_bar
 

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import Field, fields
 from typing import Any
 
-from roost.cli.flags import add_field, given
+from roost.cli.flag_parser import add_field, given
 from roost.front.options import Options
 
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
 
-from roost.cli.flags import add_engine, add_group, engine_of, group_of
+from roost.cli.flag_parser import add_engine, add_group, engine_of, group_of
 from roost.environment import api_keys
 from roost.errors import ConfigError
 from roost.server.config import ServerConfig, check_server, served_names

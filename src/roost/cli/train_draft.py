@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from roost.cli.flags import add_group, group_of
+from roost.cli.flag_parser import add_group, group_of
 from roost.cli.prompts import read_turns
 from roost.config.options import DEVICES
 from roost.errors import ConfigError

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from roost.draft_length.costs import NUM_KEPT, NUM_KNOWN, Costs
 from roost.draft_length.prefill_costs import ChunkCost
-from roost.spec_widths import Widths, batch_sizes
+from roost.graphs.sizes import batch_sizes
+from roost.spec_widths import Widths
 from roost.step import StepId
 
 _FIRST_SHARE = 0.7  # of drafts assumed to be accepted before any was seen

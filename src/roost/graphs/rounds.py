@@ -14,8 +14,8 @@ from roost.device.device import Device
 from roost.errors import InvariantError
 from roost.forward.layout import padded, rounds_layout
 from roost.forward.passes import Passes
-from roost.forward.sizes import Sizes, check_fits, round_sizes
 from roost.graphs.capture import GraphedStep, capture
+from roost.graphs.sizes import Sizes, check_fits, graph_sizes, round_sizes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class RoundGraphs:
     def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
         self._passes, self._resolved, self._device = passes, resolved, device
         self.by_size: dict[tuple[int, int], GraphedRounds] = {}
-        for number, width in resolved.widths.graph_sizes(resolved.sched.max_running):  # the largest needs most room
+        for number, width in graph_sizes(resolved.widths, resolved.sched.max_running):  # the largest needs most room
             self._capture(number, width)
 
     def find(self, number: int, width: int) -> GraphedRounds | None:

@@ -4,7 +4,7 @@ Chosen at start-up, beside the attention backend of the same name. Called by mod
 """
 
 from roost.kernels.argmax import argmax
-from roost.kernels.gate import gate_up
+from roost.kernels.gated_activation import gate_up
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.layers.ops import Ops
 

@@ -8,10 +8,10 @@ from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
-from roost.forward.sizes import chunk_sizes
+from roost.graphs.sizes import chunk_sizes, graph_sizes
 from roost.models.model import Head, Model
+from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
-from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
 
 MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
@@ -34,7 +34,7 @@ def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int
     shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
     has_graphs = backend.graphs and sched.graphs is not False
-    rounds = widths.graph_sizes(running) if has_graphs else []
+    rounds = graph_sizes(widths, running) if has_graphs else []
     chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1, backend.tile_len_max) if has_graphs else []
     nodes = (
         running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)

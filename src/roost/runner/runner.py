@@ -23,8 +23,7 @@ from roost.graphs.capture import GraphedStep
 from roost.graphs.chunks import ChunkGraphs
 from roost.graphs.rounds import RoundGraphs
 from roost.models.model import Head, Model
-from roost.sampling.sampler import Sampler
-from roost.sampling.step_logprobs import (
+from roost.sampling.logprobs import (
     Columns,
     joined_logprobs,
     logprob_columns,
@@ -32,6 +31,7 @@ from roost.sampling.step_logprobs import (
     prompt_counts,
     prompt_logprobs,
 )
+from roost.sampling.sampler import Sampler
 from roost.step import Bools, StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found

@@ -1,4 +1,4 @@
-"""Room: finds KV pages for the next step, in the order that costs users least.
+"""Reserve: finds KV pages for the next step, and preempts if it must, in the order that costs users least.
 
 Evict cached pages, reclaim idle sessions, count pages that are about to become free, and only then preempt
 running requests: lowest priority first, then newest, no more than the shortfall. The first in line is never preempted.

@@ -24,7 +24,7 @@ from roost.config.options import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.engine_client import EngineClient, Observer
 from roost.messages import Command, Event, Finished, Refused, Submit
-from roost.server.wire import Started, pack_command, unpack
+from roost.server.wire_format import Started, pack_command, unpack
 
 _STOP_S = 10  # the engine's process gets this long to end by itself
 _ANSWER_S = 2  # an answer to what was read in time gets this long to arrive

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from roost.errors import RequestError
 from roost.server.responses import json_response
 from roost.server.state import ServerState
-from roost.server.wire import Started
+from roost.server.wire_format import Started
 
 
 async def models(request: Request) -> Response:

@@ -18,7 +18,7 @@ from roost.errors import RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
-from roost.server.body import convert, read, read_bytes
+from roost.server.body_reader import convert, read, read_bytes
 from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
 from roost.server.native_sessions import one_input, session_prompt

@@ -19,7 +19,7 @@ from roost.errors import RequestError
 from roost.front.session import ClientSession
 from roost.messages import OpenSession
 from roost.sched.sessions import TTL_MS_MAX
-from roost.server.body import read
+from roost.server.body_reader import read
 from roost.server.generation import Prompt
 from roost.server.inputs import session_turn
 from roost.server.keys import caller

@@ -19,7 +19,7 @@ from roost.errors import RequestError
 from roost.front.answer import Piece
 from roost.front.options import Options
 from roost.messages import Finished, TokenLogprob
-from roost.server.body import read
+from roost.server.body_reader import read
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, PendingOutput, Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, session_turn

@@ -32,7 +32,7 @@ from roost.messages import (
     SessionStates,
     TokenLogprob,
 )
-from roost.server.body import read
+from roost.server.body_reader import read
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
 from roost.server.inputs import SessionTurn, plain_messages, session_turn

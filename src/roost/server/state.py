@@ -16,11 +16,11 @@ from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.engine_client import Observer
 from roost.messages import CloseSession, Command, Event, Refused, SessionState
+from roost.server.background_threads import OffloadThreads
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.metrics import Metrics
-from roost.server.offload import OffloadThreads
 from roost.server.session_table import ChangeLock, SessionTable
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long

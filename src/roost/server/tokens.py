@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roost.errors import RequestError
-from roost.server.body import read
+from roost.server.body_reader import read
 from roost.server.inputs import plain_messages
 from roost.server.models import check_model, started
 from roost.server.responses import json_response

@@ -22,7 +22,7 @@ from roost.config.options import EngineConfig
 from roost.errors import ConfigError
 from roost.messages import Event, Reply
 from roost.sched.engine import Engine
-from roost.server.wire import Started, pack, unpack_command
+from roost.server.wire_format import Started, pack, unpack_command
 from roost.startup import Running, start
 
 _BATCH_MAX = 512  # events in one message

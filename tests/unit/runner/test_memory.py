@@ -11,7 +11,7 @@ from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.models.model import KvShape
 from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
-from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX
+from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 
 GIB = 2**30
 FULL = KvShape(num_kv_heads=2, head_dim=16, scale=0.25, dtype=torch.bfloat16)

@@ -29,7 +29,7 @@ def found() -> dict[str, Any]:
     from roost.front.options import Options, submits  # noqa: PLC0415
     from roost.sampling.sampler import Sampler  # noqa: PLC0415
     from roost.server import native, schema, wire  # noqa: PLC0415
-    from roost.server.body import convert  # noqa: PLC0415
+    from roost.server.body_reader import convert  # noqa: PLC0415
     from roost.step import RowId, RowSetup  # noqa: PLC0415
     from tests.parity.parameters import section  # noqa: PLC0415
     from tests.support.small_vocabularies import byte_level  # noqa: PLC0415

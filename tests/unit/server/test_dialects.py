@@ -6,7 +6,7 @@ import pytest
 
 from roost.errors import RequestError
 from roost.front.options import Options
-from roost.server.body import convert
+from roost.server.body_reader import convert
 from roost.server.compat import Strict
 from roost.server.dialects import Dialect, sampling_of, with_sampling
 

@@ -10,11 +10,11 @@ import pytest
 
 from roost.errors import RequestError
 from roost.messages import Abort, Refused, SessionClosed
-from roost.server.body import convert
+from roost.server.body_reader import convert
 from roost.server.config import ServerConfig
 from roost.server.keys import NO_KEYS, read_keys
 from roost.server.schema import ChatBody, GenerateBody
-from roost.server.wire import pack, pack_command, unpack, unpack_command
+from roost.server.wire_format import pack, pack_command, unpack, unpack_command
 from tests.tidy.source import product
 
 RUNS_WHAT_IT_READS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

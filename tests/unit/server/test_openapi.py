@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from roost.server.app import make_app
-from roost.server.body import convert
+from roost.server.body_reader import convert
 from roost.server.compat import NO_OP_VALUES
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from roost.errors import RequestError
+from roost.server.background_threads import INLINE_MAX
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
 from roost.server.inputs import plain_messages
-from roost.server.offload import INLINE_MAX
 from roost.server.schema import Message
 from roost.server.state import MESSAGE_COST, ServerState
 from roost.text.language import Language

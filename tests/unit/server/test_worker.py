@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from roost.messages import Tokens
-from roost.server.wire import unpack
+from roost.server.wire_format import unpack
 from roost.server.worker import _BATCH_MAX, Outbox, _write
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roost.errors import RequestError
 from roost.server import body
-from roost.server.body import (
+from roost.server.body_reader import (
     _NAME_LEN_MAX,
     _NUMBER_END,
     BODY_BYTES_MAX,

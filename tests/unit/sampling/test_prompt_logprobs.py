@@ -7,9 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from roost.sampling import step_logprobs as module
-from roost.sampling.logprobs import log_probabilities
-from roost.sampling.step_logprobs import LOGPROB_POSITIONS_MAX, joined_logprobs, logprob_columns, output_logprobs
+from roost.sampling import logprobs as module
+from roost.sampling.logprobs import (
+    LOGPROB_POSITIONS_MAX,
+    joined_logprobs,
+    log_probabilities,
+    logprob_columns,
+    output_logprobs,
+)
 
 VOCAB = 11
 

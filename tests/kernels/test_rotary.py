@@ -7,7 +7,7 @@ from torch import Tensor
 from roost.layers.rotary import Rope, cos_sin_at, frequencies, rotate
 from tests.support.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
-rope = pytest.importorskip("roost.kernels.rope")
+rope = pytest.importorskip("roost.kernels.rotary")
 
 
 def projected(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

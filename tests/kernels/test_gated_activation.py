@@ -6,7 +6,7 @@ import torch
 from roost.models.decoder import ACTIVATIONS
 from tests.support.canaries import DTYPES, Fenced, assert_near
 
-gate = pytest.importorskip("roost.kernels.gate")
+gate = pytest.importorskip("roost.kernels.gated_activation")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

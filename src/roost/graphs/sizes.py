@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from roost.errors import InvariantError
 from roost.spec_shape import SpecShape
+from roost.spec_widths import Widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +95,19 @@ def check_fits(needed: Sizes, held: Sizes, what: str) -> None:
         wants, has = getattr(needed, field.name), getattr(held, field.name)
         if wants > has:
             raise InvariantError(f"{what}: {field.name} needs {wants} entries and the buffer holds {has}")
+
+
+def graph_sizes(widths: Widths, rounds_max: int) -> list[tuple[int, int]]:
+    """(batch size, width) of the CUDA graphs of rounds, largest first; one serves all batches down to the next."""
+    sizes = batch_sizes(rounds_max)
+    found = []
+    for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
+        served = {width for number in range(before + 1, size + 1) for width in widths.of(number)}
+        found += [(size, width) for width in sorted(served, reverse=True)]
+    return found
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Batch sizes of CUDA graphs, and of learned costs: close together where one more row costs much."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 32), *range(256, most + 1, 128)]
+    return [size for size in sizes if size < most] + [most]

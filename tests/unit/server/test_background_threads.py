@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from roost.server.offload import INLINE_MAX, MEDIUM_MAX, NUM_THREADS, OffloadThreads
+from roost.server.background_threads import INLINE_MAX, MEDIUM_MAX, NUM_THREADS, OffloadThreads
 
 
 class Gate:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roost.cli import bench, chat, generate, serve
-from roost.cli.flags import engine_of, group_of
+from roost.cli.flag_parser import engine_of, group_of
 from roost.cli.main import main
 from roost.config.options import (
     BACKEND_NAMES,

@@ -16,9 +16,8 @@ from roost.device.cpu import CpuDevice
 from roost.drafters.eagle import DraftBranches
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunks_layout, rounds_layout
-from roost.forward.sizes import Sizes, check_fits, chunk_sizes, round_sizes
+from roost.graphs.sizes import Sizes, batch_sizes, check_fits, chunk_sizes, round_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
-from roost.spec_widths import batch_sizes
 from tests.support.segments import make_segments
 from tests.support.spec_configs import spec_config
 
