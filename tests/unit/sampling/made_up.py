@@ -28,7 +28,7 @@ def found() -> dict[str, Any]:
     from roost.errors import RequestError  # noqa: PLC0415
     from roost.front.options import Options, submits  # noqa: PLC0415
     from roost.sampling.sampler import Sampler  # noqa: PLC0415
-    from roost.server import native, schema, wire  # noqa: PLC0415
+    from roost.server import native, schema, wire_format  # noqa: PLC0415
     from roost.server.body_reader import convert  # noqa: PLC0415
     from roost.step import RowId, RowSetup  # noqa: PLC0415
     from tests.parity.parameters import section  # noqa: PLC0415
@@ -54,7 +54,7 @@ def found() -> dict[str, Any]:
         "command line": generation_flags.options_of(parser.parse_args(["--made-up", str(GIVEN)])),
     }
     (submit,) = submits("r", (1,), options["library"], byte_level())
-    _, arrived, _ = wire.unpack_command(wire.pack_command(1, submit, None))
+    _, arrived, _ = wire_format.unpack_command(wire_format.pack_command(1, submit, None))
     sampler = Sampler(2, 8, CpuDevice())
     tokens = np.empty(0, dtype=np.int32)
     sampler.set_row(

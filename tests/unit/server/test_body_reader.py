@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.errors import RequestError
-from roost.server import body
+from roost.server import body_reader as body
 from roost.server.body_reader import (
     _NAME_LEN_MAX,
     _NUMBER_END,
