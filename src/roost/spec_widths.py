@@ -1,7 +1,7 @@
 """Widths: how many tokens (nodes) each round of a step may verify, by the number of rounds; integers only, no torch.
 
 With a fixed draft length there is one width. With `--spec-steps auto` there is a menu, shorter for larger batches,
-since every width of every batch size gets a CUDA graph (`graphs.sizes`). Read by scheduler and device side.
+since every width of every batch size gets a CUDA graph (`graph_sizes`). Read by scheduler and device side.
 """
 
 from dataclasses import dataclass

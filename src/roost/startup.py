@@ -20,7 +20,7 @@ from roost.config.resolve import resolve
 from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import memory_of
-from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD
+from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.ops import Ops
@@ -124,7 +124,7 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
     """The configuration with its drafter resolved and checked, before anything large is read."""
     spec, own = config.spec, find_head(config.model.model)
-    if spec.draft is None and own is not None and spec.spec in (None, ANY_DRAFTER, head_kind(own)):
+    if spec.draft is None and own is not None and _may_be(spec.spec, own):
         spec = replace(spec, draft=str(own))
     if spec.spec in (None, ANY_DRAFTER):
         otherwise = NO_DRAFTER if spec.spec is None else WITHOUT_HEAD.name
@@ -133,6 +133,11 @@ def _with_drafter(config: EngineConfig) -> EngineConfig:
     if spec.draft is not None:
         check_kind(Path(spec.draft), _kind(spec))
     return replace(config, spec=spec)
+
+
+def _may_be(name: str | None, head: Path) -> bool:
+    """Whether a --spec leaves the choice of a head open, or is that of this one."""
+    return name in (None, ANY_DRAFTER) or (name in names_of(has_head) and name == head_kind(head))
 
 
 def _kind(spec: SpecConfig) -> str:

@@ -40,7 +40,9 @@ PLANNED = Backend(
     tile_len_max=8,
 )
 REGISTERED = (*BACKENDS, PLANNED)
-NGRAM = SpecShape(steps=3, topk=1, tokens=4)
+WINDOWS = ", ".join(each.name for each in BACKENDS if each.windows)
+TREES = ", ".join(each.name for each in BACKENDS if each.trees)
+NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
 ROWS_MAX = 64
 
@@ -120,13 +122,12 @@ def test_a_made_up_backend_serves_and_is_told_before_each_replay(
         (
             "mistral",
             PLAIN,
-            "--backend planned does not read sliding windows, and the model has layers with one; "
-            "these do: torch, triton",
+            f"--backend planned does not read sliding windows, and the model has layers with one; these do: {WINDOWS}",
         ),
         (
             "llama",
             TREE,
-            "--spec-topk 2 needs an attention backend that reads trees: planned does not, these do: torch, triton; "
+            f"--spec-topk 2 needs an attention backend that reads trees: planned does not, these do: {TREES}; "
             "or use --spec-topk 1",
         ),
     ],

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from roost.forward.layout import StepLayout
+from roost.graph_sizes import ChunkSize
 from roost.graphs.capture import GraphedStep
 from roost.graphs.chunks import ChunkGraphs, GraphedChunks
-from roost.graphs.sizes import ChunkSize
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan

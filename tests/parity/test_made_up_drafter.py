@@ -183,7 +183,7 @@ PROMPT = "db"  # the model goes on with c, and then says the row's first token a
 @pytest.fixture(autouse=True)
 def entered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The three are in the registry."""
-    monkeypatch.setattr(registry, "DRAFTERS", (*DRAFTERS, *ENTRIES))
+    monkeypatch.setattr(registry, "DRAFTERS", (registry.NGRAM, registry.EAGLE, registry.EAGLE3, *ENTRIES))
 
 
 @pytest.fixture

@@ -224,8 +224,8 @@ DEVICE_BUGS = (
     Bug(
         "narrow_rounds_are_cut",
         _PASSES,
-        '        drafted = self.drafter.propose(rounds, roots[at], layout.tree_width).cut(layout["draft_widths"])',
-        "        drafted = self.drafter.propose(rounds, roots[at], layout.tree_width)",
+        '        drafted = proposed.cut(layout["draft_widths"])',
+        "        drafted = proposed",
         "nodes that a round does not verify are accepted",
         test=_TREES + "test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify",
     ),

@@ -39,7 +39,7 @@ SPEC_BUGS = (
     ),
     Bug(
         "planned_widths_are_captured",
-        "roost.graphs.sizes",
+        "roost.graph_sizes",
         "        served = {width for number in range(before + 1, size + 1) for width in widths.of(number)}",
         "        served = set(widths.of(size))",
         "rounds of some widths are not captured, and run operation by operation",

@@ -51,7 +51,7 @@ class SuccessorModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """One-hot."""
-        return torch.nn.functional.one_hot(tokens, VOCAB).to(self.dtype)
+        return torch.nn.functional.one_hot(tokens.clamp(min=0), VOCAB).to(self.dtype)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The tokens themselves; what attention says is not looked at."""

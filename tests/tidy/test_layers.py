@@ -18,8 +18,8 @@ LAYERS = (
         "roost.lazy_import",
     ),
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
-    ("roost.spec_shape", "roost.spec_widths", "roost.graphs.sizes", "roost.drafters.registry"),
-    ("roost.step", "roost.messages", "roost.config"),
+    ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
+    ("roost.step", "roost.messages", "roost.config", "roost.graph_sizes"),
     ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.attention", "roost.weights", "roost.front"),
@@ -42,7 +42,7 @@ CONTROL_PLANE = (
     "roost.values",
     "roost.spec_shape",
     "roost.spec_widths",
-    "roost.graphs.sizes",
+    "roost.graph_sizes",
     "roost.step",
     "roost.messages",
     "roost.config",
@@ -75,7 +75,6 @@ DEVICE_SIDE = (
 BOTH_SIDES = (
     "roost.kv.pages",
     "roost.sampling.params",
-    "roost.graphs.sizes",
 )  # plain data: either side may import these
 
 

@@ -17,6 +17,8 @@ from roost.startup import backend_of, check_device_options, ops_of
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAITS = ModelTraits(vocab_size=100)
 
+NAMES = ", ".join(("auto", *(each.name for each in BACKENDS)))
+
 
 def test_the_device_chooses_unless_told() -> None:
     pytest.importorskip("triton")
@@ -59,7 +61,7 @@ def test_a_backend_that_is_not_there_is_refused_with_what_is(name: str, device_t
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (EngineConfig(model=ModelConfig(backend="cuda")), "--backend must be one of auto, torch, triton, got cuda"),
+        (EngineConfig(model=ModelConfig(backend="cuda")), f"--backend must be one of {NAMES}, got cuda"),
         (
             EngineConfig(model=ModelConfig(backend="triton")),
             "--backend triton runs on cuda, and the device is cpu; allowed here: auto, torch",

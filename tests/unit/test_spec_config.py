@@ -6,6 +6,7 @@ from roost.config.options import EngineConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.config.speculation import drafter_of, spec_shape
+from roost.drafters import registry
 from roost.drafters.registry import EAGLE, EAGLE3, NGRAM
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
@@ -23,6 +24,12 @@ def _ngram(steps: int) -> SpecShape:
 
 def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
     return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
+
+
+@pytest.fixture(autouse=True)
+def _drafters_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of the three is tested, whatever other drafters there are."""
+    monkeypatch.setattr(registry, "DRAFTERS", (registry.NGRAM, registry.EAGLE, registry.EAGLE3))
 
 
 @pytest.mark.parametrize(

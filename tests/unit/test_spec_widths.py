@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from roost.graphs.sizes import batch_sizes, graph_sizes
+from roost.graph_sizes import batch_sizes, graph_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.spec_widths import AUTO_STEPS_MAX, Widths
 from tests.support.spec_configs import AUTO_CHAIN

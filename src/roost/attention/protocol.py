@@ -41,7 +41,7 @@ class Attention(Protocol):
     def before_replay(
         self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None
     ) -> None:
-        """Prepare on the host what a CUDA graph reads: before each replay, and before it is captured.
+        """Prepare on the host what a CUDA graph reads: before each replay of a step, and before it is captured.
 
         `graph` tells graphs apart. The columns are those of the step's rows, all other rows of the graph are padding;
         start positions are given to a backend that needs lengths on the host, whose captured segments have none.

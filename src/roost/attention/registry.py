@@ -24,11 +24,17 @@ class Backend:
     package: str | None = None  # what must be installed besides torch
     graphs: bool  # its steps can be captured as CUDA graphs
     trees: bool  # reads trees of drafts: a node its ancestors alone
-    branch_pages: bool  # reads each draft branch through pages of its own, so trees may have pages of many tokens
+    # reads each draft branch through pages of its own, so trees may have pages of many tokens; with pages of one token
+    # a branch has slots of its own in any case
+    branch_pages: bool
     windows: bool  # reads layers with a sliding window
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
     copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
     tile_len_max: int  # tokens of a row that are one tile of its work; a power of two
+
+    def __post_init__(self) -> None:
+        assert set(self.default_for) <= set(self.devices), self
+        assert self.tile_len_max > 0 and not self.tile_len_max & (self.tile_len_max - 1), self
 
     @property
     def is_installed(self) -> bool:

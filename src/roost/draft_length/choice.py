@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from roost.draft_length.costs import NUM_KEPT, NUM_KNOWN, Costs
 from roost.draft_length.prefill_costs import ChunkCost
-from roost.graphs.sizes import batch_sizes
+from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step import StepId
 

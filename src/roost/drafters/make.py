@@ -13,6 +13,7 @@ from roost.drafters.protocol import Drafter
 from roost.errors import InvariantError
 from roost.lazy_import import load_symbol
 from roost.models.model import Head, Model
+from roost.spec_shape import DraftKv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,5 +40,8 @@ def make_drafter(parts: Parts) -> Drafter | None:
         return None
     if kind.head is not None and parts.head is None:
         raise InvariantError(f"the drafter {kind.name} needs a head")
+    layers = () if parts.head is None else parts.head.kv
+    if any(kv.window is not None for kv in layers) or (layers and kind.draft_kv is DraftKv.NONE):
+        raise InvariantError(f"the drafter {kind.name} declares {kind.draft_kv}, and its head has KV {layers}")
     drafter: Drafter = load_symbol(kind.make)(parts)
     return drafter

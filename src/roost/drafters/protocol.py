@@ -48,7 +48,9 @@ class Drafter(Protocol):
     def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """Trees of `width` nodes for the rounds whose last sampled tokens are `roots` [R], one segment each.
 
-        A root has no KV yet: its position is where its segment starts, the row's length on the device.
+        A root has no KV yet: its position is where its segment starts, the row's length on the device. Tokens are ids
+        of the target's vocabulary, or NOTHING. Trees of another width, or branches where chains were asked for, are
+        refused; node 0 is made the root.
         """
         ...
 

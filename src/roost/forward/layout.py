@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.drafters.tree import Trees
-from roost.graphs.sizes import ChunkSize
+from roost.graph_sizes import ChunkSize
 from roost.layers.segments import HostSegments, Index, Segments, aranges, tiles
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan

@@ -19,6 +19,7 @@ from roost.drafters.accept import Accepted, accept
 from roost.drafters.make import Parts, make_drafter
 from roost.drafters.protocol import Drafter, Pairs
 from roost.drafters.tree import NOTHING, Trees, chains
+from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
 from roost.models.model import Head, Model
@@ -131,7 +132,10 @@ class Passes:
             return chains(roots[:, None])
         at = layout["drafting"]
         rounds = layout.segments(ROOTS, rows[at], self.lengths.device[rows[at]])
-        drafted = self.drafter.propose(rounds, roots[at], layout.tree_width).cut(layout["draft_widths"])
+        proposed = self.drafter.propose(rounds, roots[at], layout.tree_width)
+        _check_proposed(proposed, layout)
+        drafted = proposed.cut(layout["draft_widths"])
+        drafted.tokens[:, 0] = roots[at]  # whatever a drafter says: the root is the output's last token
         if len(layout.drafting) == len(layout.sampling):
             return drafted
         single = roots.new_full((len(roots), layout.tree_width), NOTHING)
@@ -143,9 +147,8 @@ class Passes:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states of every token of the step, and what the drafter wants to see."""
         rows = layout.rows[layout["token_segment"]]
-        places = (
-            starts[layout["token_segment"]] + layout["token_index"]
-        )  # where KV goes; a node's position is its depth
+        # where KV goes; the position of a tree's node is its depth
+        places = starts[layout["token_segment"]] + layout["token_index"]
         if layout.is_rounds:
             tokens, positions = trees.tokens.flatten()[layout["node_cells"]], node_positions
         else:
@@ -202,6 +205,15 @@ class Passes:
                 device=self.device,
             )
         )
+
+
+def _check_proposed(trees: Trees, layout: StepLayout) -> None:
+    """Refuse trees that are not what a drafter was asked for: read as they are, they would change the output."""
+    shape, asked = tuple(trees.tokens.shape), (len(layout.drafting), layout.tree_width)
+    if shape != asked:
+        raise InvariantError(f"the drafter proposed trees of {shape} (rounds, nodes), asked for were {asked}")
+    if layout.shape.topk == 1 and not trees.are_chains:
+        raise InvariantError("the drafter proposed trees, and chains were asked for (--spec-topk 1)")
 
 
 def _layers(windows: list[int | None], caches: list[KvCache]) -> list[tuple[int, int]]:

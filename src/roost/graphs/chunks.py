@@ -14,8 +14,8 @@ from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.forward.layout import HostColumns, StepLayout, chunk_columns, chunks_layout, padded
 from roost.forward.passes import Passes
+from roost.graph_sizes import ChunkSize, chunk_sizes
 from roost.graphs.capture import GraphedStep, capture
-from roost.graphs.sizes import ChunkSize, chunk_sizes
 from roost.step import StepPlan
 
 _NONE = np.zeros(0, dtype=np.int64)

@@ -14,15 +14,16 @@ from roost.device.device import Device
 from roost.errors import InvariantError
 from roost.forward.layout import padded, rounds_layout
 from roost.forward.passes import Passes
+from roost.graph_sizes import graph_sizes
+from roost.graphs.buffers import BufferSizes, check_fits, round_sizes
 from roost.graphs.capture import GraphedStep, capture
-from roost.graphs.sizes import Sizes, check_fits, graph_sizes, round_sizes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GraphedRounds:
     """One batch size and width."""
 
-    sizes: Sizes
+    sizes: BufferSizes
     rows_host: np.ndarray  # what the rows on the device are
     step: GraphedStep
 

@@ -1,8 +1,8 @@
-"""The id of a row's largest score: the lowest among equals, never that of a NaN, never one past the vocabulary.
+"""The id of a row's largest logit: the lowest among equals, never that of a NaN, never one past the vocabulary.
 
-A row is cut into chunks, a program each, that find their largest score and its id; a second kernel picks among a row's
+A row is cut into chunks, a program each, that find their largest logit and its id; a second kernel picks among a row's
 chunks. A row of nothing but NaN gives 0. Reads [num_rows, vocab_size] once; the chunks' findings are 8 bytes each. The
-reference is torch.argmax of scores without NaN. Called by attention backends.
+reference is torch.argmax of logits without NaN. One of the `Ops` of models.
 """
 
 import torch

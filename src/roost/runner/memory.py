@@ -8,7 +8,7 @@ from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
-from roost.graphs.sizes import chunk_sizes, graph_sizes
+from roost.graph_sizes import chunk_sizes, graph_sizes
 from roost.models.model import Head, Model
 from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX

@@ -16,7 +16,8 @@ from roost.device.cpu import CpuDevice
 from roost.drafters.eagle import DraftBranches
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunks_layout, rounds_layout
-from roost.graphs.sizes import Sizes, batch_sizes, check_fits, chunk_sizes, round_sizes
+from roost.graph_sizes import batch_sizes, chunk_sizes
+from roost.graphs.buffers import BufferSizes, check_fits, round_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from tests.support.segments import make_segments
 from tests.support.spec_configs import spec_config
@@ -28,7 +29,7 @@ NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 
 
 def test_07_every_buffer_of_a_tree_has_its_own_width() -> None:
-    assert round_sizes(7, TREE.tokens, TREE, 16) == Sizes(
+    assert round_sizes(7, TREE.tokens, TREE, 16) == BufferSizes(
         rows=7,
         nodes=7 * 9,
         mask=7 * 9 * 9,
