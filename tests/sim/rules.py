@@ -350,8 +350,8 @@ class Rules:
         session_id = scoped(submit.client, submit.session_id) if submit.session_id else ""
         salt = self._checker.conversations[session_id].cache_salt if session_id else submit.cache_salt
         scoped_salt = scoped(submit.client, salt)
-        if request.lease.node.cache_salt != scoped_salt:
-            raise Broken(f"salt: {request_id} of '{scoped_salt}' shares pages of '{request.lease.node.cache_salt}'")
+        if request.lease.node.scoped_salt != scoped_salt:
+            raise Broken(f"salt: {request_id} of '{scoped_salt}' shares pages of '{request.lease.node.scoped_salt}'")
         for name in (request_id, session_id):
             length, evictions = self._published.pop(name, (0, -1))
             if evictions == self.num_evictions:

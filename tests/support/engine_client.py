@@ -1,4 +1,4 @@
-"""Desk: an engine over the witness with small, plain options, and a client that keeps what it is told.
+"""EngineClientDouble: an engine over the witness with small, plain options, and a client that keeps what it is told.
 
 Stop strings are token ids written as text (tests.sim.wishes). Time stands still unless a test moves it.
 """
@@ -59,7 +59,7 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class Desk:
+class EngineClientDouble:
     """An engine and what came back from it."""
 
     engine: Engine
@@ -114,7 +114,7 @@ class Desk:
         raise AssertionError("the engine does not come to rest")
 
 
-def desk(executor: Executor | None = None, **options: int | bool | str | SessionConfig) -> Desk:
-    """A desk with some options changed."""
+def engine_client(executor: Executor | None = None, **options: int | bool | str | SessionConfig) -> EngineClientDouble:
+    """A engine_client with some options changed."""
     small, clock = resolved(**options), VirtualClock()  # type: ignore[arg-type]
-    return Desk(Engine(small, executor or witness(small), clock, new_stop_finder=SimStopFinder), clock)
+    return EngineClientDouble(Engine(small, executor or witness(small), clock, new_stop_finder=SimStopFinder), clock)

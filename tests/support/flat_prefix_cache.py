@@ -108,7 +108,7 @@ class Shelf:
 
     def _place(self, node: Node, book: BookId, pinned: bool) -> Place:
         assert node.parent is not None
-        prefixes = self.prefixes(node.cache_salt, key_to(node))[node.start // self._page_size :]
+        prefixes = self.prefixes(node.scoped_salt, key_to(node))[node.start // self._page_size :]
         ages = {self.used[prefix] for prefix in prefixes}
         assert len(ages) == 1, (node, ages)
         num_pages = sum(prefix in self.held[book] for prefix in prefixes)

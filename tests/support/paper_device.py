@@ -35,7 +35,7 @@ class Talk:
     @property
     def shared_prefix(self) -> tuple[str, tuple[int, ...]]:
         """Cache salt and key of what it shares with the tree."""
-        return self.lease.cache_salt, self.shared_key[: self.lease.shared_len]
+        return self.lease.scoped_salt, self.shared_key[: self.lease.shared_len]
 
     @property
     def may_publish(self) -> bool:
@@ -84,7 +84,7 @@ class Paper:
             first = len(row) - 1
             row.extend(launch.tokens)
         self._check_reads(launch, first)
-        keys, cache_salt = entries(row, self._pair), launch.talk.lease.cache_salt
+        keys, cache_salt = entries(row, self._pair), launch.talk.lease.scoped_salt
         for position in range(first, len(row) - 1):
             self._write(launch, position, (cache_salt, tuple(row[: position + 1]), keys[: position + 1]))
         for position in range(len(row) - 1, first + launch.width):
@@ -115,7 +115,7 @@ class Paper:
 
     def _check_reads(self, launch: Launch, length: int) -> None:
         """Every slot that the token at `length` sees holds this row's tokens."""
-        row, cache_salt = launch.talk.row, launch.talk.lease.cache_salt
+        row, cache_salt = launch.talk.row, launch.talk.lease.scoped_salt
         for number, book in enumerate(self._books):
             first = 0 if book.window is None else max(0, length - book.window + 1)
             for position in range(first, length):

@@ -24,7 +24,7 @@ def digest(store: Store) -> list[object]:
     """Everything the tree is made of."""
     nodes = [
         [
-            (node.id, node.cache_salt, node.start, node.key.tobytes(), sorted(node.children)),
+            (node.id, node.scoped_salt, node.start, node.key.tobytes(), sorted(node.children)),
             (node.pins, node.window_pins, node.last_used, node.last_step, [list(pages) for pages in node.pages]),
         ]
         for node in store.tree.nodes.values()

@@ -43,7 +43,9 @@ def add_field(section: _ArgumentGroup, group: type, field: "Field[Any]", default
         switch = section.add_argument(flag, action=BooleanOptionalAction, default=default)
         switch.help = text if default is None else f"{text} (default: {'on' if default else 'off'})"
     elif isinstance(default, tuple):
-        section.add_argument(flag, action="append", default=None, help=text, metavar=field.name.upper())
+        section.add_argument(
+            flag, action="append", default=None, help=text, metavar=field.metadata.get("metavar") or field.name.upper()
+        )
     else:
         shown = text if default is None else f"{text} (default: {default})"
         bare = field.metadata.get("bare")  # what the flag means without a value

@@ -28,7 +28,7 @@ class Options(SamplingFields):
     seed: int | None = parameter(None, help="the same gives the same text; a new one if absent")
     max_new_tokens: int | None = parameter(None, help="tokens of the answer, at most")  # None: what the context allows
     min_new_tokens: int = 0  # nothing stops the output before
-    stop: tuple[str, ...] = parameter((), help="a text that ends the output; repeatable")
+    stop: tuple[str, ...] = parameter((), help="a text that ends the output; repeatable", metavar="TEXT")
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # in the text that comes back

@@ -35,7 +35,7 @@ class Lease:
 
     id: LeaseId
     holder: TurnId | str  # the turn that runs on it, or the id of the session that keeps it
-    cache_salt: str  # cache salt of the prefix cache: salt or adapter
+    scoped_salt: str  # only leases with the same one share pages of the prefix tree
     pages: list[list[PageId]]  # per book, by page index; the tree owns those below `shared_len`
     node: Node  # deepest pinned node of the tree: the end of the shared prefix
     shared_len: int

@@ -21,7 +21,7 @@ class Node:
     """One run of cached pages. A root has no pages and no parent."""
 
     id: NodeId
-    cache_salt: str
+    scoped_salt: str
     parent: "Node | None" = field(repr=False)
     start: int
     key: Key = field(repr=False)

@@ -36,7 +36,7 @@ def common_prefix(a: Key, b: Key) -> int:
 
 
 class PrefixTree:
-    """The radix tree of all cache salts."""
+    """The radix tree of all scoped salts."""
 
     def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
         self._ledger = ledger
@@ -47,9 +47,8 @@ class PrefixTree:
         self._nodes: dict[NodeId, Node] = {}  # roots excluded
         self._next_id = 0
         self._num_evictable = [0] * len(books)
-        self._leaf_heap: list[
-            tuple[int, NodeId]
-        ] = []  # (last used, node); entries may be out of date and are checked when popped
+        # (last used, node); entries may be out of date and are checked when popped
+        self._leaf_heap: list[tuple[int, NodeId]] = []
         self._window_heap: list[tuple[int, NodeId]] = []
 
     @property
@@ -63,10 +62,10 @@ class PrefixTree:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def match(self, cache_salt: str, key: Key) -> Match | None:
+    def match(self, scoped_salt: str, key: Key) -> Match | None:
         """The longest usable cached prefix of `key`, or None. Changes nothing."""
         path: list[tuple[Node, int]] = []  # (node, how many of its entries match)
-        node, pos = self._roots.get(cache_salt), 0
+        node, pos = self._roots.get(scoped_salt), 0
         while node is not None and len(key) - pos >= self._page_size:
             child = node.children.get(self._first_page(key, pos))
             if child is None:
@@ -98,10 +97,10 @@ class PrefixTree:
 
     # --- pins --------------------------------------------------------------------------------------------------
 
-    def pin(self, cache_salt: str, match: Match | None) -> Node:
+    def pin(self, scoped_salt: str, match: Match | None) -> Node:
         """Protect the path of a match from eviction for one lease; returns the node where it ends."""
         if match is None:
-            node = self._root(cache_salt)
+            node = self._root(scoped_salt)
         elif match.length < match.node.end:
             node = self._split(match.node, match.length)
         else:
@@ -211,7 +210,7 @@ class PrefixTree:
         first, last = parent.end // self._page_size, (parent.end + len(key)) // self._page_size
         node = Node(
             id=self._new_id(),
-            cache_salt=parent.cache_salt,
+            scoped_salt=parent.scoped_salt,
             parent=parent,
             start=parent.end,
             key=key.copy(),
@@ -256,7 +255,7 @@ class PrefixTree:
         num_pages = cut // self._page_size
         upper = Node(
             id=self._new_id(),
-            cache_salt=node.cache_salt,
+            scoped_salt=node.scoped_salt,
             parent=parent,
             start=node.start,
             key=node.key[:cut].copy(),  # a view would keep the whole former key alive
@@ -276,17 +275,17 @@ class PrefixTree:
         self._offer(upper)
         return upper
 
-    def _root(self, cache_salt: str) -> Node:
-        if cache_salt not in self._roots:
-            self._roots[cache_salt] = Node(
+    def _root(self, scoped_salt: str) -> Node:
+        if scoped_salt not in self._roots:
+            self._roots[scoped_salt] = Node(
                 id=self._new_id(),
-                cache_salt=cache_salt,
+                scoped_salt=scoped_salt,
                 parent=None,
                 start=0,
                 key=np.empty(0, dtype=np.int64),
                 pages=[[] for _ in self._books],
             )
-        return self._roots[cache_salt]
+        return self._roots[scoped_salt]
 
     def _new_id(self) -> NodeId:
         self._next_id += 1
@@ -353,4 +352,4 @@ class PrefixTree:
 
     def _drop_root(self, node: Node) -> None:
         if node.parent is None and node.pins == 0 and not node.children:
-            self._roots.pop(node.cache_salt, None)
+            self._roots.pop(node.scoped_salt, None)

@@ -33,16 +33,16 @@ class Store:
 
     # --- birth and growth --------------------------------------------------------------------------------------
 
-    def open(self, holder: TurnId | str, cache_salt: str, key: Key) -> Lease:
+    def open(self, holder: TurnId | str, scoped_salt: str, key: Key) -> Lease:
         """A new lease on the longest usable cached prefix of `key`."""
-        match = self.tree.match(cache_salt, key)
-        node = self.tree.pin(cache_salt, match)
+        match = self.tree.match(scoped_salt, key)
+        node = self.tree.pin(scoped_salt, match)
         length = match.length if match else 0
         self._next_lease += 1
         lease = Lease(
             id=LeaseId(self._next_lease),
             holder=holder,
-            cache_salt=cache_salt,
+            scoped_salt=scoped_salt,
             pages=[node.path_pages(number) for number in range(len(self.books))],
             node=node,
             shared_len=length,

@@ -29,9 +29,8 @@ class RequestBatch:
         self._unstarted: set[int] = set()  # sent, without an event so far
         self._started: set[int] = set()  # and not ended
         self._share = max(1, max_queued // 2)  # of the queue
-        self._unstarted_max = (
-            self._share
-        )  # less while others fill the queue: as many as fitted, then one more each time
+        # less while others fill the queue: as many as fitted, then one more each time
+        self._unstarted_max = self._share
         self._is_full = False  # the queue, when it was last tried
 
     def events(self) -> Generator[RequestEvent, None, None]:

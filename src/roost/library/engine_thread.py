@@ -27,7 +27,9 @@ class EngineThread(EngineClient):
         self._engine = engine
         self._failure: BaseException | None = None
         self._is_closed = False  # nothing more is sent
-        self._lock = threading.RLock()  # of sending and closing; a destructor that sends may run meanwhile
+        self._lock = (
+            threading.RLock()
+        )  # of sending and closing; re-entrant, since a finaliser may close a session meanwhile
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

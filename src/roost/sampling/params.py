@@ -38,9 +38,11 @@ class Allowed:
             raise RequestError(400, param, f"must be {self}, not {shown(value)}")
 
 
-def parameter(default: Any, *, help: str, allowed: Allowed | None = None, flag: bool = True) -> Any:
+def parameter(
+    default: Any, *, help: str, allowed: Allowed | None = None, flag: bool = True, metavar: str | None = None
+) -> Any:
     """A field with all that is said of it; `flag`: whether the command line has a flag for it."""
-    return field(default=default, metadata={"help": help, "allowed": allowed, "flag": flag})
+    return field(default=default, metadata={"help": help, "allowed": allowed, "flag": flag, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

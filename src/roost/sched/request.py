@@ -90,7 +90,7 @@ class Request:
 
     @property
     def prompt_logprobs_pending(self) -> int | None:
-        """First prompt position that has to run for its score; None if none has."""
+        """First prompt position that has to run for its log-probability; None if none has."""
         has_any = self.prompt_logprobs_next is not None and self.prompt_logprobs_next < self.turn.full_prompt_len - 1
         return self.prompt_logprobs_next if has_any else None
 

@@ -20,7 +20,7 @@ from roost.sampling.params import LOGIT_BIAS_ENTRIES_MAX, SEED_END, SamplingPara
 Body = TypeVar("Body", bound=msgspec.Struct)
 # Every output of a request carries these to the engine, so their number is bounded here already.
 Biases = Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_ENTRIES_MAX)]
-_TOKEN_ID = re.compile(r"[0-9]{1,18}")  # longer ones no engine could be told of
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")  # more digits may not fit 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

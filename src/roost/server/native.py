@@ -83,7 +83,7 @@ async def _turn(request: Request, server: ServerState, body: GenerateBody, param
 async def _answer(request: Request, answers: "_NativeAnswers") -> Response:
     if not answers.streams:
         outputs = await while_connected(request, answers.generation.finish())
-        return json_response(answers.whole(outputs))
+        return json_response(answers.response(outputs))
     return await event_stream(request, answers.chunks())
 
 
@@ -196,7 +196,7 @@ class _NativeAnswers:
         self._began = time.monotonic()
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[PendingOutput]) -> Any:
+    def response(self, outputs: list[PendingOutput]) -> Any:
         """The answer that is not streamed: an object, or a list of them."""
         answers = [self._one(output, output.answer.finished) for output in outputs]
         return answers if self._is_list else answers[0]

@@ -141,7 +141,7 @@ def _request_id(kind: str, body: ChatBody | CompletionBody) -> str:
 async def _answer(request: Request, body: OpenAiBody, kind: "_Chat | _Text") -> Response:
     if not body.stream:
         outputs = await while_connected(request, kind.generation.finish())
-        return json_response(kind.whole(outputs))
+        return json_response(kind.response(outputs))
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     return await event_stream(request, kind.chunks(include_usage=include_usage))
 
@@ -158,7 +158,7 @@ class _Chat:
             self._base["service_tier"] = "default"
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[PendingOutput]) -> dict[str, Any]:
+    def response(self, outputs: list[PendingOutput]) -> dict[str, Any]:
         """The answer that is not streamed."""
         choices = [
             {
@@ -228,7 +228,7 @@ class _Text:
         }
         self.generation = Generation(server.engine, server.language, server.metrics, prompts)
 
-    def whole(self, outputs: list[PendingOutput]) -> dict[str, Any]:
+    def response(self, outputs: list[PendingOutput]) -> dict[str, Any]:
         """The answer that is not streamed."""
         choices = [
             {
@@ -304,7 +304,7 @@ class _Text:
 
 
 def _reason(server: ServerState, finished: Finished | None) -> str:
-    """How it ended, in a word of OpenAI's; raises where there is none, since then it is no whole answer."""
+    """OpenAI's finish_reason; raises for an aborted output, for which OpenAI has none."""
     assert finished is not None
     if finished.reason not in ("stop", "length"):
         raise aborted(is_draining=server.is_draining)

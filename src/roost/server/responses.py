@@ -29,7 +29,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can say; that of a token that cannot be is minus infinity."""
+    """A log-probability as JSON: minus infinity, of an impossible token, becomes -9999."""
     return max(logprob, LOGPROB_LEAST)
 
 

@@ -69,7 +69,7 @@ class Message(Strict):
 
 
 class StreamOptions(Strict):
-    """How a stream is told."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Any = None
@@ -353,8 +353,8 @@ def openai_options(body: OpenAiBody) -> Options:
         n=_or(body.n, 1),
         priority=body.priority or 0,
         timeout_s=body.timeout,
-        cache_salt=cache_salt(body),
         **sampling_of(body, OPENAI),
+        cache_salt=cache_salt(body),
     )
 
 

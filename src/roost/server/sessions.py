@@ -179,7 +179,7 @@ async def open_in_engine(
 ) -> SessionState:
     """Open a session in the engine, and here; a fork's source is locked meanwhile.
 
-    One that the engine opens after its opener was told that it did not, or has left, is closed again.
+    A session that the engine opens after its client was refused or has left is closed again.
     """
     server.close_expired()
     if server.sessions.needs_check:

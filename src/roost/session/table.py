@@ -164,10 +164,10 @@ class Sessions:
         if lease.settled_len >= floor_to(length, self._store.page_size):
             return lease  # the tree holds only whole pages, so no more than this
         key = record.key(min(length + self._pair, len(record)), self._pair)
-        match = self._store.tree.match(lease.cache_salt, key)
+        match = self._store.tree.match(lease.scoped_salt, key)
         if match is None or match.length <= lease.settled_len:
             return lease
-        later = self._store.open(lease.holder, lease.cache_salt, key)
+        later = self._store.open(lease.holder, lease.scoped_salt, key)
         self._store.release(lease, now)
         return later
 

@@ -376,7 +376,7 @@ class TreeMachine(RuleBasedStateMachine):
         key, shared = entries(talk.tokens, self.pair), lease.shared_len
         until, now = floor_to(min(proven, len(key)), self.page_size), self._later()
         if until > shared:
-            self.shelf.publish(lease.cache_salt, key[:until], shared // self.page_size, rows, now)
+            self.shelf.publish(lease.scoped_salt, key[:until], shared // self.page_size, rows, now)
             talk.shared_key = key[:until]
         self.store.publish(lease, self._key(talk.tokens), now)
         assert lease.shared_len == max(shared, until)

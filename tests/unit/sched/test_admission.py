@@ -5,14 +5,14 @@ import pytest
 from roost.kv.node import Key
 from roost.kv.radix import Match
 from roost.messages import Submit
-from tests.support.engine_client import Desk, desk
+from tests.support.engine_client import EngineClientDouble, engine_client
 
 PAGE = 4
 
 
-def _let_in(num_pages: int, length: int, spec: str, *, overlap: bool) -> Desk:
+def _let_in(num_pages: int, length: int, spec: str, *, overlap: bool) -> EngineClientDouble:
     """An engine that two requests have just reached."""
-    at = desk(num_pages=num_pages, spec=spec, overlap=overlap)
+    at = engine_client(num_pages=num_pages, spec=spec, overlap=overlap)
     for number in range(2):
         tokens = tuple(range(20 * number, 20 * number + length))
         at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=1), at.events.append)
@@ -40,7 +40,7 @@ def test_two_are_let_in_exactly_when_prompts_and_rounds_of_both_fit(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_has_to_wait_is_not_looked_up_again_before_something_has_changed(overlap: bool) -> None:
-    at = desk(num_pages=12, overlap=overlap)
+    at = engine_client(num_pages=12, overlap=overlap)
     tree, looked_up = at.engine.state.store.tree, list[int]()
     match = tree.match
 

@@ -26,7 +26,7 @@ from roost.messages import (
 from roost.sampling.params import SamplingParams
 from roost.sched.consistency import check_consistent
 from roost.session.record import Record
-from tests.support.engine_client import Desk, desk
+from tests.support.engine_client import EngineClientDouble, engine_client
 
 NEIGHBOUR = Submit(request_id="neighbour", tokens=(1, 2, 3), max_new_tokens=12)
 GOOD: tuple[Command, ...] = (
@@ -80,9 +80,9 @@ def changed(command: Command, name: str, value: object) -> Command:
     return replace(command, **{outer: value})
 
 
-def busy() -> Desk:
+def busy() -> EngineClientDouble:
     """A session with a turn behind it, and a neighbour that runs."""
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(Submit(request_id="first", tokens=(6, 7), max_new_tokens=2, session_id="s"))
     at.run()
@@ -153,7 +153,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_name_with_what_is_allowed(c
 
 
 def test_numbers_of_numpy_are_as_good_as_plain_ones() -> None:
-    at = desk()
+    at = engine_client()
     tokens: Any = np.array([1, 2, 3], dtype=np.int32)
     at.send(Submit(request_id="a", tokens=tokens, max_new_tokens=np.int64(12), priority=np.int8(1)))  # type: ignore[arg-type]
     at.run()
@@ -192,7 +192,7 @@ STOPPED = Submit(request_id="a", tokens=(4, 5), max_new_tokens=3, stop=("7",))
 def test_a_command_that_breaks_in_the_middle_ends_alone_and_leaves_nothing_behind(
     broken: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(Submit(request_id="first", tokens=(6, 7), max_new_tokens=2, session_id="s"))
     at.run()

@@ -25,14 +25,16 @@ from roost.messages import (
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
 from tests.sim.wishes import SimStopFinder
-from tests.support.engine_client import Desk, resolved, witness
+from tests.support.engine_client import EngineClientDouble, resolved, witness
 
 
-def desk(*limits: ClientLimits, session: SessionConfig | None = None, **sched: int | bool) -> Desk:
-    """A desk whose clients have limits."""
+def engine_client(
+    *limits: ClientLimits, session: SessionConfig | None = None, **sched: int | bool
+) -> EngineClientDouble:
+    """A engine_client whose clients have limits."""
     options = replace(resolved(session=session, **sched), clients={each.name: each for each in limits})  # type: ignore[arg-type]
     clock = VirtualClock()
-    return Desk(Engine(options, witness(options), clock, new_stop_finder=SimStopFinder), clock)
+    return EngineClientDouble(Engine(options, witness(options), clock, new_stop_finder=SimStopFinder), clock)
 
 
 def submit(name: str, client: str = "", max_new: int = 20, **more: object) -> Submit:
@@ -40,13 +42,13 @@ def submit(name: str, client: str = "", max_new: int = 20, **more: object) -> Su
     return Submit(request_id=name, tokens=(1, 2, 3), max_new_tokens=max_new, client=client, **more)  # type: ignore[arg-type]
 
 
-def running(at: Desk) -> list[str]:
+def running(at: EngineClientDouble) -> list[str]:
     """Who runs."""
     return [request.id for request in at.engine.state.running]
 
 
 def test_a_client_at_its_running_limit_is_passed_over_and_holds_nobody_up() -> None:
-    at = desk(ClientLimits(name="a", running=1))
+    at = engine_client(ClientLimits(name="a", running=1))
     for name, client in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
         at.send(submit(name, client))
     assert running(at) == ["a1", "b1", "b2"]
@@ -60,7 +62,7 @@ def test_a_client_at_its_running_limit_is_passed_over_and_holds_nobody_up() -> N
 
 
 def test_where_places_are_few_the_client_that_runs_least_starts_first() -> None:
-    at = desk(ClientLimits(name="a"), ClientLimits(name="b"), max_running=2, max_queued=8)
+    at = engine_client(ClientLimits(name="a"), ClientLimits(name="b"), max_running=2, max_queued=8)
     for name, client in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
         at.send(submit(name, client))
     assert running(at) == ["a1", "a2"]
@@ -72,7 +74,7 @@ def test_where_places_are_few_the_client_that_runs_least_starts_first() -> None:
 
 
 def test_a_preempted_request_counts_again_only_when_it_runs_again() -> None:
-    at = desk(ClientLimits(name="a", running=1))
+    at = engine_client(ClientLimits(name="a", running=1))
     at.send(submit("a1", "a"))
     at.tick(3)
     at.send(submit("a2", "a"))
@@ -84,7 +86,7 @@ def test_a_preempted_request_counts_again_only_when_it_runs_again() -> None:
 
 
 def test_the_queue_of_a_client_is_full_for_that_client_alone() -> None:
-    at = desk(ClientLimits(name="a", running=1, queued=2), max_queued=8)
+    at = engine_client(ClientLimits(name="a", running=1, queued=2), max_queued=8)
     at.send(OpenSession(session_id="s", client="a"))
     at.send(submit("a1", "a", session_id="s"))
     assert running(at) == ["a1"], "who runs does not wait"
@@ -101,7 +103,7 @@ def test_the_queue_of_a_client_is_full_for_that_client_alone() -> None:
 
 
 def test_sessions_of_a_client_are_limited_forks_included() -> None:
-    at = desk(ClientLimits(name="a", sessions=2))
+    at = engine_client(ClientLimits(name="a", sessions=2))
     for name in ("one", "two"):
         assert isinstance(at.send(OpenSession(session_id=name, client="a"))[0], SessionState)
     for command in (
@@ -116,7 +118,7 @@ def test_sessions_of_a_client_are_limited_forks_included() -> None:
 
 
 def test_a_clients_sessions_end_by_themselves_where_it_has_a_time() -> None:
-    at = desk(ClientLimits(name="a", session_ttl_s=2), session=SessionConfig(session_ttl_s=9))
+    at = engine_client(ClientLimits(name="a", session_ttl_s=2), session=SessionConfig(session_ttl_s=9))
     said = {
         client: at.send(OpenSession(session_id="s", client=client, ttl_ms=ttl_ms))[0]
         for client, ttl_ms in (("a", None), ("b", None), ("c", 50))
@@ -133,7 +135,7 @@ def test_a_clients_sessions_end_by_themselves_where_it_has_a_time() -> None:
 def test_a_priority_outside_of_a_clients_range_is_refused_and_the_range_is_named(
     priority: int, is_allowed: bool
 ) -> None:
-    at = desk(ClientLimits(name="a", priority_min=-2, priority_max=1))
+    at = engine_client(ClientLimits(name="a", priority_min=-2, priority_max=1))
     answer = at.send(submit("r", "a", max_new=1, priority=priority))
     assert at.send(submit("other", "b", max_new=1, priority=priority)) == []
     if is_allowed:
@@ -145,7 +147,7 @@ def test_a_priority_outside_of_a_clients_range_is_refused_and_the_range_is_named
 
 
 def test_sessions_of_different_clients_may_have_one_name_and_are_reached_by_their_own_alone() -> None:
-    at = desk()
+    at = engine_client()
     for client in ("a", "b"):
         assert isinstance(at.send(OpenSession(session_id="chat", client=client, cache_salt=client))[0], SessionState)
         at.send(submit(f"{client}1", client, max_new=2, session_id="chat"))
@@ -173,7 +175,7 @@ def test_sessions_of_different_clients_may_have_one_name_and_are_reached_by_thei
 
 
 def test_the_cache_of_one_client_is_not_found_by_another() -> None:
-    at = desk(overlap=False)
+    at = engine_client(overlap=False)
     prompt = tuple(range(1, 21))
     cached = {}
     for number, (client, salt) in enumerate([("a", ""), ("a", ""), ("b", ""), ("b", "a"), ("a", "x"), ("", "")]):

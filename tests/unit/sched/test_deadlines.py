@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, Finished, OpenSession, Refused, Submit, Usage
 from roost.sched.request import Mark
-from tests.support.engine_client import Desk, desk
+from tests.support.engine_client import EngineClientDouble, engine_client
 
 
 def _submit(name: str, timeout_ms: int | None = None, **more: object) -> Submit:
@@ -12,32 +12,32 @@ def _submit(name: str, timeout_ms: int | None = None, **more: object) -> Submit:
     return Submit(request_id=name, timeout_ms=timeout_ms, **base)  # type: ignore[arg-type]
 
 
-def _queued() -> Desk:
-    at = desk(max_running=1)
+def _queued() -> EngineClientDouble:
+    at = engine_client(max_running=1)
     at.send(_submit("other"))
     at.send(_submit("late", 10))
     assert at.engine.state.requests["late"] in at.engine.state.queued
     return at
 
 
-def _waiting_for_a_session() -> Desk:
-    at = desk()
+def _waiting_for_a_session() -> EngineClientDouble:
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("other", session_id="s"))
     at.send(_submit("late", 10, session_id="s", queue=True))
     return at
 
 
-def _following() -> Desk:
-    at = desk(chunk=1)
+def _following() -> EngineClientDouble:
+    at = engine_client(chunk=1)
     at.send(_submit("other"))
     at.send(_submit("late", 10, shares_with="other"))
     assert at.engine.state.requests["late"].leader is not None
     return at
 
 
-def _in_prefill() -> Desk:
-    at = desk(chunk=1)
+def _in_prefill() -> EngineClientDouble:
+    at = engine_client(chunk=1)
     at.send(_submit("late", 10))
     at.send(_submit("other"))
     at.tick()
@@ -45,8 +45,8 @@ def _in_prefill() -> Desk:
     return at
 
 
-def _decoding() -> Desk:
-    at = desk()
+def _decoding() -> EngineClientDouble:
+    at = engine_client()
     at.send(_submit("other"))
     at.send(_submit("late", 10))
     at.tick(4)
@@ -54,8 +54,8 @@ def _decoding() -> Desk:
     return at
 
 
-def _suspended() -> Desk:
-    at = desk(max_running=2)
+def _suspended() -> EngineClientDouble:
+    at = engine_client(max_running=2)
     at.send(_submit("late", 10))
     at.send(_submit("other"))
     at.tick(3)
@@ -82,7 +82,7 @@ def test_a_request_whose_time_is_up_ends_once_wherever_it_is(place: object) -> N
 
 
 def test_a_turn_whose_time_is_up_leaves_nothing_in_its_session() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("late", 10, session_id="s"))
     at.tick(4)
@@ -94,7 +94,7 @@ def test_a_turn_whose_time_is_up_leaves_nothing_in_its_session() -> None:
 
 
 def test_an_abort_and_a_deadline_in_the_same_tick_end_a_request_once() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("late", 10))
     at.engine.post(Abort(request_id="late"), at.events.append)
     at.wait(10)
@@ -102,7 +102,7 @@ def test_an_abort_and_a_deadline_in_the_same_tick_end_a_request_once() -> None:
 
 
 def test_a_turn_that_is_refused_because_another_ran_out_of_time_is_not_ended_again() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("late", 10, session_id="s"))
     at.send(_submit("empty", 10, session_id="s", tokens=(), queue=True))
@@ -113,7 +113,7 @@ def test_a_turn_that_is_refused_because_another_ran_out_of_time_is_not_ended_aga
 
 
 def test_a_request_that_ends_in_time_is_not_ended_by_its_deadline() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("quick", 10, max_new_tokens=2))
     at.run()
     at.wait(10)
@@ -121,7 +121,7 @@ def test_a_request_that_ends_in_time_is_not_ended_by_its_deadline() -> None:
 
 
 def test_time_that_was_spent_waiting_counts() -> None:
-    at = desk(max_running=1)
+    at = engine_client(max_running=1)
     at.send(_submit("other", max_new_tokens=3))
     at.send(_submit("late", 10))
     at.wait(9)
@@ -132,7 +132,7 @@ def test_time_that_was_spent_waiting_counts() -> None:
 
 
 def test_the_followers_of_a_leader_whose_time_is_up_start() -> None:
-    at = desk(chunk=1)
+    at = engine_client(chunk=1)
     at.send(_submit("late", 10))
     at.send(_submit("follower", shares_with="late", max_new_tokens=2))
     at.wait(10)

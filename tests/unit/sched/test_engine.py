@@ -11,7 +11,7 @@ from roost.errors import StepFailure
 from roost.messages import Abort, Event, Finished, OpenSession, Submit
 from roost.sched.engine import Engine
 from roost.step import Executor, StepPlan, StepResult, Ticket
-from tests.support.engine_client import desk, resolved, witness
+from tests.support.engine_client import engine_client, resolved, witness
 
 
 class Breaking:
@@ -61,7 +61,7 @@ def _never(plan: StepPlan) -> bool:
 def test_no_more_steps_are_out_than_the_depth_and_the_one_just_launched(overlap: bool, num_out: int) -> None:
     options = resolved(overlap=overlap)
     executor = Breaking(witness(options), _never, at_launch=False)
-    at = desk(executor, overlap=overlap)
+    at = engine_client(executor, overlap=overlap)
     for name in ("a", "b"):
         at.send(_submit(name, 1))
     at.run()
@@ -77,8 +77,8 @@ def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: b
         return 49 in plan.tokens.tolist()
 
     executor = Breaking(witness(options), has_bad_prompt, at_launch)
-    at = desk(executor, overlap=overlap)
-    good = desk(overlap=overlap)
+    at = engine_client(executor, overlap=overlap)
+    good = engine_client(overlap=overlap)
     for name, first in (("a", 1), ("b", 49), ("c", 3)):
         at.engine.post(_submit(name, first), at.events.append)
         good.engine.post(_submit(name, first), good.events.append)
@@ -99,8 +99,8 @@ def _breaks(*steps: int) -> Callable[[StepPlan], bool]:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_step_that_breaks_once_costs_no_request_anything(overlap: bool, at_launch: bool) -> None:
     options = resolved(overlap=overlap)
-    at = desk(Breaking(witness(options), _breaks(3), at_launch), overlap=overlap)
-    good = desk(overlap=overlap)
+    at = engine_client(Breaking(witness(options), _breaks(3), at_launch), overlap=overlap)
+    good = engine_client(overlap=overlap)
     for each in (at, good):
         for name in ("a", "b"):
             each.engine.post(_submit(name, 1), each.events.append)
@@ -115,7 +115,7 @@ def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_tog
     overlap: bool, at_launch: bool
 ) -> None:
     executor = Breaking(witness(resolved(overlap=overlap)), _breaks(3), at_launch)
-    at = desk(executor, overlap=overlap)
+    at = engine_client(executor, overlap=overlap)
     for name in ("a", "b"):
         at.engine.post(Submit(request_id=name, tokens=(1, 2, 3), max_new_tokens=20), at.events.append)
     at.run()
@@ -124,7 +124,7 @@ def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_tog
 
 
 def test_a_request_is_not_blamed_for_a_step_it_was_only_launched_behind() -> None:
-    at = desk(Breaking(witness(resolved()), _breaks(0), at_launch=False))
+    at = engine_client(Breaking(witness(resolved()), _breaks(0), at_launch=False))
     for name in ("a", "b"):  # b joins in step 1, while step 0 is out
         at.send(_submit(name, 1))
     at.engine.tick()
@@ -134,7 +134,7 @@ def test_a_request_is_not_blamed_for_a_step_it_was_only_launched_behind() -> Non
 @pytest.mark.parametrize("overlap", [True, False])
 def test_failures_with_a_good_step_between_them_do_not_add_up(overlap: bool) -> None:
     options = resolved(overlap=overlap)
-    at = desk(Breaking(witness(options), _breaks(2, 6, 10), at_launch=False), overlap=overlap)
+    at = engine_client(Breaking(witness(options), _breaks(2, 6, 10), at_launch=False), overlap=overlap)
     at.send(Submit(request_id="a", tokens=(1, 2, 3), max_new_tokens=20))
     at.run()
     assert _ends(at.events, "a") == ["length"]

@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, Event, Finished, OpenSession, Refused, Submit, Tokens
 from tests.sim.script import CHAIN, Script, Setting, prompt_of
-from tests.support.engine_client import desk
+from tests.support.engine_client import engine_client
 
 
 def _submit(name: str, max_new_tokens: int, session_id: str | None = None, queue: bool = False) -> Submit:
@@ -13,7 +13,7 @@ def _submit(name: str, max_new_tokens: int, session_id: str | None = None, queue
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_stream_of_short_requests_does_not_keep_a_long_answer_waiting(mixed: bool) -> None:
-    at = desk(mixed=mixed)
+    at = engine_client(mixed=mixed)
     ended: list[str] = []
 
     def reply(event: Event) -> None:
@@ -29,7 +29,7 @@ def test_a_stream_of_short_requests_does_not_keep_a_long_answer_waiting(mixed: b
 
 @pytest.mark.parametrize("breaks_at", [Tokens, Finished])
 def test_a_client_that_cannot_be_told_ends_alone(breaks_at: type) -> None:
-    at, told = desk(), list[Event]()
+    at, told = engine_client(), list[Event]()
 
     def raises(event: Event) -> None:
         told.append(event)
@@ -45,7 +45,7 @@ def test_a_client_that_cannot_be_told_ends_alone(breaks_at: type) -> None:
 
 
 def test_only_the_first_turn_behind_an_aborted_one_waits_unasked() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("first", 30, "s"))
     at.engine.post(Abort(request_id="first"), at.events.append)
@@ -58,7 +58,7 @@ def test_only_the_first_turn_behind_an_aborted_one_waits_unasked() -> None:
 
 
 def test_a_stopping_engine_takes_nothing_new_and_says_so() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("before", 5))
     at.engine.stop()
     answer = at.send(_submit("after", 5))

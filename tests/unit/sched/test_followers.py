@@ -4,7 +4,7 @@ import pytest
 
 from roost.messages import Abort, CloseSession, OpenSession, Refused, Submit, Tokens
 from roost.sched.request import Mark
-from tests.support.engine_client import Desk, Recorder, desk, resolved
+from tests.support.engine_client import EngineClientDouble, Recorder, engine_client, resolved
 
 PROMPT = tuple(range(1, 14))  # three whole pages and one token
 
@@ -14,13 +14,13 @@ def _submit(name: str, leader: str | None = None, **more: object) -> Submit:
     return Submit(request_id=name, **base)  # type: ignore[arg-type]
 
 
-def _group(at: Desk, **leader: object) -> None:
+def _group(at: EngineClientDouble, **leader: object) -> None:
     at.engine.post(_submit("leader", **leader), at.events.append)
     for name in ("second", "third"):
         at.engine.post(_submit(name, "leader"), at.events.append)
 
 
-def _starts(at: Desk) -> list[tuple[str, int]]:
+def _starts(at: EngineClientDouble) -> list[tuple[str, int]]:
     """Who was admitted, in order, and how much it found in place."""
     return [(name, numbers[0]) for kind, name, numbers in at.engine.state.trace.last() if kind == "admit"]
 
@@ -28,7 +28,7 @@ def _starts(at: Desk) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_followers_start_after_the_leaders_first_token_and_share_its_pages(overlap: bool, chunk: int) -> None:
-    at = desk(overlap=overlap, chunk=chunk)
+    at = engine_client(overlap=overlap, chunk=chunk)
     _group(at)
     while not at.output("leader"):
         assert [name for name, _ in _starts(at)] in ([], ["leader"])
@@ -41,7 +41,7 @@ def test_followers_start_after_the_leaders_first_token_and_share_its_pages(overl
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_followers_start_when_the_leader_ends_with_its_prompt(limit: int) -> None:
-    at = desk()
+    at = engine_client()
     _group(at, max_new_tokens=limit)
     at.run()
     assert _starts(at) == [("leader", 0), ("second", 12), ("third", 12)]
@@ -49,14 +49,14 @@ def test_followers_start_when_the_leader_ends_with_its_prompt(limit: int) -> Non
 
 
 def test_followers_of_a_leader_that_stops_at_its_first_token_start() -> None:
-    at = desk()
+    at = engine_client()
     _group(at, stop_token_ids=frozenset(range(50)))
     at.run()
     assert at.finished("leader").reason == "stop" and at.finished("third").reason == "length"
 
 
 def test_followers_of_a_leader_that_is_aborted_start_without_it() -> None:
-    at = desk(chunk=2)
+    at = engine_client(chunk=2)
     _group(at)
     at.send(Abort(request_id="leader"))
     at.run()
@@ -65,7 +65,7 @@ def test_followers_of_a_leader_that_is_aborted_start_without_it() -> None:
 
 
 def test_followers_wait_on_while_their_leader_is_preempted() -> None:
-    at = desk(chunk=4)
+    at = engine_client(chunk=4)
     _group(at)
     at.tick(2)
     at.engine.state.mark(at.engine.state.requests["leader"], Mark.PREEMPT)
@@ -75,14 +75,14 @@ def test_followers_wait_on_while_their_leader_is_preempted() -> None:
 
 
 def test_followers_wait_on_while_a_step_of_their_leader_is_tried_again() -> None:
-    at = desk(Recorder(resolved(), frozenset([0])))
+    at = engine_client(Recorder(resolved(), frozenset([0])))
     _group(at)
     at.run()
     assert [name for name, _ in _starts(at)] == ["leader", "leader", "second", "third"]
 
 
 def test_followers_of_a_leader_that_ends_with_an_error_start() -> None:
-    at = desk(Recorder(resolved(), frozenset(range(8))))  # its prompt is cut down to a token first
+    at = engine_client(Recorder(resolved(), frozenset(range(8))))  # its prompt is cut down to a token first
     _group(at)
     at.run()
     assert at.finished("leader").reason == "error" and at.finished("third").reason == "length"
@@ -90,7 +90,7 @@ def test_followers_of_a_leader_that_ends_with_an_error_start() -> None:
 
 @pytest.mark.parametrize("leader", ["nobody", "refused", "itself"])
 def test_a_request_with_nobody_to_follow_starts_at_once(leader: str) -> None:
-    at = desk()
+    at = engine_client()
     refused = at.send(_submit("refused", max_new_tokens=1000))
     assert isinstance(refused[0], Refused)
     at.send(_submit("itself", leader))
@@ -100,7 +100,7 @@ def test_a_request_with_nobody_to_follow_starts_at_once(leader: str) -> None:
 
 
 def test_a_request_that_comes_after_its_leaders_first_token_does_not_wait() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("leader", max_new_tokens=20))
     at.tick(3)
     at.send(_submit("second", "leader"))
@@ -108,7 +108,7 @@ def test_a_request_that_comes_after_its_leaders_first_token_does_not_wait() -> N
 
 
 def test_a_follower_may_be_aborted_while_it_waits() -> None:
-    at = desk(chunk=2)
+    at = engine_client(chunk=2)
     _group(at)
     at.tick()
     at.send(Abort(request_id="second"))
@@ -118,7 +118,7 @@ def test_a_follower_may_be_aborted_while_it_waits() -> None:
 
 
 def test_a_follower_that_can_never_fit_is_refused_and_the_others_are_served() -> None:
-    at = desk(chunk=2)
+    at = engine_client(chunk=2)
     _group(at)
     answer = at.send(_submit("long", "leader", max_new_tokens=60))
     assert isinstance(answer[0], Refused) and answer[0].status == 413
@@ -127,7 +127,7 @@ def test_a_follower_that_can_never_fit_is_refused_and_the_others_are_served() ->
 
 
 def test_followers_of_followers_are_served() -> None:
-    at = desk(chunk=2)
+    at = engine_client(chunk=2)
     _group(at)
     at.send(_submit("fourth", "third"))
     at.run()
@@ -135,7 +135,7 @@ def test_followers_of_followers_are_served() -> None:
 
 
 def test_followers_of_a_turn_that_waited_in_vain_start() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("turn", session_id="s", max_new_tokens=30))
     at.send(_submit("leader", session_id="s", queue=True))
@@ -146,7 +146,7 @@ def test_followers_of_a_turn_that_waited_in_vain_start() -> None:
 
 
 def test_followers_of_a_sessions_turn_start_at_its_first_token() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("leader", session_id="s", max_new_tokens=20))
     at.send(_submit("second", "leader", max_new_tokens=1))
@@ -156,7 +156,7 @@ def test_followers_of_a_sessions_turn_start_at_its_first_token() -> None:
 
 
 def test_a_turn_of_a_session_cannot_follow() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("leader"))
     answer = at.send(_submit("turn", "leader", session_id="s"))
@@ -164,7 +164,7 @@ def test_a_turn_of_a_session_cannot_follow() -> None:
 
 
 def test_followers_count_against_the_queue() -> None:
-    at = desk(chunk=1, max_queued=2)
+    at = engine_client(chunk=1, max_queued=2)
     at.send(_submit("leader"))
     for name in ("second", "third"):
         assert at.send(_submit(name, "leader")) == []

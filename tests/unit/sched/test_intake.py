@@ -29,16 +29,16 @@ from roost.sched.intake import (
 )
 from roost.sched.sessions import ID_LEN_MAX, TOKENS_MAX, TTL_MS_MAX
 from roost.sched.state import State
-from tests.support.engine_client import VOCAB, Desk, desk
+from tests.support.engine_client import VOCAB, EngineClientDouble, engine_client
 
 
 def _submit(name: str = "a", tokens: tuple[int, ...] = (1, 2, 3), **more: object) -> Submit:
     return Submit(request_id=name, tokens=tokens, **{"max_new_tokens": 4, **more})  # type: ignore[arg-type]
 
 
-def _busy() -> Desk:
+def _busy() -> EngineClientDouble:
     """Session s is open and its turn 'first' runs."""
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s", cache_salt="x"))
     at.send(_submit("first", session_id="s", max_new_tokens=20))
     return at
@@ -138,7 +138,7 @@ def _digest(state: State) -> list[object]:
     ]
 
 
-def _refusal(at: Desk, command: Command) -> Refused:
+def _refusal(at: EngineClientDouble, command: Command) -> Refused:
     """The one answer to a command that changes nothing."""
     before, answer = _digest(at.engine.state), list[Event]()
     handle_command(at.engine.state, command, answer.append)
@@ -160,7 +160,7 @@ def test_a_refused_command_changes_nothing_in_the_engine(command: Command, statu
 
 
 def test_a_full_queue_refuses_instead_of_waiting() -> None:
-    at = desk(max_running=1, max_queued=2)
+    at = engine_client(max_running=1, max_queued=2)
     for name in ("a", "b", "c"):
         assert not any(isinstance(event, Refused) for event in at.send(_submit(name, max_new_tokens=30)))
     refused = _refusal(at, _submit("d"))
@@ -226,7 +226,7 @@ def test_a_turn_that_waited_in_vain_for_a_first_token_is_refused_once() -> None:
 
 
 def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("a"))
     at.run()
     at.send(_submit("a"))
@@ -235,7 +235,7 @@ def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
 
 
 def test_a_request_that_names_no_limit_is_told_the_one_it_got() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit("a", max_new_tokens=None))
     at.run()
     finished = at.events[-1]
@@ -274,7 +274,7 @@ LIMITS: dict[str, tuple[Command, Command]] = {
 def test_what_is_just_allowed_is_taken_and_one_more_is_refused(limit: str) -> None:
     answers = []
     for command in LIMITS[limit]:
-        at = desk()
+        at = engine_client()
         at.send(OpenSession(session_id="s"))
         at.send(_submit("first", session_id="s", max_new_tokens=2))
         at.run()
@@ -286,6 +286,6 @@ def test_what_is_just_allowed_is_taken_and_one_more_is_refused(limit: str) -> No
 
 @pytest.mark.parametrize("num_ids", [STOP_IDS_MAX, STOP_IDS_MAX + 1])
 def test_as_many_stop_ids_are_looked_at_as_may_be_given(num_ids: int) -> None:
-    (refused,) = desk().send(_submit(stop_token_ids=frozenset(range(num_ids))))
+    (refused,) = engine_client().send(_submit(stop_token_ids=frozenset(range(num_ids))))
     too_many = f"at most {STOP_IDS_MAX}" in refused.message  # type: ignore[union-attr]
     assert isinstance(refused, Refused) and too_many == (num_ids > STOP_IDS_MAX), "the vocabulary is smaller"

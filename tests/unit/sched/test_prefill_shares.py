@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roost.messages import Submit, Tokens
 from roost.sched.admission import LOOKED_AT_MAX, OVERTAKEN_MAX
 from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
-from tests.support.engine_client import Desk, desk
+from tests.support.engine_client import EngineClientDouble, engine_client
 
 waiting_prompts = st.lists(
     st.builds(WaitingPrompt, st.integers(0, 1), st.sampled_from(["", "a", "b"]), st.integers(1, 40)),
@@ -61,7 +61,7 @@ def test_where_there_is_not_a_token_for_each_client_who_came_first_has_it(num_cl
 CHUNK, LONG, SHORT = 16, 400, 6
 
 
-def _steps_to_first_token(at: Desk, prompt_len: int, client: str, keep_busy: list[str]) -> int:
+def _steps_to_first_token(at: EngineClientDouble, prompt_len: int, client: str, keep_busy: list[str]) -> int:
     """Ticks until a prompt has its first token, while others send a long prompt as soon as theirs is answered."""
     numbers, seen = count(), len(at.events)
     busy = {name: "" for name in keep_busy}
@@ -90,14 +90,14 @@ def _steps_to_first_token(at: Desk, prompt_len: int, client: str, keep_busy: lis
 @pytest.mark.parametrize("num_others", [1, 2, 6])
 def test_a_short_prompt_waits_for_shorter_ones_and_not_for_long_ones(num_others: int) -> None:
     """A step's prefill of b tokens leaves b / 2 to the shortest; one more tick in flight, and one to be seen."""
-    at = desk(chunk=CHUNK, max_running=8, num_pages=2000, context=512)
+    at = engine_client(chunk=CHUNK, max_running=8, num_pages=2000, context=512)
     others = [f"x{number}" for number in range(num_others)]
     assert _steps_to_first_token(at, SHORT, "", others) <= -(-SHORT // (CHUNK // 2)) + 3
 
 
 def test_a_long_prompt_ends_although_shorter_ones_keep_coming() -> None:
     """What is first in line has half of every step: 2 n / b steps, however many come behind it."""
-    at = desk(chunk=CHUNK, max_running=8, num_pages=2000, context=512)
+    at = engine_client(chunk=CHUNK, max_running=8, num_pages=2000, context=512)
     at.engine.post(
         Submit(request_id="long", tokens=tuple(n % 40 + 1 for n in range(LONG)), max_new_tokens=1), at.events.append
     )
@@ -112,14 +112,14 @@ def test_a_long_prompt_ends_although_shorter_ones_keep_coming() -> None:
 
 def test_a_client_with_many_prompts_takes_no_more_than_its_part() -> None:
     """With c clients a prompt of n tokens that is its client's first has b / 2c of every step, also a long one."""
-    at = desk(chunk=CHUNK, max_running=8, num_pages=4000, context=512)
+    at = engine_client(chunk=CHUNK, max_running=8, num_pages=4000, context=512)
     others = [f"a{number}" for number in range(6)]
     assert _steps_to_first_token(at, 40, "b", others) <= -(-40 // (CHUNK // 2)) + 3
 
 
 @pytest.mark.parametrize("is_behind_all", [False, True])
 def test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less(is_behind_all: bool) -> None:
-    at = desk(num_pages=14, max_running=16, max_queued=100)
+    at = engine_client(num_pages=14, max_running=16, max_queued=100)
     at.send(Submit(request_id="runs", tokens=tuple(range(1, 33)), max_new_tokens=14))
     for number in range(LOOKED_AT_MAX + is_behind_all):
         tokens = tuple(range(1, 33))
@@ -132,7 +132,7 @@ def test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less(is_behind_
 
 
 def test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more() -> None:
-    at = desk(num_pages=14, max_running=16, max_queued=100)
+    at = engine_client(num_pages=14, max_running=16, max_queued=100)
     at.send(Submit(request_id="runs", tokens=tuple(range(1, 33)), max_new_tokens=14))
     at.send(Submit(request_id="large", tokens=tuple(range(1, 33)), max_new_tokens=4, cache_salt="x"))
     started: list[str] = []

@@ -13,7 +13,7 @@ from roost.messages import (
     Submit,
 )
 from roost.sched.request import Mark
-from tests.support.engine_client import Desk, Recorder, desk, resolved
+from tests.support.engine_client import EngineClientDouble, Recorder, engine_client, resolved
 
 
 def _submit(name: str = "a", **more: object) -> Submit:
@@ -21,14 +21,14 @@ def _submit(name: str = "a", **more: object) -> Submit:
     return Submit(request_id=name, **base)  # type: ignore[arg-type]
 
 
-def _stats(at: Desk) -> Stats:
+def _stats(at: EngineClientDouble) -> Stats:
     (stats,) = at.send(GetStats())
     assert isinstance(stats, Stats)
     return stats
 
 
 def test_a_new_engine_has_nothing_to_report() -> None:
-    stats = _stats(desk())
+    stats = _stats(engine_client())
     assert (stats.queued, stats.running, stats.sessions, stats.steps, stats.endings) == (0, 0, 0, 0, ())
     assert (stats.waiting_for, stats.step_age_ms) == ("", 0)
     assert stats.spec == SpecStats(histogram=(0,))
@@ -37,7 +37,7 @@ def test_a_new_engine_has_nothing_to_report() -> None:
 
 
 def test_the_accounts_of_a_pool_make_the_pool_at_every_tick() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("turn", session_id="s"))
     at.send(_submit("a"))
@@ -51,7 +51,7 @@ def test_the_accounts_of_a_pool_make_the_pool_at_every_tick() -> None:
 
 
 def test_the_sums_are_those_of_what_requests_were_told() -> None:
-    at = desk(Recorder(resolved(), frozenset([7])))
+    at = engine_client(Recorder(resolved(), frozenset([7])))
     at.send(_submit("a"))
     at.run()
     at.send(_submit("b", max_new_tokens=6))
@@ -73,7 +73,7 @@ def test_the_sums_are_those_of_what_requests_were_told() -> None:
 
 
 def test_those_who_wait_anywhere_are_queued() -> None:
-    at = desk(max_running=1, max_queued=9, chunk=1)
+    at = engine_client(max_running=1, max_queued=9, chunk=1)
     at.send(OpenSession(session_id="s"))
     at.send(_submit("turn", session_id="s"))
     at.send(_submit("waits", session_id="s", queue=True))
@@ -85,7 +85,7 @@ def test_those_who_wait_anywhere_are_queued() -> None:
 
 
 def test_the_age_of_the_last_step_grows_only_while_there_is_work() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit(max_new_tokens=9))
     at.tick(2)
     at.clock.advance(7_000_000)
@@ -98,7 +98,7 @@ def test_the_age_of_the_last_step_grows_only_while_there_is_work() -> None:
 
 
 def test_a_flush_is_refused_while_anything_has_not_ended() -> None:
-    at = desk()
+    at = engine_client()
     at.send(_submit())
     (refused,) = at.send(FlushCache())
     assert isinstance(refused, Refused) and (refused.status, refused.param) == (409, "flush_cache")
@@ -112,7 +112,7 @@ def test_a_flush_is_refused_while_anything_has_not_ended() -> None:
 
 
 def test_a_flush_frees_every_page_and_costs_an_idle_session_only_time() -> None:
-    at, alone = desk(), desk()
+    at, alone = engine_client(), engine_client()
     for each in (at, alone):
         each.send(OpenSession(session_id="s"))
         each.send(_submit("first", session_id="s"))
@@ -130,4 +130,4 @@ def test_a_flush_frees_every_page_and_costs_an_idle_session_only_time() -> None:
 
 
 def test_a_flush_of_an_empty_cache_frees_nothing() -> None:
-    assert desk().send(FlushCache()) == [Flushed(num_pages=0)]
+    assert engine_client().send(FlushCache()) == [Flushed(num_pages=0)]

@@ -5,14 +5,14 @@ import pytest
 from roost.messages import Submit
 from roost.sched.request import Mark
 from roost.sched.reserve import reserve
-from tests.support.engine_client import Desk, desk
+from tests.support.engine_client import EngineClientDouble, engine_client
 
 PAGE = 4
 
 
-def _running(num_pages: int, *lengths: int) -> Desk:
+def _running(num_pages: int, *lengths: int) -> EngineClientDouble:
     """An engine whose requests have just begun; each holds the pages of its prompt and of one token more."""
-    at = desk(num_pages=num_pages, overlap=False, chunk=64, max_running=4)
+    at = engine_client(num_pages=num_pages, overlap=False, chunk=64, max_running=4)
     for number, length in enumerate(lengths):
         tokens = tuple((7 * number + i) % 50 for i in range(length))  # none shares a page with another
         at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=20), at.events.append)
@@ -22,11 +22,11 @@ def _running(num_pages: int, *lengths: int) -> Desk:
     return at
 
 
-def _marked(at: Desk) -> list[str]:
+def _marked(at: EngineClientDouble) -> list[str]:
     return [request.id for request in at.engine.state.running if request.mark is Mark.PREEMPT]
 
 
-def _ask(at: Desk, num_more: int) -> bool:
+def _ask(at: EngineClientDouble, num_more: int) -> bool:
     """Room for the first request, of so many pages more than are free."""
     state = at.engine.state
     first = state.running[0]

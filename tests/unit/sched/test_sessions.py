@@ -26,7 +26,7 @@ from roost.messages import (
     Usage,
 )
 from roost.step import StepResult, Ticket
-from tests.support.engine_client import Desk, Recorder, desk, resolved
+from tests.support.engine_client import EngineClientDouble, Recorder, engine_client, resolved
 
 MS = 1_000_000
 
@@ -47,19 +47,19 @@ def _turn(name: str, tokens: tuple[int, ...] = (1, 2, 3), **more: object) -> Sub
     return Submit(request_id=name, tokens=tokens, **base)  # type: ignore[arg-type]
 
 
-def _state(at: Desk, session_id: str = "s") -> SessionState:
+def _state(at: EngineClientDouble, session_id: str = "s") -> SessionState:
     (state,) = at.send(GetSession(session_id=session_id))
     assert isinstance(state, SessionState), state
     return state
 
 
-def _refused(at: Desk, command: Command) -> Refused:
+def _refused(at: EngineClientDouble, command: Command) -> Refused:
     (refused,) = at.send(command)
     assert isinstance(refused, Refused), refused
     return refused
 
 
-def _talk(at: Desk, *names: str, **more: object) -> list[Finished]:
+def _talk(at: EngineClientDouble, *names: str, **more: object) -> list[Finished]:
     """Whole turns, one after the other."""
     ends = []
     for name in names:
@@ -69,8 +69,8 @@ def _talk(at: Desk, *names: str, **more: object) -> list[Finished]:
     return ends
 
 
-def _opened(limits: SessionConfig | None = None, **more: object) -> Desk:
-    at = desk(session=limits or SessionConfig())
+def _opened(limits: SessionConfig | None = None, **more: object) -> EngineClientDouble:
+    at = engine_client(session=limits or SessionConfig())
     (state,) = at.send(OpenSession(session_id="s", **more))  # type: ignore[arg-type]
     assert isinstance(state, SessionState), state
     return at
@@ -80,7 +80,7 @@ def _opened(limits: SessionConfig | None = None, **more: object) -> Desk:
 
 
 def test_a_new_session_is_answered_with_how_it_stands() -> None:
-    (state,) = desk().send(OpenSession(session_id="s", cache_salt="x", ttl_ms=70, max_tokens=9))
+    (state,) = engine_client().send(OpenSession(session_id="s", cache_salt="x", ttl_ms=70, max_tokens=9))
     assert state == SessionState(
         session_id="s",
         length=0,
@@ -95,7 +95,7 @@ def test_a_new_session_is_answered_with_how_it_stands() -> None:
 
 
 def test_a_session_says_what_its_turn_does_and_what_it_holds() -> None:
-    at = desk(max_running=1)
+    at = engine_client(max_running=1)
     at.send(OpenSession(session_id="s"))
     at.send(Submit(request_id="other", tokens=(9,), max_new_tokens=8))
     at.send(_turn("a"))
@@ -206,7 +206,7 @@ def test_the_last_turns_end_is_after_its_last_step_however_long_that_took(
     broken: tuple[int, ...], reason: str, overlap: bool
 ) -> None:
     device = Slow(resolved(overlap=overlap), frozenset(broken))
-    at = desk(device, overlap=overlap)
+    at = engine_client(device, overlap=overlap)
     device.clock = at.clock
     at.send(OpenSession(session_id="s", ttl_ms=10))
     at.send(_turn("a", max_new_tokens=1))
@@ -218,7 +218,7 @@ def test_the_last_turns_end_is_after_its_last_step_however_long_that_took(
 
 
 def test_a_queued_turn_keeps_its_session() -> None:
-    at = desk(max_running=1)
+    at = engine_client(max_running=1)
     at.send(OpenSession(session_id="s", ttl_ms=10))
     at.send(Submit(request_id="other", tokens=(9,), max_new_tokens=20))
     at.send(_turn("a"))
@@ -286,7 +286,7 @@ def test_a_session_cannot_ask_for_more_than_the_server_allows() -> None:
 
 
 def test_idle_sessions_keep_no_more_than_they_may_and_the_last_used_keep_it() -> None:
-    at = desk(session=SessionConfig(max_resident_tokens=15))
+    at = engine_client(session=SessionConfig(max_resident_tokens=15))
     for name in ("s", "t", "u"):
         at.send(OpenSession(session_id=name))
         at.send(_turn(name + "1", session_id=name))
@@ -301,7 +301,7 @@ def test_idle_sessions_keep_no_more_than_they_may_and_the_last_used_keep_it() ->
 
 
 def test_a_turn_that_ends_in_the_queue_uses_its_session() -> None:
-    at = desk(session=SessionConfig(max_resident_tokens=15), max_running=1)
+    at = engine_client(session=SessionConfig(max_resident_tokens=15), max_running=1)
     for name in ("s", "t"):
         at.send(OpenSession(session_id=name))
         at.send(_turn(name + "1", session_id=name))
@@ -393,7 +393,7 @@ def _fresh(*tokens: int) -> list[int]:
     return at.output("fresh")
 
 
-def _record(at: Desk, session_id: str = "s") -> tuple[int, ...]:
+def _record(at: EngineClientDouble, session_id: str = "s") -> tuple[int, ...]:
     record = at.engine.state.sessions.table[session_id].record
     return tuple(record.slice(0, len(record)).tolist())
 
@@ -477,7 +477,7 @@ def test_a_fork_goes_its_own_way_from_the_same_tokens() -> None:
 
 
 def test_a_turn_that_never_ran_is_a_use_of_its_session_all_the_same() -> None:
-    at = desk(max_running=1)
+    at = engine_client(max_running=1)
     for name in ("a", "b"):
         at.send(OpenSession(session_id=name))
         at.send(Submit(request_id=f"first {name}", tokens=(1, 2, 3), max_new_tokens=2, session_id=name))

@@ -6,7 +6,7 @@ from roost.messages import GREEDY, OpenSession, Submit
 from roost.sampling.params import SamplingParams
 from roost.sched.request import Mark
 from roost.step import RowSetup
-from tests.support.engine_client import Desk, Recorder, desk, resolved
+from tests.support.engine_client import EngineClientDouble, Recorder, engine_client, resolved
 
 PENALISES = SamplingParams(temperature=0, frequency_penalty=1.0)
 
@@ -16,9 +16,9 @@ def _submit(name: str = "a", **more: object) -> Submit:
     return Submit(request_id=name, **base)  # type: ignore[arg-type]
 
 
-def _at(broken: frozenset[int] = frozenset(), **options: int | str) -> tuple[Desk, Recorder]:
+def _at(broken: frozenset[int] = frozenset(), **options: int | str) -> tuple[EngineClientDouble, Recorder]:
     recorder = Recorder(resolved(**options), broken)  # type: ignore[arg-type]
-    return desk(recorder, **options), recorder
+    return engine_client(recorder, **options), recorder
 
 
 def _setups(recorder: Recorder) -> list[tuple[int, RowSetup]]:

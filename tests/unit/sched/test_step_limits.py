@@ -9,7 +9,7 @@ from roost.draft_length.choice import DraftLengthPolicy
 from roost.messages import Finished, GetStats, Stats, Submit
 from roost.sched.step_limits import PATIENCE, SizeLimit, StepLimits
 from roost.step import StepPlan
-from tests.support.engine_client import Desk, desk, resolved, witness
+from tests.support.engine_client import EngineClientDouble, engine_client, resolved, witness
 from tests.unit.sched.test_engine import Breaking
 
 NOBODY: frozenset[int] = frozenset()
@@ -82,11 +82,13 @@ def test_a_fault_that_passes_limits_nobody_also_where_sizes_come_in_widths(width
 # --- in the engine ----------------------------------------------------------------------------------------------------
 
 
-def _serve(is_bad: Callable[[StepPlan], bool], num_requests: int = 40, **sched: int | bool) -> tuple[Desk, Breaking]:
+def _serve(
+    is_bad: Callable[[StepPlan], bool], num_requests: int = 40, **sched: int | bool
+) -> tuple[EngineClientDouble, Breaking]:
     """Many requests on a device that breaks some steps."""
     options: dict[str, int | bool] = {"max_running": 8, "max_queued": 100, "num_pages": 200, **sched}
     executor = Breaking(witness(resolved(**options)), is_bad, at_launch=False)  # type: ignore[arg-type]
-    at = desk(executor, **options)
+    at = engine_client(executor, **options)
     for number in range(num_requests):
         tokens = (number % 48, 2, 3, 4, 5, 6, 7, 8, 9, 10)
         at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=20), at.events.append)
@@ -95,7 +97,7 @@ def _serve(is_bad: Callable[[StepPlan], bool], num_requests: int = 40, **sched: 
     return at, executor
 
 
-def _reasons(at: Desk) -> set[str]:
+def _reasons(at: EngineClientDouble) -> set[str]:
     return {event.reason for event in at.events if isinstance(event, Finished)}
 
 
@@ -167,7 +169,9 @@ def test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on(monkeypatc
     monkeypatch.setattr(
         DraftLengthPolicy, "choose", lambda self, num_rounds, has_prefill: self._widths.of(num_rounds)[-1]
     )
-    at = desk(witness(resolved(spec="ngram", max_running=8, num_pages=200)), spec="ngram", max_running=8, num_pages=200)
+    at = engine_client(
+        witness(resolved(spec="ngram", max_running=8, num_pages=200)), spec="ngram", max_running=8, num_pages=200
+    )
     limit = at.engine.state.step_limits.tokens
     limit.most, limit.good, limit.bad, limit.patience = 8, 8, 1000, 10**9
     for number in range(3):

@@ -5,7 +5,7 @@ import pytest
 from roost.messages import OpenSession, Refused, Submit
 from roost.sched.engine import Engine
 from roost.sched.request import Mark
-from tests.support.engine_client import Recorder, desk, resolved, witness
+from tests.support.engine_client import Recorder, engine_client, resolved, witness
 
 
 def _submit(name: str = "a", **more: object) -> Submit:
@@ -15,7 +15,7 @@ def _submit(name: str = "a", **more: object) -> Submit:
 
 def _free_output() -> list[int]:
     """What the model says after the prompt, if nothing stops it."""
-    at = desk()
+    at = engine_client()
     at.send(_submit())
     at.run()
     return at.output("a")
@@ -26,7 +26,7 @@ assert len(set(OUTPUT)) == len(OUTPUT) and 0 not in OUTPUT, "the tests below wan
 
 
 def _run(**more: object) -> tuple[list[int], str, int | str | None]:
-    at = desk()
+    at = engine_client()
     at.send(_submit(**more))
     at.run()
     finished = at.finished("a")
@@ -74,7 +74,7 @@ def test_a_limit_before_the_stop_string_is_complete_is_the_end() -> None:
 
 @pytest.mark.parametrize("trouble", ["preempt", "failure"])
 def test_a_stop_string_is_found_across_a_preemption_and_a_broken_step(trouble: str) -> None:
-    at = desk(Recorder(resolved(), frozenset([3] if trouble == "failure" else [])))
+    at = engine_client(Recorder(resolved(), frozenset([3] if trouble == "failure" else [])))
     at.send(_submit(stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)))
     while len(at.output("a")) < 2:
         at.tick()
@@ -86,7 +86,7 @@ def test_a_stop_string_is_found_across_a_preemption_and_a_broken_step(trouble: s
 
 
 def test_a_turn_that_stops_at_a_text_keeps_what_was_returned_as_history() -> None:
-    at = desk()
+    at = engine_client()
     at.send(OpenSession(session_id="s"))
     at.send(_submit("first", session_id="s", stop=(f"{OUTPUT[2]} {OUTPUT[3]}",)))
     at.run()
@@ -97,7 +97,7 @@ def test_a_turn_that_stops_at_a_text_keeps_what_was_returned_as_history() -> Non
 
 def test_an_engine_without_a_tokenizer_refuses_stop_strings() -> None:
     options, answer = resolved(), []
-    engine = Engine(options, witness(options), desk().clock)
+    engine = Engine(options, witness(options), engine_client().clock)
     engine.post(_submit(stop=("x",)), answer.append)
     engine.tick()
     (refused,) = answer
