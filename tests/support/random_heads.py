@@ -1,7 +1,7 @@
 """Random EAGLE heads for the tiny targets, written as folders, and what a pass of one is, in plain torch.
 
 The reference reads the same files with nothing of Roost: loops over heads and pairs of dimensions, a whole sequence at
-once. Used by the tests of this folder.
+once. Used by the parity tests.
 """
 
 import json

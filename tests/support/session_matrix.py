@@ -1,7 +1,7 @@
 """The matrix of sessions: who drafts, over which layers and pages, under which load; which of it always runs.
 
-A cell is one engine over a tiny checkpoint. A case is a cell with one scene of `session_scenes`. Used by the test of
-this folder that plays them.
+A cell is one engine over a tiny checkpoint. A case is a cell with one scene of `session_scenes`. Used by the
+parity test that plays them.
 """
 
 from collections.abc import Iterable

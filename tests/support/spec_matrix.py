@@ -1,6 +1,6 @@
 """The matrix of speculation: who drafts, how deep, on which pages and layers, under which load; and a drawn part of it.
 
-A cell is one engine over a tiny checkpoint, with its work. Used by the test of this folder that runs them.
+A cell is one engine over a tiny checkpoint, with its work. Used by the parity test that runs them.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Tiny random checkpoints, their transformers reference, and an engine that serves them.
 
 Nothing is downloaded: weights come from a seed. KV caches start as NaN, so that a read of a slot nobody wrote shows in
-the output. $ROOST_TEST_BACKEND=triton has the engines read through kernels: on a GPU, or interpreted. Used by the tests
-of this folder.
+the output. $ROOST_TEST_BACKEND=triton has the engines read through kernels: on a GPU, or interpreted. Used by the
+parity tests.
 """
 
 import os

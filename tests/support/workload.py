@@ -1,4 +1,4 @@
-"""Work for an engine, and what transformers makes of it. Used by the tests of this folder."""
+"""Work for an engine, and what transformers makes of it. Used by the parity tests."""
 
 from collections.abc import Sequence
 
