@@ -94,7 +94,7 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"stop": ("<|im_end|>",), "stop_in_special": shown, **_sampled(logit_bias=((SPECIAL, 3.0),), seed=27)}
         for shown in (False, True)
     ),
-    "num_top_logprobs": (
+    "logprobs": (
         {"num_top_logprobs": 0},
         {"num_top_logprobs": 5},
         {"num_top_logprobs": 1, **_sampled(seed=29)},

@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     if keys.warning:
         print(f"roost: warning: {keys.warning}", file=sys.stderr)
     if keys.names:
-        print(f"keys: {keys.names}")
+        print(f"keys: {keys.names}", flush=True)  # a log that is a file would have it only at the end
     listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
     with download_bar("fetching") as progress:
         find_model(args.model, progress)
