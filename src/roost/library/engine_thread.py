@@ -27,9 +27,8 @@ class EngineThread(EngineClient):
         self._engine = engine
         self._failure: BaseException | None = None
         self._is_closed = False  # nothing more is sent
-        self._lock = (
-            threading.RLock()
-        )  # of sending and closing; re-entrant, since a finaliser may close a session meanwhile
+        # of sending and closing; re-entrant, since a finaliser may close a session meanwhile
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
