@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.drafters.accept import Accepted
-from roost.drafters.tree import NOTHING, Trees
+from roost.drafters.tree import Trees
+from roost.forward.layout import StepLayout
+from roost.forward.passes import Passes, TargetOutput
 from roost.layers.rotary import Rope
+from roost.layers.rounds import NOTHING, ChainInputs
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder, DecoderConfig, LayerKind
 from roost.models.model import Head
@@ -118,13 +121,25 @@ def accepting(is_on: bool) -> Iterator[None]:
         nodes = torch.minimum(number, lens[:, None] - 1)
         return Accepted(lens=lens, tokens=targets[:, :accept_max].masked_fill(~is_kept, NOTHING), nodes=nodes)
 
-    real = passes_module.accept
+    def forced_chains(
+        passes: Passes, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, sampled: Tensor
+    ) -> tuple[Accepted, Tensor]:
+        drawn = sampled.view_as(inputs.tokens)
+        lens = 2 + drawn[:, :1] % 2
+        number = torch.arange(1, drawn.shape[1], device=drawn.device)
+        drafts = torch.where(number < lens, drawn[:, :-1], NOTHING)
+        tokens = torch.cat([inputs.tokens[:, :1], drafts], dim=1)
+        return real_chains(passes, layout, target, replace(inputs, tokens=tokens), sampled)
+
+    real, real_chains = passes_module.accept, Passes._accept_and_extend_chains
     if is_on:
         passes_module.accept = forced
+        Passes._accept_and_extend_chains = forced_chains  # type: ignore[method-assign]
     try:
         yield
     finally:
         passes_module.accept = real
+        Passes._accept_and_extend_chains = real_chains  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,8 @@ TESTED: dict[str, str] = {
     "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
     "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS
     + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",
+    "roost.kernels.cos_sin._BLOCK": _KERNELS + "test_cos_sin.py::test_cos_and_sin_equal_the_reference",
+    "roost.kernels.rounds._BLOCK": _KERNELS + "test_rounds.py::test_more_rounds_than_a_program_takes_have_their_places",
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",
@@ -193,7 +195,7 @@ UNTESTED: dict[str, str] = {
     "roost.config.options.SPEC_STEPS_DEFAULT": _DEFAULT,
     "roost.config.options.TREE_TOKENS_DEFAULT": _DEFAULT,
     "roost.config.resolve._CONTEXTS_IN_POOL": _DEFAULT,
-    "roost.drafters.tree.NOTHING": _SIGN,
+    "roost.layers.rounds.NOTHING": _SIGN,
     "roost.step.SAMPLED": _SIGN,
     "roost.cli.chat.ENGINE_GONE": _SIGN,
     "roost.cli.chat.DIGITS_MAX": "so that no endless number is read; one that is too large is refused the same way",

@@ -14,6 +14,7 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.errors import InvariantError
+from roost.layers.rounds import Pages
 from roost.models.model import KvShape
 from roost.step import TableDelta
 
@@ -42,10 +43,14 @@ class PageTable:
         sent = self._device.send({"entries": entries, "pages": delta.pages})
         self.pages.view(-1)[sent["entries"]] = sent["pages"].to(torch.int32)
 
+    @property
+    def of_rounds(self) -> Pages:
+        """The same as `Ops` take it."""
+        return Pages(table=self.pages, size=self.page_size)
+
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Slots of some positions, each in its row."""
-        pages = self.pages[rows, positions // self.page_size].to(torch.int64)
-        return pages * self.page_size + positions % self.page_size
+        return self.of_rounds.slots(rows, positions)
 
 
 class KvCache:

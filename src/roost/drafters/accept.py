@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roost.drafters.tree import NOTHING, Trees
+from roost.drafters.tree import Trees
+from roost.layers.rounds import NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

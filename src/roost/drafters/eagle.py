@@ -6,8 +6,6 @@ branches, which lie in the row as `SpecShape.branches` says. Never decides what 
 passes.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +19,7 @@ from roost.drafters.protocol import Pairs
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import InvariantError
 from roost.layers.attention import Attend
+from roost.layers.ops import Ops
 from roost.layers.segments import HostSegments, Segments
 from roost.models.model import PairHead
 from roost.spec_shape import SpecShape
@@ -31,7 +30,7 @@ def make(parts: Parts) -> "EagleDrafter":
     """The drafter of an engine."""
     if not isinstance(parts.head, PairHead):
         raise InvariantError(f"the head that drafts must be an EAGLE head, got {type(parts.head)}")
-    return EagleDrafter(parts.head, parts.resolved.spec, parts.table, parts.attention, parts.model.ops.argmax)
+    return EagleDrafter(parts.head, parts.resolved.spec, parts.table, parts.attention, parts.model.ops)
 
 
 class EagleDrafter:
@@ -43,15 +42,14 @@ class EagleDrafter:
         shape: SpecShape,
         table: PageTable,
         attention: Attention,
-        argmax: Callable[[Tensor], Tensor],  # (logits): the id of the largest, the lowest of several
+        ops: Ops,
     ) -> None:
-        self._head, self._shape, self._table, self._attention = head, shape, table, attention
-        self._argmax = argmax
+        self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
         self.kv_cache = KvCache(table, head.kv)
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
-        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; of chains 0
+        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; chains need none
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -63,32 +61,42 @@ class EagleDrafter:
 
     def extend(self, pairs: Pairs) -> None:
         """Run the head over what a step wrote; keep where each row stands."""
-        sources, table = pairs.sources, self._table
-        hidden = self._head.fuse(pairs.hidden[sources], tuple(each[sources] for each in pairs.aux_hidden))
-        attend = self._attend(table.slots(pairs.rows, pairs.positions), pairs.segments)
+        hidden, aux_hidden, at = pairs.hidden, pairs.aux_hidden, pairs.sources
+        if at is not None:
+            hidden, aux_hidden = hidden[at], tuple(each[at] for each in aux_hidden)
+        hidden = self._head.fuse(hidden, aux_hidden)
+        attend = self._attend(pairs.slots, pairs.segments)
         output = self._head.forward(pairs.tokens, hidden, pairs.positions, attend)
         if len(pairs.sampling_rows):
-            hidden = output[pairs.last_pairs]
-            tokens, scores = self._best(hidden)
-            self._hidden[pairs.sampling_rows] = hidden
-            self._tokens[pairs.sampling_rows] = tokens
-            self._scores[pairs.sampling_rows] = scores
+            self._stand_at(pairs.sampling_rows, output[pairs.last_pairs])
 
     def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
-        branches = DraftBranches(rounds, self._shape, self._table)
-        return (self._chains if self._shape.topk == 1 else self._beams)(branches, roots, width)
+        if self._shape.topk == 1:
+            return self._chains(rounds, roots, width)
+        return self._beams(DraftBranches(rounds, self._shape, self._table), roots, width)
 
-    def _chains(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
-        """The best token, then the best after it."""
-        rows, num_steps = branches.rounds.rows, self._num_steps(width)
-        tokens, hidden = self._tokens[rows], self._hidden[rows][:, None]  # [R, 1], [R, 1, hidden_size]
-        drafts = [roots[:, None], tokens]
-        for step in range(num_steps - 1):
-            hidden = self._pass(tokens, hidden, branches, step)
-            tokens = self._best(hidden)[0][:, :, 0]
+    def _stand_at(self, rows: Tensor, hidden: Tensor) -> None:
+        """Keep the head's last hidden states [R, hidden_size] of rows, and the best tokens after them."""
+        self._hidden[rows] = hidden
+        if self._shape.topk == 1:
+            self._tokens[rows, 0] = self._best_one(hidden)
+        else:
+            self._tokens[rows], self._scores[rows] = self._best(hidden)
+
+    def _chains(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+        """The best token, then the best after it; a chain goes on in its row."""
+        rows, num_passes = rounds.rows, self._num_steps(width) - 1
+        tokens, hidden = self._tokens[rows, 0], self._hidden[rows]  # [R], [R, hidden_size]
+        places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
+        drafts = [roots, tokens]
+        for step in range(num_passes):
+            positions = places.positions[step]
+            attend = self._attend(places.slots[step], rounds.later(step, positions))
+            hidden = self._head.forward(tokens, hidden, positions, attend)
+            tokens = self._best_one(hidden)
             drafts.append(tokens)
-        return chains(torch.cat(drafts, dim=1))
+        return chains(torch.stack(drafts, dim=1))
 
     def _beams(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
         """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
@@ -128,16 +136,14 @@ class EagleDrafter:
         return output.view_as(hidden)
 
     def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first.
-
-        A single one has no rivals, and is not scored.
-        """
+        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""
         logits, shape = self._head.logits(hidden.reshape(-1, hidden.shape[-1])), (*hidden.shape[:-1], self._shape.topk)
-        if self._shape.topk == 1:
-            ids, scores = self._argmax(logits), logits.new_zeros(len(logits), dtype=torch.float32)
-        else:
-            scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
+        scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
         return self._head.token_ids(ids).view(shape), scores.view(shape)
+
+    def _best_one(self, hidden: Tensor) -> Tensor:
+        """The best token [R] after hidden states [R, hidden_size]: without rivals, it is not scored."""
+        return self._head.token_ids(self._ops.argmax(self._head.logits(hidden)))
 
     def _attend(self, slots: Tensor, segments: Segments) -> Attend:
         layers = [(0, layer) for layer in range(len(self._head.kv))]
@@ -158,10 +164,7 @@ class DraftBranches:
 
     def segments(self, step: int) -> Segments:
         """The token that each branch runs at a step: K segments of each round, one after the other."""
-        first, host = self._first_step, self._first_step.host
-        if host is not None:
-            host = replace(host, start_positions=host.start_positions + step)
-        return replace(first, start_positions=first.start_positions + step, host=host)
+        return self._first_step.later(step, self._first_step.start_positions + step)
 
     def slots(self, step: int) -> Tensor:
         """Slots [R, K] that the branches write at a step."""
@@ -192,8 +195,6 @@ class DraftBranches:
     @cached_property
     def _first_step(self) -> Segments:
         """The first step's segments: a branch's prefix lies at the row's start, and the rest at its own pages."""
-        if self._shape.topk == 1:  # a chain goes on in its row
-            return self.rounds
         topk, device = self._shape.topk, self._rows.device
         index = torch.arange(len(self._rows) * topk, dtype=torch.int32, device=device)
         return Segments(

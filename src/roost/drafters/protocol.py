@@ -24,9 +24,10 @@ class Pairs:
 
     segments: Segments  # the rows' pairs in the flat batch
     rows: Tensor  # [num_pairs]
+    slots: Tensor  # [num_pairs] where the drafter's KV of them goes, in the full book
     positions: Tensor  # [num_pairs] p
     tokens: Tensor  # [num_pairs] the token at p + 1
-    sources: Tensor  # [num_pairs] the token of the target's batch that stands at p
+    sources: Tensor | None  # [num_pairs] the token of the target's batch that stands at p; None: the very pair's
     hidden: Tensor  # [num_tokens, hidden_size] the target's last hidden states
     aux_hidden: tuple[Tensor, ...]  # those at the inputs of the layers that the drafter asked for
     sampling_rows: Tensor  # [num_sampling] rows that have a new root

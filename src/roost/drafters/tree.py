@@ -5,18 +5,19 @@ is a prefix. Fixed shapes, no host sync. Made by drafters, read by the forward p
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-NOTHING = -1  # in `tokens`: no such node
+from roost.layers.rounds import NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trees:
     """The trees of R rounds, of T nodes each."""
 
-    tokens: Tensor  # [R, T] the target's ids
+    tokens: Tensor  # [R, T] the target's ids; NOTHING: no such node
     parents: Tensor  # [R, T] node numbers; the root is its own
     depths: Tensor  # [R, T]
     mask: Tensor  # [R, T, T] bool: ancestors, and the node itself
@@ -62,14 +63,21 @@ class Trees:
 def chains(tokens: Tensor) -> Trees:
     """Trees without branches of tokens [R, T], root first."""
     num_rounds, width = tokens.shape
-    depths = torch.arange(width, device=tokens.device)
+    parents, depths, mask = _of_a_chain(width, tokens.device)
     return Trees(
         tokens=tokens,
-        parents=(depths - 1).clamp(min=0).expand(num_rounds, -1),
+        parents=parents.expand(num_rounds, -1),
         depths=depths.expand(num_rounds, -1),
-        mask=(depths <= depths[:, None]).expand(num_rounds, -1, -1),
+        mask=mask.expand(num_rounds, -1, -1),
         are_chains=True,
     )
+
+
+@cache
+def _of_a_chain(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents, depths and mask of a chain, which all of this width share."""
+    depths = torch.arange(width, device=device)
+    return (depths - 1).clamp(min=0), depths, depths <= depths[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

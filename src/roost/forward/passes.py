@@ -2,10 +2,11 @@
 
 `draft_and_forward` drafts, runs the target and gives logits; `accept_and_extend` takes the sampled tokens, accepts,
 moves KV, lets the drafter take over and updates the row state: lengths and last tokens by row, which the next step
-needs before the host knows them. Shapes depend on the layout alone, so both can be captured as CUDA graphs. A pass that
-breaks leaves the row state as it was. Called by the runner and graphs.
+needs before the host knows them. Shapes depend on the layout alone, so both can be captured as CUDA graphs. Rows
+of a pass that breaks start anew, with a chunk. Called by the runner and graphs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +19,12 @@ from roost.device.device import Device
 from roost.drafters.accept import Accepted, accept
 from roost.drafters.make import Parts, make_drafter
 from roost.drafters.protocol import Drafter, Pairs
-from roost.drafters.tree import NOTHING, Trees, chains
+from roost.drafters.tree import Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
+from roost.layers.rounds import NOTHING, ChainInputs, RowState
+from roost.layers.segments import Segments
 from roost.models.model import Head, Model
 
 
@@ -38,6 +41,7 @@ class TargetOutput:
     hidden: Tensor  # [num_tokens, hidden_size]
     aux_hidden: tuple[Tensor, ...]
     logits: Tensor  # [num_nodes, vocab_size]
+    chains: ChainInputs | None = None  # the batch, where it is rounds that are chains of one width
 
     def first(self, step: StepLayout) -> "TargetOutput":
         """What is of the first rows, those of a step; the rest of a graph is padding."""
@@ -73,10 +77,13 @@ class Passes:
         self.padding_row = resolved.num_rows  # fills up the batches of graphs; all its pages are the null page
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state
         self.last_tokens = torch.zeros(resolved.num_rows + 1, dtype=torch.int64, device=device.torch)
+        self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
         self._layers = _layers(windows, self.kv_caches)
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
         """From rows to logits; KV is written on the way."""
+        if self._are_chains(layout):
+            return self._draft_and_forward_chains(layout)
         starts = self.lengths.device[layout.rows]
         if "chunk_starts" in layout:  # a chunk's start is the host's to say
             starts = torch.where(layout["chunk_starts"] < 0, starts, layout["chunk_starts"])
@@ -106,6 +113,8 @@ class Passes:
         What the sampling rows accepted, and what the host is told of every row: [num_rows, 2 + accept_max] tokens
         added, length now, the tokens.
         """
+        if target.chains is not None:
+            return self._accept_and_extend_chains(layout, target, target.chains, sampled)
         trees = target.trees
         drawn = torch.full_like(trees.tokens, NOTHING)
         drawn.view(-1)[layout["node_cells"]] = sampled
@@ -124,6 +133,61 @@ class Passes:
         result[layout["sampling"], 0] = accepted.lens
         result[layout["sampling"], 2:] = accepted.tokens
         return accepted, result
+
+    # --- rounds that are chains of one width: what steady decoding is made of ---------------------------------
+
+    def _are_chains(self, layout: StepLayout) -> bool:
+        """Whether a step is such rounds; a drafter that looks at trees alone is not asked for chains."""
+        return layout.is_even and layout.shape.topk == 1
+
+    def _draft_and_forward_chains(self, layout: StepLayout) -> TargetOutput:
+        """From rows to logits, with all index arithmetic in one operation."""
+        rows, drafts = layout.rows, None
+        if layout.tree_width > 1:
+            drafts = self._trees(layout, rows).tokens[:, 1:]
+        pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
+        inputs = self.model.ops.chain_inputs(rows, self._row_state, drafts, pages)
+        segments = layout.segments(TOKENS, rows, inputs.starts)
+        tokens = inputs.tokens.flatten()
+        hidden, aux_hidden = self._run_target(tokens, inputs.positions, inputs.slots, segments)
+        return TargetOutput(
+            layout=layout,
+            start_positions=inputs.starts,
+            rows=rows,
+            root_positions=inputs.starts,
+            trees=chains(inputs.tokens),
+            positions=inputs.positions,
+            hidden=hidden,
+            aux_hidden=aux_hidden,
+            logits=self.model.logits(hidden),
+            chains=inputs,
+        )
+
+    def _accept_and_extend_chains(
+        self, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, sampled: Tensor
+    ) -> tuple[Accepted, Tensor]:
+        """What such rounds accept, again in one operation."""
+        pages = self.tables[0].of_rounds
+        settled = self.model.ops.settle_chains(layout.rows, self._row_state, inputs, sampled, self.padding_row, pages)
+        accepted = Accepted(lens=settled.result[:, 0], tokens=settled.result[:, 2:], nodes=settled.nodes)
+        if self.drafter is not None:
+            self.drafter.extend(
+                Pairs(
+                    segments=layout.segments(PAIRS, layout.rows, inputs.starts),
+                    rows=settled.pair_rows,
+                    slots=settled.pair_slots,
+                    positions=settled.pair_positions,
+                    tokens=settled.pair_tokens,
+                    sources=None,
+                    hidden=target.hidden,
+                    aux_hidden=target.aux_hidden,
+                    sampling_rows=layout.rows,
+                    last_pairs=settled.last_pairs,
+                )
+            )
+        return accepted, settled.result
+
+    # --- any step ------------------------------------------------------------------------------------------------
 
     def _trees(self, layout: StepLayout, rows: Tensor) -> Trees:
         """The nodes of every sampling row: drafts, or the root alone."""
@@ -159,6 +223,12 @@ class Passes:
         has_trees = layout.shape.topk > 1 and len(layout.drafting) > 0
         segments = layout.segments(TOKENS, layout.rows, starts, trees if has_trees else None)
         slots = [cache.table.slots(rows, places) for cache in self.kv_caches]
+        return self._run_target(tokens, positions, slots, segments)
+
+    def _run_target(
+        self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], segments: Segments
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Hidden states of a flat batch, and what the drafter wants to see; KV goes to the slots of each cache."""
         attend = attend_through(self.attention, self.kv_caches, slots, segments, self._layers)
         if self.drafter is None or not self.drafter.aux_layers:
             return self.model.forward(tokens, positions, attend), ()
@@ -181,10 +251,13 @@ class Passes:
         at, cells = layout["accept_pairs"], layout["accept_cells"]
         tokens[at] = accepted.tokens.clamp(min=0).flatten()[cells]
         sources[at] = layout["accept_roots"] + accepted.nodes.flatten()[cells]
+        rows = layout.rows[layout["pair_segment"]]
+        positions = target.start_positions[layout["pair_segment"]] + layout["pair_index"]
         return Pairs(
             segments=layout.segments(PAIRS, layout.rows, target.start_positions),
-            rows=layout.rows[layout["pair_segment"]],
-            positions=target.start_positions[layout["pair_segment"]] + layout["pair_index"],
+            rows=rows,
+            slots=self.tables[0].slots(rows, positions),
+            positions=positions,
             tokens=tokens,
             sources=sources,
             hidden=target.hidden,

@@ -5,7 +5,7 @@ device alone. `segment_attention` is the plain reference of every kernel that re
 drafters, read by attention backends and kernels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -56,6 +56,13 @@ class Segments:
     branch_bases: Tensor | None = None  # [num_segments] int64
     branch_shifts: Tensor | None = None  # [num_segments] int64
     host: HostSegments | None = None  # None where lengths are the device's alone, and in CUDA graphs
+
+    def later(self, num_tokens: int, start_positions: Tensor) -> "Segments":
+        """The same segments so many tokens further on, where they start at `start_positions`."""
+        host = self.host
+        if host is not None:
+            host = replace(host, start_positions=host.start_positions + num_tokens)
+        return replace(self, start_positions=start_positions, host=host)
 
 
 def segment_attention(

@@ -17,7 +17,7 @@ from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
-from roost.layers.rotary import CosSin, Rope, cos_sin_at, frequencies
+from roost.layers.rotary import CosSin, Rope, frequencies
 from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
 
@@ -230,7 +230,7 @@ class Decoder:
         """
         num_layers = len(self._layers)
         assert all(0 <= number <= num_layers for number in aux_layers), aux_layers
-        cos_sin = [cos_sin_at(positions, frequency, self.dtype) for frequency in self._frequencies]
+        cos_sin = [self.ops.cos_sin(positions, frequency, self.dtype) for frequency in self._frequencies]
         hidden, eps, ops = self.embed(tokens), self.config.norm_eps, self.ops
         norms = [layer.first_norm for layer in self._layers] + [self._norm]
         normed = ops.norm(hidden, norms[0], eps)

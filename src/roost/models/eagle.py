@@ -17,7 +17,7 @@ from torch.nn.functional import embedding
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
-from roost.layers.rotary import cos_sin_at, frequencies
+from roost.layers.rotary import frequencies
 from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shapes
 from roost.models.family import HeadFamily
 from roost.models.fields import Fields
@@ -125,7 +125,7 @@ class Eagle:
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
-        cos_sin = cos_sin_at(positions, self._frequency, self.dtype)
+        cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
         hidden = normed = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
         for number, layer in enumerate(self._layers):
             if number > 0:
@@ -193,7 +193,7 @@ class Eagle3:
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], before the final norm."""
         eps, norm = self._config.layers.norm_eps, self._ops.norm
-        cos_sin = cos_sin_at(positions, self._frequency, self.dtype)
+        cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
         normed = norm(hidden, self._hidden_norm, eps)
         both = torch.cat([norm(self._embed(tokens), self._layer.first_norm, eps), normed], dim=-1)
         residual = normed if self._config.norm_before_residual else hidden

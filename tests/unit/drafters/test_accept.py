@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from roost.drafters.accept import accept
-from roost.drafters.tree import NOTHING, Trees, chains
+from roost.drafters.tree import Trees, chains
+from roost.layers.rounds import NOTHING
 
 
 def drawn_tree(rng: random.Random, width: int) -> Trees:

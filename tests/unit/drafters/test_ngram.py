@@ -97,6 +97,7 @@ def test_what_a_step_adds_is_known_to_the_next() -> None:
     pairs = Pairs(
         segments=make_segments([2], [4], [2], are_rounds=False),
         rows=torch.tensor([2, 2]),
+        slots=torch.tensor([0, 0]),
         positions=torch.tensor([4, 5]),
         tokens=torch.tensor([1, 2]),
         sources=torch.tensor([0, 0]),

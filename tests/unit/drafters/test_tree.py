@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from roost.drafters.tree import NOTHING, Candidates, best_trees, chains
+from roost.drafters.tree import Candidates, best_trees, chains
+from roost.layers.rounds import NOTHING
 
 SHAPES = [(3, 2, 5), (1, 3, 4), (5, 1, 6), (4, 4, 16), (5, 8, 32), (2, 3, 13)]  # S, K, T
 

@@ -11,10 +11,11 @@ from roost.config.options import SpecConfig
 from roost.config.resolved import Resolved
 from roost.device.cpu import CpuDevice
 from roost.drafters.protocol import Pairs
-from roost.drafters.tree import NOTHING, Trees, chains
+from roost.drafters.tree import Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes
+from roost.layers.rounds import NOTHING
 from roost.layers.segments import Segments
 from roost.spec_shape import SpecShape
 from roost.step import RowSetup
