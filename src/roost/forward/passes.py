@@ -137,14 +137,12 @@ class Passes:
     # --- rounds that are chains of one width: what steady decoding is made of ---------------------------------
 
     def _are_chains(self, layout: StepLayout) -> bool:
-        """Whether a step is such rounds; a drafter that looks at trees alone is not asked for chains."""
+        """Whether a step is such rounds."""
         return layout.is_even and layout.shape.topk == 1
 
     def _draft_and_forward_chains(self, layout: StepLayout) -> TargetOutput:
         """From rows to logits, with all index arithmetic in one operation."""
-        rows, drafts = layout.rows, None
-        if layout.tree_width > 1:
-            drafts = self._trees(layout, rows).tokens[:, 1:]
+        rows, drafts = layout.rows, self._drafts(layout) if layout.tree_width > 1 else None
         pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
         inputs = self.model.ops.chain_inputs(rows, self._row_state, drafts, pages)
         segments = layout.segments(TOKENS, rows, inputs.starts)
@@ -162,6 +160,14 @@ class Passes:
             logits=self.model.logits(hidden),
             chains=inputs,
         )
+
+    def _drafts(self, layout: StepLayout) -> Tensor:
+        """What is drafted for such rounds: [num_rows, W - 1]."""
+        assert self.drafter is not None
+        rounds = layout.segments(ROOTS, layout.rows, self.lengths.device[layout.rows])
+        proposed = self.drafter.propose(rounds, self.last_tokens[layout.rows], layout.tree_width)
+        _check_proposed(proposed, layout)
+        return proposed.tokens[:, 1:]  # the root is the output's last token, whatever a drafter says
 
     def _accept_and_extend_chains(
         self, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, sampled: Tensor
