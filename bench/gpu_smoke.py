@@ -227,28 +227,35 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
 
 
 def check_no_waits(model: Decoder, prompts: list[tuple[int, ...]]) -> None:
-    """Steady rounds, plain and speculating, make no call that waits for the device but for the collected result."""
+    """Rounds, plain and speculating, and chunks beside them wait for nothing of the device but the collected result."""
     if GPU.type != "cuda":
         return
     chain = SpecConfig(spec="eagle", draft="-", spec_steps=3)
     head = untrained_head("eagle", model, "fp32", GPU, num_tokens=200)
-    for case in (Case(depth=1, backend=KERNELS), Case(depth=1, backend=KERNELS, spec=chain, head=head)):
+    tree = SpecConfig(spec="eagle", draft="-", spec_steps=3, spec_topk=2, spec_tokens=6)
+    plain = Case(depth=1, backend=KERNELS, beside=True)
+    for case in (plain, replace(plain, spec=chain, head=head), replace(plain, spec=tree, head=head)):
         runs, executor = engine(model, GPU, case, max_running=8)
         for number, prompt in enumerate(prompts):
-            runs.post(Submit(request_id=str(number), tokens=prompt, max_new_tokens=64), lambda event: None)
-        for _ in range(8):  # prompts are through by then
+            runs.post(Submit(request_id=str(number), tokens=prompt[:20], max_new_tokens=64), lambda event: None)
+        for _ in range(12):  # prompts are through by then
             runs.tick()
         torch.cuda.set_sync_debug_mode("error")  # raises at every waiting call but an event's
         try:
+            for _ in range(3):
+                runs.tick()
+            longest = max(prompts, key=len)
+            runs.post(Submit(request_id="beside", tokens=longest, max_new_tokens=8), lambda event: None)
             for _ in range(6):
                 runs.tick()
+            assert runs.state.prefilled_last, "chunks were to run beside the rounds"
         finally:
             torch.cuda.set_sync_debug_mode("default")
         while runs.has_work:
             runs.tick()
-        assert runs.state.totals.failed_steps == 0, "a steady round made a call that waits for the device"
+        assert runs.state.totals.failed_steps == 0, "a step made a call that waits for the device"
         executor.close()
-    print("no waiting call in steady rounds", flush=True)
+    print("no waiting call in rounds, nor in chunks beside them", flush=True)
 
 
 def speed(name: str, model: Decoder, vocab_size: int, batch: int, depth: int) -> dict[str, object]:

@@ -122,14 +122,13 @@ def accepting(is_on: bool) -> Iterator[None]:
         return Accepted(lens=lens, tokens=targets[:, :accept_max].masked_fill(~is_kept, NOTHING), nodes=nodes)
 
     def forced_chains(
-        passes: Passes, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, sampled: Tensor
+        passes: Passes, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, drawn: Tensor
     ) -> tuple[Accepted, Tensor]:
-        drawn = sampled.view_as(inputs.tokens)
         lens = 2 + drawn[:, :1] % 2
         number = torch.arange(1, drawn.shape[1], device=drawn.device)
         drafts = torch.where(number < lens, drawn[:, :-1], NOTHING)
         tokens = torch.cat([inputs.tokens[:, :1], drafts], dim=1)
-        return real_chains(passes, layout, target, replace(inputs, tokens=tokens), sampled)
+        return real_chains(passes, layout, target, replace(inputs, tokens=tokens), drawn)
 
     real, real_chains = passes_module.accept, Passes._accept_and_extend_chains
     if is_on:

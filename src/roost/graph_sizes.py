@@ -1,14 +1,12 @@
-"""Graph sizes: which batch sizes of rounds and sizes of prefill chunks get a CUDA graph; integers only, no torch.
+"""Graph sizes: which batch sizes of rounds, and which steps with prefill chunks, get a CUDA graph; no torch.
 
 A step runs on the smallest graph that holds it and is padded to its size. Costs of drafts are learned for the same
-batch sizes. Read by the scheduler's draft policy and by the device side.
+batch sizes. Integers only. Read by the scheduler's draft policy and by the device side.
 """
-
-from dataclasses import dataclass
 
 from roost.spec_widths import Widths
 
-_TOKENS_PER_CHUNK = 8  # of a full graph of chunks, on average at least
+_CAPTURED_MAX = 4096  # tokens of the largest graph of a step with chunks
 
 
 def graph_sizes(widths: Widths, rounds_max: int) -> list[tuple[int, int]]:
@@ -27,45 +25,19 @@ def batch_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkSize:
-    """How many chunks, and tokens of theirs, a graph holds beside a chunk of the padding row."""
-
-    chunks: int
-    tokens: int
-    tile_len: int  # tokens of a tile of attention
-
-    def holds(self, num_chunks: int, num_tokens: int) -> bool:
-        """Whether so many chunks with so many tokens in all fit."""
-        return num_chunks <= self.chunks and num_tokens <= self.tokens
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the batch, the padding row included."""
-        return self.chunks + 1
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the batch: the last row, which is the padding row, has one at least."""
-        return self.tokens + 1
-
-    @property
-    def num_tiles(self) -> int:
-        """Tiles of attention, at most: each row can end in the middle of one."""
-        return self.num_tokens // self.tile_len + self.num_rows
+def step_tokens_max(chunk: int, widths: Widths, rounds_max: int) -> int:
+    """Tokens that a step of chunks and rounds has at most: `chunk` of prompts, and every node of every round."""
+    return chunk + max(number * width for number, width in graph_sizes(widths, rounds_max))
 
 
-def chunk_sizes(chunk: int, rows_max: int, row_width: int, tile_len: int) -> list[ChunkSize]:
-    """Sizes for steps of at most `chunk` tokens, the smallest first.
+def mixed_sizes(tokens_max: int) -> list[int]:
+    """Tokens of the CUDA graphs of steps with prefill chunks, the smallest first, for steps of at most `tokens_max`.
 
-    A step is padded to the next size, which costs time: from the third on, each size is at most about half as large
-    again as the one before. The padding is one row's, so a size is less than a row is wide. With the padding row's
-    token, all sizes but the last are whole tiles.
+    A step is padded to the next size. Up to 128 tokens it takes as long as reading the weights does, so that few sizes
+    are enough; from there on each token costs, and eight sizes an octave pad by an eighth at most, 6% on average, in
+    whole tiles of 16 tokens. Beyond `_CAPTURED_MAX` the device needs so long for a step that the host keeps ahead of it
+    operation by operation.
     """
-    grid = [tile_len * (2 + part) << power for power in range(chunk.bit_length()) for part in (0, 1)]
-    tokens = [each - 1 for each in (tile_len, *grid) if each < chunk] + [chunk]
-    return [
-        ChunkSize(chunks=min(rows_max, -(-each // _TOKENS_PER_CHUNK)), tokens=each, tile_len=tile_len)
-        for each in tokens
-        if each < row_width
-    ]
+    grid = [128 + 16 * part << power for power in range(_CAPTURED_MAX.bit_length()) for part in range(8)]
+    most = min(tokens_max, _CAPTURED_MAX)
+    return [size for size in (16, 32, 48, 64, 96, *grid) if size < most] + [most]

@@ -5,7 +5,7 @@ tables only from the deltas in the plans, applied in launch order. Built by sche
 ids.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NewType, Protocol
 
 import numpy as np
@@ -82,30 +82,6 @@ class StepPlan(_ReadOnly):
     prompt_logprob_ends: Ints  # [num_rows] first position past those
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
-
-    def part(self, keep: Bools) -> "StepPlan":
-        """Some of the rows; nothing begins with them, and no table changes."""
-        lengths = np.diff(self.token_offsets)
-        return replace(
-            self,
-            rows=self.rows[keep],
-            epochs=self.epochs[keep],
-            is_prefill=self.is_prefill[keep],
-            query_lens=self.query_lens[keep],
-            start_positions=self.start_positions[keep],
-            device_lens_max=self.device_lens_max[keep],
-            firsts=self.firsts[:, keep],
-            ends=self.ends[:, keep],
-            is_final=self.is_final[keep],
-            next_tokens=self.next_tokens[keep],
-            num_top_logprobs=self.num_top_logprobs[keep],
-            prompt_logprob_starts=self.prompt_logprob_starts[keep],
-            prompt_logprob_ends=self.prompt_logprob_ends[keep],
-            tokens=self.tokens[np.repeat(keep, lengths)],
-            token_offsets=np.append(0, np.cumsum(lengths[keep])).astype(np.int32),
-            setups=(),
-            deltas=(),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,10 @@ def test_rounds_are_laid_out_and_settled_as_the_reference_has_it(
     assert torch.equal(places.positions, expected_places.positions)
     assert torch.equal(places.slots, expected_places.slots)
 
-    sampled = torch.randint(0, VOCAB_SIZE, (len(rows) * width,), generator=generator).to(device)
+    drawn = torch.randint(0, VOCAB_SIZE, (len(rows), width), generator=generator).to(device)
     ours, theirs = copied(state), copied(state)
-    settled = rounds.settle_chains(at, ours, found, sampled, PADDING_ROW, pages[0])
-    expected = reference.settle_chains(at, theirs, wanted, sampled, PADDING_ROW, pages[0])
+    settled = rounds.settle_chains(at, ours, found, drawn, PADDING_ROW, pages[0])
+    expected = reference.settle_chains(at, theirs, wanted, drawn, PADDING_ROW, pages[0])
     for field in fields(expected):
         assert torch.equal(getattr(settled, field.name), getattr(expected, field.name)), field.name
     real = torch.arange(NUM_ROWS, device=device) != PADDING_ROW
@@ -71,8 +71,8 @@ def test_a_round_keeps_its_drafts_up_to_the_first_wrong_one(device: torch.device
     drafts = torch.tensor([[1, 2, 3], [1, 4, 3], [0, 2, 3]], device=device)
     inputs = rounds.chain_inputs(rows, state, drafts, pages)
     before = state.lengths[rows].clone()
-    sampled = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]], device=device).flatten()
-    settled = rounds.settle_chains(rows, state, inputs, sampled, PADDING_ROW, pages[0])
+    drawn = torch.tensor([[1, 2, 3, 0]] * 3, device=device)
+    settled = rounds.settle_chains(rows, state, inputs, drawn, PADDING_ROW, pages[0])
     assert settled.result[:, 0].tolist() == [4, 2, 1]
     assert settled.result[:, 2:].tolist() == [[1, 2, 3, 0], [1, 2, -1, -1], [1, -1, -1, -1]]
     assert (state.lengths[rows] - before).tolist() == [4, 2, 1]

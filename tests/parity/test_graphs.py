@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from roost.drafters.eagle import EagleDrafter
 from roost.forward.layout import StepLayout
-from roost.graph_sizes import ChunkSize
-from roost.graphs.capture import GraphedStep
-from roost.graphs.chunks import ChunkGraphs, GraphedChunks
+from roost.graphs.mixed import GraphedMixed, MixedGraphs
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
-from roost.step import StepPlan
+from roost.step import StepPlan, StepResult
 from tests.support import option_requests as option_asks
 from tests.support.graph_rehearsal import Tape, rehearsed
 from tests.support.spec_engines import MODES, Setting, Speculating
@@ -48,6 +48,12 @@ def serve(cell: Cell, replays: list[Tape], *, graphs: bool) -> Matrix:
         assert len(served.output(name)) == num_new or served.finish(name).reason == "abort", name
     assert (len(replays) > 0) == graphs
     return served
+
+
+def num_replays(plans: list[StepPlan]) -> int:
+    """Two halves of every step; and before one of chunks and rounds, the drafting."""
+    drafted = [plan for plan in plans if plan.is_prefill.any() and (plan.query_lens[~plan.is_prefill] > 1).any()]
+    return 2 * len(plans) + len(drafted)
 
 
 @EITHER
@@ -117,32 +123,79 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
     model_of("llama"), head and head_of(head, "llama")
     rehearsed(monkeypatch, graphs=True)
     loaded: list[StepPlan] = []
-    load = ChunkGraphs.load
+    load = MixedGraphs.load
 
-    def noted(graphs: ChunkGraphs, chunks: GraphedChunks, plan: StepPlan, layout: StepLayout) -> GraphedStep:
+    def noted(graphs: MixedGraphs, mixed: GraphedMixed, plan: StepPlan) -> StepLayout:
         loaded.append(plan)
-        return load(graphs, chunks, plan, layout)
+        return load(graphs, mixed, plan)
 
-    monkeypatch.setattr(ChunkGraphs, "load", noted)
+    monkeypatch.setattr(MixedGraphs, "load", noted)
     served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
     planned = [plan for plan in served.plans if plan.is_prefill.any()]
     assert [plan.step for plan in loaded] == [plan.step for plan in planned]
     assert any(not plan.is_prefill.all() for plan in planned)
     finals = {bool(final) for plan in loaded for final in plan.is_final}
     assert finals == {True, False} and any(len(plan.rows) > 1 for plan in loaded)
-    assert len(replays) == 2 * (len(loaded) + sum(not plan.is_prefill.all() for plan in served.plans))
+    assert len(replays) == num_replays(served.plans)
 
 
-def test_chunks_that_no_size_holds_run_as_they_come(replays: list[Tape], monkeypatch: pytest.MonkeyPatch) -> None:
-    model_of("llama")
+@pytest.mark.parametrize(
+    ("drafter", "kind"),
+    [("plain", "gemma3-untied"), ("ngram", "llama"), ("eagle3-chain", "llama"), ("target-tree", "gemma3-untied")],
+)
+def test_every_step_that_is_replayed_tells_and_keeps_what_the_eager_one_does_bit_for_bit(
+    drafter: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities of prompts and outputs too, and KV of every book and of the drafter."""
+    head, _ = DRAFTERS[drafter]
+    model_of(kind), head and head_of(head, kind)
+    told, kept = [], []
+    for graphs in (True, False):
+        rehearsed(monkeypatch, graphs=graphs)
+        served = Matrix(Cell(drafter=drafter, depth=1, page_size=4, kind=kind, load="mixed"))
+        passes, results = served.executor.runner.passes, list[StepResult]()
+        collect = served.executor.collect
+        monkeypatch.setattr(
+            served.executor, "collect", lambda ticket, to=results, of=collect: (to.append(of(ticket)), to[-1])[1]
+        )
+        for number, (prompt, num_new) in enumerate(work()):
+            scored = 0 if number % 2 else None
+            ask = Submit(request_id=f"r{number}", tokens=prompt, max_new_tokens=num_new, prompt_logprobs_from=scored)
+            served.post(replace(ask, num_top_logprobs=2 if number > 2 else None))
+        served.run()
+        served.executor.close()
+        own = [passes.drafter.kv_cache] if isinstance(passes.drafter, EagleDrafter) else []
+        told.append([_bits(result) for result in results])
+        kept.append([each[:, 4:].clone() for cache in (*passes.kv_caches, *own) for each in (cache.keys, cache.values)])
+    assert told[0] == told[1] and len(told[0]) > 20
+    for mine, right in zip(*kept, strict=True):  # the null page is anybody's
+        assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
+
+
+def _bits(result: StepResult) -> list[object]:
+    """Everything that a result says."""
+    tokens = [own[:length].tolist() for own, length in zip(result.tokens, result.accept_lens, strict=True)]
+    said: list[object] = [tokens, result.lengths.tolist()]
+    for columns in (result.logprobs, result.prompt_logprobs):
+        if columns is not None:
+            said += [columns.offsets.tolist(), columns.logprobs.tobytes(), columns.top_logprobs.tobytes()]
+            said.append(columns.top_ids.tolist())
+    return said
+
+
+@pytest.mark.parametrize("drafter", ["plain", "target-chain"])
+def test_steps_with_chunks_that_no_size_holds_run_as_they_come(
+    drafter: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _ = DRAFTERS[drafter]
+    model_of("llama"), head and head_of(head, "llama")
     rehearsed(monkeypatch, graphs=True)
-    monkeypatch.setattr("roost.graphs.chunks.chunk_sizes", lambda *_: [ChunkSize(chunks=1, tokens=7, tile_len=16)])
-    served = serve(Cell(drafter="plain", depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
-    fits = [plan for plan in served.plans if plan.is_prefill.sum() == 1 and len(plan.tokens) <= 7]
-    rounds = [plan for plan in served.plans if not plan.is_prefill.any()]
-    mixed = [plan for plan in fits if not plan.is_prefill.all()]
-    assert fits and len(fits) < sum(plan.is_prefill.any() for plan in served.plans)
-    assert len(replays) == 2 * (len(fits) + len(rounds) + len(mixed))
+    monkeypatch.setattr("roost.graphs.mixed.mixed_sizes", lambda most: [7, 18])
+    served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
+    with_chunks = [plan for plan in served.plans if plan.is_prefill.any()]
+    fits = [plan for plan in served.plans if not plan.is_prefill.any() or plan.query_lens.sum() <= 18]
+    assert any(plan.query_lens.sum() > 18 for plan in with_chunks) and any(plan in with_chunks for plan in fits)
+    assert len(replays) == num_replays(fits)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -180,7 +233,7 @@ def test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole(
         assert any((plan.prompt_logprob_starts >= 0).any() for plan in mixed) and any(
             plan.is_final.any() for plan in mixed
         )
-        assert len(replays) == 2 * (len(plans) + len(mixed)) * graphs  # nothing ran operation by operation
+        assert len(replays) == 2 * len(plans) * graphs  # nothing ran operation by operation
         assert not _logprobs(served, "third")
         found.append({name: _logprobs(served, name) for name in ("first", "second")})
     for name, num_logprobs, top in (("first", 30, 2), ("second", 40 + 3, 5)):
@@ -230,21 +283,10 @@ def test_a_step_is_padded_to_the_smallest_captured_size_that_holds_it(monkeypatc
     rehearsed(monkeypatch, graphs=True)
     served = Served(model, configure(chunk=40, max_running=5, context=64))
     served.executor.close()
-    rounds, chunks = served.executor.runner.round_graphs, served.executor.runner.chunk_graphs
-    assert rounds is not None and chunks is not None
+    rounds, mixed = served.executor.runner.round_graphs, served.executor.runner.mixed_graphs
+    assert rounds is not None and mixed is not None
     sizes = [found and found.sizes.rows for found in (rounds.find(number, 1) for number in range(1, 7))]
     assert sizes == [1, 2, 4, 4, 5, None] and rounds.find(1, 2) is None
-    for (num_chunks, num_tokens), size in {
-        (1, 1): (2, 15),
-        (2, 15): (2, 15),
-        (3, 15): (4, 31),  # too many for the smallest
-        (1, 16): (4, 31),
-        (4, 31): (4, 31),
-        (5, 31): (5, 40),
-        (1, 32): (5, 40),
-        (5, 40): (5, 40),
-        (5, 41): None,
-        (6, 40): None,
-    }.items():
-        found = chunks.find(num_chunks, num_tokens)
-        assert (found and (found.size.chunks, found.size.tokens)) == size, (num_chunks, num_tokens)
+    for num_tokens, size in {1: 16, 16: 16, 17: 32, 32: 32, 33: 45, 45: 45, 46: None}.items():
+        found = mixed.find(num_tokens)
+        assert (found and found.num_tokens) == size, num_tokens

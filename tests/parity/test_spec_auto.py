@@ -193,7 +193,7 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
     replayed: list[Tape] = []
     replay = Tape.replay
     monkeypatch.setattr(Tape, "replay", lambda tape: (replayed.append(tape), replay(tape))[1])
-    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, max_running=4)
+    config = configure(spec=DRAFTERS[name][1], auto=True, depth=depth, max_running=4, chunk=20)
     served = Served(model_of("llama"), config, head=head)
     graphs = served.executor.runner.round_graphs
     assert graphs is not None
@@ -202,8 +202,12 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
     replayed.clear()
     _serve(served, "llama")
     assert _widths(plans) == MENU
-    num_parts = sum(plan.is_prefill.any().astype(int) + (~plan.is_prefill).any() for plan in plans)
-    assert len(replayed) == 2 * num_parts  # two replays of chunks, and two of rounds; nothing ran otherwise
+    mixed = [plan.query_lens[~plan.is_prefill] for plan in plans if plan.is_prefill.any()]
+    num_drafted = sum(bool((widths > 1).any()) for widths in mixed)
+    assert len({int(width) for widths in mixed for width in widths}) > 1  # one graph holds rounds of any width
+    assert (
+        len(replayed) == 2 * len(plans) + num_drafted
+    )  # two halves, and drafting beside chunks; nothing ran otherwise
     served.executor.close()
 
 

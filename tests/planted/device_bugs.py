@@ -13,16 +13,22 @@ _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_s
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
 _OPTIONS = _OUTPUT + "test_29_options_and_logprobs_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
+_BY_ROW = (
+    "tests/unit/drafters/test_tree.py::test_trees_that_are_kept_by_row_are_found_by_row_with_no_node_past_their_width"
+)
+_BITS = (
+    "tests/parity/test_graphs.py::test_every_step_that_is_replayed_tells_and_keeps_what_the_eager_one_does_bit_for_bit"
+)
 _GRAPHS = "tests/parity/test_graphs.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
-_SCORED = "tests/parity/test_graphs.py::test_logprobs_beside_rounds_are_those_of_a_step_that_ran_whole"
 
 _EAGLE = "roost.drafters.eagle"
 _RUNNER = "roost.runner.runner"
 _PASSES = "roost.forward.passes"
 _BATCH = "roost.forward.layout"
+_MIXED = "roost.graphs.mixed"
 _ATTENTION = "roost.layers.attention"
 _EXTEND = "            self.drafter.extend(self._pairs(layout, target, accepted))"
-_SOURCES = '        sources[at] = layout["accept_roots"] + accepted.nodes.flatten()[cells]'
+_SOURCES = "            sources = sources + accepted.nodes.flatten()[cells]"
 _MOVES = "                self._attention.copy(self.kv_cache, *branches.moves(branch, step + 1))"
 
 DEVICE_BUGS = (
@@ -143,8 +149,8 @@ DEVICE_BUGS = (
     Bug(
         "sources_of_chunks",
         _BATCH,
-        '            "pair_sources": np.repeat(self.offsets, counts) + aranges(counts),  # right for chunks',
-        '            "pair_sources": np.repeat(self.offsets, counts),',
+        '            "pair_sources": self.offsets[segment] + np.where(is_chunk, index, 0),',
+        '            "pair_sources": self.offsets[segment],',
         "every pair of a chunk has the hidden state of its first token",
         test=_DENSE + "[eagle-chain-4-9]",
     ),
@@ -233,8 +239,8 @@ DEVICE_BUGS = (
     Bug(
         "accepted_kv_moves",
         _PASSES,
-        "        if layout.shape.topk > 1 and len(layout.drafting):",
-        "        if layout.shape.topk > 1 and not len(layout.drafting):",
+        "        if layout.shape.topk > 1 and trees.width > 1:",
+        "        if layout.shape.topk > 1 and trees.width == 1:",
         "the accepted path's KV stays where its nodes were",
         test=_SECOND + "[llama-eagle]",
     ),
@@ -335,39 +341,111 @@ DEVICE_BUGS = (
         "drafts behind a wrong one are kept",
         test="tests/unit/drafters/test_accept.py",
     ),
-    # --- captured chunks ---
-    Bug(
-        "chunks_that_go_on_sample_nothing",
-        _BATCH,
-        "    layout.sampling[: len(finals)] = finals",
-        "    layout.sampling[: len(query_lens)] = np.arange(len(query_lens))",
-        "a chunk in the middle of a prompt is answered",
-        test="tests/unit/graphs/test_sizes.py::"
-        "test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample",
-    ),
+    # --- captured chunks and rounds ---
     Bug(
         "a_graphs_layout_is_taken_anew",
-        "roost.graphs.chunks",
-        "        step = capture(name, self._passes, layout, self._device, prepare=lambda: layout.take(sent))",
-        "        layout.take(sent)\n        step = capture(name, self._passes, layout, self._device)",
-        "a graph of chunks has the segments of the step that it was captured with",
+        _MIXED,
+        "            layout.take(sent)",
+        "            layout.is_sent or layout.take(sent)",
+        "a graph of chunks and rounds has the segments of the step that it was captured with",
         test=_GRAPHS + "[plain]",
     ),
     Bug(
-        "logprobs_of_parts_keep_their_rows",
-        "roost.sampling.logprobs",
-        "        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]",
-        "        at, width = np.arange(len(columns.logprobs)), columns.top_ids.shape[1]",
-        "log-probabilities of chunks and of rounds beside them are mixed up",
-        test=_SCORED,
+        "columns_are_padded_anew",
+        _MIXED,
+        "            self._packed[first + len(column) : first + number] = padding",
+        "            pass",
+        "a step finds what a larger one before it left in the graph's columns",
+        test="tests/unit/graphs/test_mixed.py::test_a_step_finds_nothing_of_the_one_before_it",
     ),
     Bug(
-        "logprobs_of_prompts_beside_rounds_are_joined",
+        "padding_samples_as_the_padding_row",
+        _MIXED,
+        '            "sampling": (num_rows, last),',
+        '            "sampling": (num_rows, 0),',
+        "what a step leaves empty samples, and is accepted, in the place of its first row",
+        test=_BITS + "[plain-gemma3-untied]",
+    ),
+    Bug(
+        "padding_tokens_are_the_padding_rows",
+        _MIXED,
+        '            "token_segment": (num_tokens, last),',
+        '            "token_segment": (num_tokens, 0),',
+        "tokens that pad a step are written over the KV of its first row",
+        test=_BITS + "[plain-gemma3-untied]",
+    ),
+    Bug(
+        "a_token_is_the_hosts_or_a_node",
+        _BATCH,
+        '            self.columns["token_cells"] = np.where(self.is_prefill[segment], -1, cells)',
+        '            self.columns["token_cells"] = np.where(self.is_prefill[segment], -1, cells - index)',
+        "beside chunks, every node of a round is its root",
+        test="tests/unit/graphs/test_mixed.py::test_every_token_is_the_hosts_or_a_node_of_a_round",
+    ),
+    Bug(
+        "chunks_start_where_the_host_says",
+        _PASSES,
+        '            starts = torch.where(layout["chunk_starts"] < 0, starts, layout["chunk_starts"])',
+        '            starts = torch.where(layout["chunk_starts"] < 0, starts, starts)',
+        "a chunk starts at the length that its row had on the device before",
+        test="tests/unit/forward/test_passes.py::"
+        "test_a_chunk_starts_where_the_host_says_whatever_length_its_row_had_before",
+    ),
+    Bug(
+        "drawn_tokens_have_their_cells",
         _RUNNER,
-        "        prompt_logprobs=joined_logprobs([(part, result.prompt_logprobs) for part, result in parts]),",
-        "        prompt_logprobs=parts[-1][1].prompt_logprobs,",
-        "log-probabilities of a prompt that is prefilled beside rounds are lost",
-        test=_SCORED,
+        '            cells = graph.layout["node_cells"][:num_nodes]',
+        "            cells = slice(num_nodes)",
+        "beside chunks, tokens are accepted as if they were drawn at other nodes",
+        test=_BITS + "[eagle3-chain-llama]",
+    ),
+    Bug(
+        "logits_are_the_nodes",
+        _PASSES,
+        "        hidden = target.hidden if layout.is_rounds else target.hidden[target.node_tokens]",
+        "        hidden = target.hidden[: len(target.node_tokens)]",
+        "beside chunks, logits are those of the first tokens of the batch",
+        test=_GRAPHS + "[plain]",
+    ),
+    Bug(
+        "rounds_beside_chunks_are_drafted_for",
+        _RUNNER,
+        "        rounds.replay_drafts()",
+        "        pass",
+        "rounds beside chunks verify the drafts of the round before, again",
+        test=_BITS + "[target-tree-gemma3-untied]",
+    ),
+    Bug(
+        "drafts_by_row_are_of_the_steps_rows",
+        _RUNNER,
+        "        self.round_graphs.load(rounds, rows, width)",
+        "        pass",
+        "beside chunks, drafts are made for rows of an earlier step",
+        test=_BITS + "[eagle3-chain-llama]",
+    ),
+    Bug(
+        "trees_by_row_are_cut",
+        "roost.drafters.tree",
+        "            return chains(tokens).cut(widths)",
+        "            return chains(tokens)",
+        "a chunk's last token has the drafts of whoever had its row before",
+        test=_BY_ROW + "[1]",
+    ),
+    Bug(
+        "trees_by_row_have_their_roots",
+        "roost.drafters.tree",
+        "        tokens[:, 0] = roots",
+        "        tokens[:, 1:1] = 0",
+        "beside chunks, a round without drafts goes on from nothing",
+        test=_BY_ROW + "[3]",
+    ),
+    Bug(
+        "steps_that_no_graph_holds_are_drafted_for",
+        _RUNNER,
+        "            if mixed is None or not self._draft(plan, starts):",
+        "            if mixed is None:",
+        "rounds beside chunks are replayed without drafts",
+        test=_BITS + "[target-tree-gemma3-untied]",
     ),
     Bug(
         "logprobs_are_made_in_pieces",
@@ -376,14 +454,6 @@ DEVICE_BUGS = (
         "    return log_probabilities(logits[at], tokens, num_top)",
         "log-probabilities of many rows take memory that nobody counted",
         test="tests/unit/sampling/test_prompt_logprobs.py",
-    ),
-    Bug(
-        "parts_of_a_step_keep_their_rows",
-        _RUNNER,
-        "        tokens[part] = result.tokens",
-        "        tokens[part] = result.tokens[::-1]",
-        "rows of a step that runs in parts get each other's tokens",
-        test=_GRAPHS + "[plain]",
     ),
     # --- n-gram ---
     Bug(

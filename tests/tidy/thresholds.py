@@ -70,8 +70,8 @@ TESTED: dict[str, str] = {
     "test_outputs_are_scored_in_pieces_and_as_if_at_once",
     "roost.runner.memory._LOGPROB_BYTES": "tests/unit/runner/test_memory.py::"
     "test_log_probabilities_of_as_many_positions_as_exist_at_one_time_are_counted",
-    "roost.graph_sizes._TOKENS_PER_CHUNK": "tests/unit/graphs/test_sizes.py::"
-    "test_captured_chunks_rise_to_the_largest_there_can_be",
+    "roost.graph_sizes._CAPTURED_MAX": "tests/unit/graphs/test_sizes.py::"
+    "test_steps_of_more_tokens_than_the_largest_graph_are_not_captured",
     "roost.layers.batch_invariance.KEY_BLOCK": "tests/parity/test_one_order.py::"
     "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
     "roost.layers.batch_invariance.KEY_STEP": "tests/parity/test_one_order.py::"

@@ -1,6 +1,6 @@
 """The step seam: nothing in flight can be changed."""
 
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
@@ -69,22 +69,3 @@ def test_the_columns_of_a_plan_cannot_be_written(name: str) -> None:
         getattr(plan, name)[...] = 0
     with pytest.raises(FrozenInstanceError):
         setattr(plan, name, _ints(9))
-
-
-def test_a_part_of_a_plan_has_the_rows_it_was_asked_for_and_begins_nothing() -> None:
-    plan = replace(
-        _plan(),
-        **{name: np.repeat(getattr(_plan(), name), 3, axis=-1) for name in _columns() if name != "token_offsets"},
-    )
-    plan = replace(plan, rows=_ints(4, 5, 6), is_prefill=np.array([True, False, True]), query_lens=_ints(2, 1, 3))
-    plan = replace(plan, tokens=_ints(10, 11, 20, 21, 22), token_offsets=_ints(0, 2, 2, 5), ends=_ints(8, 9, 10)[None])
-    chunks, rounds = plan.part(plan.is_prefill), plan.part(~plan.is_prefill)
-    assert (chunks.rows.tolist(), rounds.rows.tolist()) == ([4, 6], [5])
-    assert (chunks.tokens.tolist(), rounds.tokens.tolist()) == ([10, 11, 20, 21, 22], [])
-    assert (chunks.token_offsets.tolist(), rounds.token_offsets.tolist()) == ([0, 2, 5], [0, 0])
-    assert (chunks.ends.tolist(), rounds.ends.tolist()) == ([[8, 10]], [[9]])
-    assert chunks.setups == chunks.deltas == ()
-    for name in _columns():
-        of_rows = getattr(plan, name).shape[-1] == 3
-        assert not of_rows or getattr(chunks, name).shape[-1] == 2, name
-        assert getattr(chunks, name).dtype == getattr(plan, name).dtype, name

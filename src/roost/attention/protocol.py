@@ -41,10 +41,13 @@ class Attention(Protocol):
     def before_replay(
         self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None
     ) -> None:
-        """Prepare on the host what a CUDA graph reads: before each replay of a step, and before it is captured.
+        """Prepare on the host what a CUDA graph reads: before each replay of one, and before it is captured.
 
-        `graph` tells graphs apart. The columns are those of the step's rows, all other rows of the graph are padding;
-        start positions are given to a backend that needs lengths on the host, whose captured segments have none.
+        `graph` tells graphs apart. The columns are those of the step's rows, chunks and rounds in the plan's order; all
+        other rows of the graph are padding, and a graph of a step with chunks holds any rows and lengths that fit. The
+        drafting of rounds beside chunks is a graph of its own, before that of the step: its rows are the rounds', and
+        the lengths their widths. Start positions are given to a backend that needs lengths on the host, whose captured
+        segments have none.
         """
         ...
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.rounds import NOTHING
+from roost.spec_shape import SpecShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,6 +79,35 @@ def _of_a_chain(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     """Parents, depths and mask of a chain, which all of this width share."""
     depths = torch.arange(width, device=device)
     return (depths - 1).clamp(min=0), depths, depths <= depths[:, None]
+
+
+class RowTrees:
+    """The trees of every row of an engine: between the CUDA graph that drafts them and the one that verifies them."""
+
+    def __init__(self, num_rows: int, shape: SpecShape, device: torch.device) -> None:
+        trees = chains(torch.full((num_rows, shape.tokens), NOTHING, device=device))
+        columns = ("parents", "depths", "mask") if shape.topk > 1 else ()  # those of chains never change
+        self._trees = replace(
+            trees, **{name: getattr(trees, name).clone() for name in columns}, are_chains=shape.topk == 1
+        )
+        self._columns = ("tokens", *columns)
+
+    def put(self, rows: Tensor, trees: Trees) -> None:
+        """Keep the trees of some rows; they may be narrower than the widest."""
+        for name in self._columns:
+            kept, new = getattr(self._trees, name), getattr(trees, name)
+            kept[:, *[slice(trees.width)] * (new.dim() - 1)].index_copy_(0, rows, new)
+
+    def of(self, rows: Tensor, roots: Tensor, widths: Tensor) -> Trees:
+        """The trees [R] of some rows, without the nodes past their widths: of width 1, a root alone."""
+        tokens = self._trees.tokens[rows]
+        tokens[:, 0] = roots
+        if self._trees.are_chains:
+            return chains(tokens).cut(widths)
+        trees = self._trees
+        return Trees(tokens=tokens, parents=trees.parents[rows], depths=trees.depths[rows], mask=trees.mask[rows]).cut(
+            widths
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,9 +1,9 @@
 """Step layout: where everything of a step lies in the target's flat batch, and in the drafter's.
 
 Host arithmetic over how many tokens each row runs; where they start, only the device may know. A row that samples has a
-*root* and nodes: a verify round its tree, a final chunk its last token alone. Steps of as many rounds of one width are
-laid out alike, so their columns are sent once. Never touches tokens, but for those of chunks. Called by the runner and
-graphs.
+*root* and nodes: a verify round its tree, a final chunk its last token alone. Node n of the g-th sampling row is *cell*
+g * tree_width + n. Steps of as many rounds of one width are laid out alike, so their columns are sent once. Never
+touches tokens, but for those of chunks. Called by the runner and graphs.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.drafters.tree import Trees
-from roost.graph_sizes import ChunkSize
 from roost.layers.segments import HostSegments, Index, Segments, aranges, tiles
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan
@@ -34,13 +33,22 @@ class StepLayout:
     rows_host: np.ndarray
     start_positions_host: np.ndarray | None  # None: only the device knows them
 
-    def __init__(self, query_lens: np.ndarray, is_prefill: np.ndarray, is_final: np.ndarray, shape: SpecShape) -> None:
+    def __init__(
+        self,
+        query_lens: np.ndarray,
+        is_prefill: np.ndarray,
+        is_final: np.ndarray,
+        shape: SpecShape,
+        tree_width: int | None = None,
+    ) -> None:
         self.shape = shape
         self.query_lens = query_lens.astype(np.int64)  # tokens of each row that the target runs
         self.is_prefill = is_prefill
         self.offsets = np.cumsum(self.query_lens) - self.query_lens
         self.sampling = np.flatnonzero(is_final | ~is_prefill)  # rows that get a token
         self.drafting = np.flatnonzero(~is_prefill & (query_lens > 1))  # rounds that carry drafts
+        # nodes that the trees of the step are padded to: unless told, those of its widest round
+        self.tree_width = tree_width or int(self.query_lens[self.drafting].max(initial=1))
         self.columns: HostColumns = {}  # what the device has to know
         self.is_sent = False  # whether the device has them
         self._sent: dict[str, Tensor] = {}
@@ -72,15 +80,9 @@ class StepLayout:
         return self.offsets[self.sampling] + self._root_index
 
     @cached_property
-    def tree_width(self) -> int:
-        """Nodes that the trees of the step are padded to: those of its widest round."""
-        return int(self.query_lens[self.drafting].max(initial=1))
-
-    @cached_property
     def num_pairs(self) -> Index:
         """Pairs of each row that the drafter takes over: a chunk's tokens, or as many as a round can accept."""
-        rounds = np.array([self.shape.accept_max_of(width) for width in self.query_lens.tolist()])
-        return np.where(self.is_prefill, self.query_lens, rounds)
+        return np.where(self.is_prefill, self.query_lens, np.minimum(self.query_lens, self.shape.steps + 1))
 
     @cached_property
     def _tree_of(self) -> Index:
@@ -89,29 +91,41 @@ class StepLayout:
         places[self.drafting] = np.searchsorted(self.sampling, self.drafting)
         return places
 
+    @cached_property
+    def _sampling_of(self) -> Index:
+        """Each row's place among the sampling rows; of no meaning for one that does not sample."""
+        places = np.zeros(len(self.query_lens), dtype=np.int64)
+        places[self.sampling] = np.arange(len(self.sampling))
+        return places
+
     def lay_out(
-        self, *, has_drafter: bool, tile_len_max: int, num_tiles: int | None = None, chunks: HostColumns | None = None
+        self, *, has_drafter: bool, tile_len_max: int, has_full_tiles: bool = False, chunks: HostColumns | None = None
     ) -> "StepLayout":
-        """Work out what the device has to know; where a number of tiles is given, they are padded to it."""
+        """Work out what the device has to know; tiles are no longer than the step's rows, unless told otherwise."""
         sampling, num_nodes = self.sampling, self.num_nodes
+        segment, index = np.repeat(np.arange(len(self.query_lens)), self.query_lens), aranges(self.query_lens)
         self.columns = {
-            "token_segment": np.repeat(np.arange(len(self.query_lens)), self.query_lens),
-            "token_index": aranges(self.query_lens),  # within its segment
+            "token_segment": segment,
+            "token_index": index,  # within its segment
             "sampling": sampling,
             "root_index": self._root_index,
+            "num_nodes": num_nodes,
             "node_tokens": np.repeat(self._root_tokens, num_nodes) + aranges(num_nodes),
             "node_sampling": np.repeat(np.arange(len(sampling)), num_nodes),  # which of the sampling rows it is of
             "node_cells": np.repeat(np.arange(len(sampling)) * self.tree_width, num_nodes) + aranges(num_nodes),
             "node_offsets": np.cumsum(num_nodes) - num_nodes,  # first node of each sampling row
-            **self._segment_columns(TOKENS, self.query_lens, tile_len_max, num_tiles),
+            **self._segment_columns(TOKENS, self.query_lens, tile_len_max, has_full_tiles),
             "tokens.tree_of": self._tree_of,
             **(chunks or {}),
         }
+        if not self.is_rounds:  # the cell that a token comes from; -1: the host says it
+            cells = self._sampling_of[segment] * self.tree_width + index
+            self.columns["token_cells"] = np.where(self.is_prefill[segment], -1, cells)
         if has_drafter:
-            self.columns |= self._segment_columns(PAIRS, self.num_pairs, tile_len_max, num_tiles)
+            self.columns |= self._segment_columns(PAIRS, self.num_pairs, tile_len_max, has_full_tiles)
             self.columns |= self._pair_columns()
         if has_drafter and len(self.drafting):
-            self.columns |= self._segment_columns(ROOTS, np.ones_like(self.drafting), tile_len_max, None)
+            self.columns |= self._segment_columns(ROOTS, np.ones_like(self.drafting), tile_len_max, False)
             self.columns |= {"drafting": self._tree_of[self.drafting], "draft_widths": self.query_lens[self.drafting]}
         return self
 
@@ -123,16 +137,6 @@ class StepLayout:
         """The columns are on the device; those of segments become int32."""
         self._sent = {name: column.to(torch.int32) if "." in name else column for name, column in sent.items()}
         self.is_sent = True
-
-    @property
-    def packed(self) -> Index:
-        """All columns, one after the other."""
-        return np.concatenate([column.reshape(-1) for column in self.columns.values()])
-
-    def unpacked(self, packed: Tensor) -> dict[str, Tensor]:
-        """The columns in such memory of the device."""
-        parts = packed.split([column.size for column in self.columns.values()])
-        return dict(zip(self.columns, parts, strict=True))
 
     def at(self, rows: Tensor, rows_host: np.ndarray, start_positions_host: np.ndarray | None) -> "StepLayout":
         """The same layout, of these rows."""
@@ -179,14 +183,11 @@ class StepLayout:
             tree_of=self._tree_of,
         )
 
-    def _segment_columns(self, batch: str, query_lens: Index, tile_len_max: int, num_tiles: int | None) -> HostColumns:
-        """Segments of some lengths in a flat batch, and their tiles."""
-        longest = tile_len_max if num_tiles is not None else int(query_lens.max(initial=1))
+    def _segment_columns(self, batch: str, query_lens: Index, tile_len_max: int, has_full_tiles: bool) -> HostColumns:
+        """Segments of some lengths in a flat batch, and their tiles: full ones, or no longer than the longest needs."""
+        longest = tile_len_max if has_full_tiles else int(query_lens.max(initial=1))
         tile_len = self._tile_lens[batch] = min(tile_len_max, 1 << (longest - 1).bit_length())
         tile_segments, tile_offsets = tiles(query_lens, tile_len)
-        if num_tiles is not None:
-            tile_segments = padded(tile_segments, num_tiles, -1)
-            tile_offsets = padded(tile_offsets, num_tiles)
         return {
             f"{batch}.offsets": np.cumsum(query_lens) - query_lens,
             f"{batch}.query_lens": query_lens,
@@ -197,45 +198,30 @@ class StepLayout:
     def _pair_columns(self) -> HostColumns:
         """A round's pairs are its accepted path; a final chunk's last pair ends in the token just sampled."""
         counts, sampling = self.num_pairs, self.sampling
-        offsets = np.cumsum(counts) - counts
-        of_sampling = np.where(self.is_prefill, 1, counts)[sampling]
-        firsts = offsets[sampling] + np.where(self.is_prefill, counts - 1, 0)[sampling]
-        accept_max = self.shape.accept_max_of(self.tree_width)
+        segment, index = np.repeat(np.arange(len(counts)), counts), aranges(counts)
+        firsts = (np.cumsum(counts) - counts)[sampling] + np.where(self.is_prefill, counts - 1, 0)[sampling]
+        accept_max, is_chunk = self.shape.accept_max_of(self.tree_width), self.is_prefill[segment]
+        cells = np.where(is_chunk, -1, self._sampling_of[segment] * accept_max + index)
+        cells[firsts] = np.arange(len(sampling)) * accept_max
         return {
-            "pair_segment": np.repeat(np.arange(len(counts)), counts),
-            "pair_index": aranges(counts),  # within its segment
-            "pair_sources": np.repeat(self.offsets, counts) + aranges(counts),  # right for chunks
+            "pair_segment": segment,
+            "pair_index": index,  # within its segment
+            # the token of the target's batch that stands at the pair's position; of a round's pairs, the round's root
+            "pair_sources": self.offsets[segment] + np.where(is_chunk, index, 0),
+            "pair_cells": cells,  # which accepted token it ends in: [num_sampling, accept_max]; -1: the host says it
             "accept_firsts": firsts,  # the first pair of each sampling row whose token this step samples
-            "accept_pairs": np.repeat(firsts, of_sampling) + aranges(of_sampling),  # all of those
-            "accept_cells": np.repeat(np.arange(len(sampling)) * accept_max, of_sampling) + aranges(of_sampling),
-            "accept_roots": np.repeat(self._root_tokens, of_sampling),
         }
 
 
-def plan_layout(plan: StepPlan) -> StepLayout:
-    """The layout of a plan."""
-    return StepLayout(plan.query_lens, plan.is_prefill, plan.is_final, plan.shape)
+def plan_layout(plan: StepPlan, tree_width: int | None = None) -> StepLayout:
+    """The layout of a plan; its trees are padded to `tree_width` nodes, if that is given."""
+    return StepLayout(plan.query_lens, plan.is_prefill, plan.is_final, plan.shape, tree_width)
 
 
 def rounds_layout(number: int, width: int, shape: SpecShape) -> StepLayout:
     """The layout of rounds of one width."""
     none = np.zeros(number, dtype=np.bool_)
     return StepLayout(np.full(number, width), none, none, shape)
-
-
-def chunks_layout(query_lens: np.ndarray, is_final: np.ndarray, size: ChunkSize, shape: SpecShape) -> StepLayout:
-    """The layout of chunks and as many padding rows as fill a graph; the last of those has all tokens that are left.
-
-    In place of a chunk that is not final, the last padding row samples.
-    """
-    padding = np.zeros(size.num_rows - len(query_lens), dtype=np.int64)
-    padding[-1] = size.num_tokens - query_lens.sum()
-    all_rows = np.ones(size.num_rows, dtype=np.bool_)
-    layout = StepLayout(np.concatenate([query_lens, padding]), all_rows, all_rows, shape)
-    layout.sampling = np.full(size.num_rows, size.num_rows - 1)
-    finals = np.flatnonzero(is_final)
-    layout.sampling[: len(finals)] = finals
-    return layout
 
 
 def successors(plan: StepPlan, num_pairs: Index) -> Index:
@@ -249,10 +235,11 @@ def successors(plan: StepPlan, num_pairs: Index) -> Index:
 
 def chunk_columns(plan: StepPlan, layout: StepLayout, *, has_drafter: bool) -> HostColumns:
     """What the host has to say of chunks."""
+    tokens = np.zeros(layout.query_lens.sum(), dtype=np.int64)
+    tokens[np.repeat(plan.is_prefill, plan.query_lens)] = plan.tokens
     columns: HostColumns = {
         "chunk_starts": plan.start_positions,  # start positions; negative for a round
-        "chunk_at": np.flatnonzero(np.repeat(plan.is_prefill, plan.query_lens)),
-        "chunk_tokens": plan.tokens,
+        "chunk_tokens": tokens,  # 0 where a round says it
     }
     return columns | {"successors": successors(plan, layout.num_pairs)} if has_drafter else columns
 

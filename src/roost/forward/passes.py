@@ -1,9 +1,10 @@
 """Forward passes: the device's part of a step, from rows to results, without a look at the host's numbers.
 
-`draft_and_forward` drafts, runs the target and gives logits; `accept_and_extend` takes the sampled tokens, accepts,
-moves KV, lets the drafter take over and updates the row state: lengths and last tokens by row, which the next step
-needs before the host knows them. Shapes depend on the layout alone, so both can be captured as CUDA graphs. Rows
-of a pass that breaks start anew, with a chunk. Called by the runner and graphs.
+`draft_and_forward` drafts and runs the target, `logits` are those of its nodes; `accept_and_extend` takes the drawn
+tokens, accepts, moves KV, lets the drafter take over and updates the row state: lengths and last tokens by row, which
+the next step needs before the host knows them. Shapes depend on the layout alone, so all can be captured as CUDA
+graphs; where the number of rounds is data, `draft_by_row` and `forward_drafted` are apart. Rows of a pass that
+breaks start anew, with a chunk. Called by the runner and graphs.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from roost.device.device import Device
 from roost.drafters.accept import Accepted, accept
 from roost.drafters.make import Parts, make_drafter
 from roost.drafters.protocol import Drafter, Pairs
-from roost.drafters.tree import Trees, chains
+from roost.drafters.tree import RowTrees, Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
@@ -38,9 +39,9 @@ class TargetOutput:
     root_positions: Tensor  # [num_sampling]
     trees: Trees  # of the sampling rows
     positions: Tensor  # [num_nodes]
+    node_tokens: Tensor  # [num_nodes] the token of the batch that each node is
     hidden: Tensor  # [num_tokens, hidden_size]
     aux_hidden: tuple[Tensor, ...]
-    logits: Tensor  # [num_nodes, vocab_size]
     chains: ChainInputs | None = None  # the batch, where it is rounds that are chains of one width
 
     def first(self, step: StepLayout) -> "TargetOutput":
@@ -53,9 +54,9 @@ class TargetOutput:
             root_positions=self.root_positions[:number],
             trees=self.trees.first(number),
             positions=self.positions[:nodes],
+            node_tokens=self.node_tokens[:nodes],
             hidden=self.hidden[:tokens],
             aux_hidden=tuple(each[:tokens] for each in self.aux_hidden),
-            logits=self.logits[:nodes],
         )
 
 
@@ -78,48 +79,43 @@ class Passes:
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state
         self.last_tokens = torch.zeros(resolved.num_rows + 1, dtype=torch.int64, device=device.torch)
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
+        self._row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
         self._layers = _layers(windows, self.kv_caches)
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
-        """From rows to logits; KV is written on the way."""
+        """From rows to hidden states; KV is written on the way."""
         if self._are_chains(layout):
             return self._draft_and_forward_chains(layout)
-        starts = self.lengths.device[layout.rows]
-        if "chunk_starts" in layout:  # a chunk's start is the host's to say
-            starts = torch.where(layout["chunk_starts"] < 0, starts, layout["chunk_starts"])
         rows = layout.rows[layout["sampling"]]
-        root_positions = starts[layout["sampling"]] + layout["root_index"]
-        trees = self._trees(layout, rows)
-        positions = root_positions[layout["node_sampling"]]
-        if trees.width > 1:
-            positions = positions + trees.depths.flatten()[layout["node_cells"]]
-        hidden, aux_hidden = self._forward(layout, starts, trees, positions)
-        logits = self.model.logits(hidden if layout.is_rounds else hidden[layout["node_tokens"]])
-        return TargetOutput(
-            layout=layout,
-            start_positions=starts,
-            rows=rows,
-            root_positions=root_positions,
-            trees=trees,
-            positions=positions,
-            hidden=hidden,
-            aux_hidden=aux_hidden,
-            logits=logits,
-        )
+        return self._forward(layout, rows, self._trees(layout, rows))
 
-    def accept_and_extend(self, layout: StepLayout, target: TargetOutput, sampled: Tensor) -> tuple[Accepted, Tensor]:
-        """Take over the tokens [num_nodes] that were drawn after each node.
+    def draft_by_row(self, layout: StepLayout) -> None:
+        """Draft for rounds, and keep the trees where `forward_drafted` looks for them."""
+        rows = layout.rows[layout["sampling"]]
+        self._row_trees.put(rows, self._trees(layout, rows))
+
+    def forward_drafted(self, layout: StepLayout) -> TargetOutput:
+        """The same as `draft_and_forward`, for chunks and rounds that were drafted for before."""
+        rows = layout.rows[layout["sampling"]]
+        trees = self._row_trees.of(rows, self.last_tokens[rows], layout["num_nodes"])
+        return self._forward(layout, rows, trees)
+
+    def logits(self, layout: StepLayout, target: TargetOutput) -> Tensor:
+        """Logits [num_nodes, vocab_size] of the next token, at every node of a layout's rows."""
+        hidden = target.hidden if layout.is_rounds else target.hidden[target.node_tokens]
+        return self.model.logits(hidden)
+
+    def accept_and_extend(self, layout: StepLayout, target: TargetOutput, drawn: Tensor) -> tuple[Accepted, Tensor]:
+        """Take over the tokens [num_sampling, tree_width] that were drawn after each node.
 
         What the sampling rows accepted, and what the host is told of every row: [num_rows, 2 + accept_max] tokens
         added, length now, the tokens.
         """
         if target.chains is not None:
-            return self._accept_and_extend_chains(layout, target, target.chains, sampled)
+            return self._accept_and_extend_chains(layout, target, target.chains, drawn)
         trees = target.trees
-        drawn = torch.full_like(trees.tokens, NOTHING)
-        drawn.view(-1)[layout["node_cells"]] = sampled
         accepted = accept(trees, drawn, layout.shape.accept_max_of(trees.width))
-        if layout.shape.topk > 1 and len(layout.drafting):
+        if layout.shape.topk > 1 and trees.width > 1:
             self._move_accepted(target, accepted)
         if self.drafter is not None:
             self.drafter.extend(self._pairs(layout, target, accepted))
@@ -141,7 +137,7 @@ class Passes:
         return layout.is_even and layout.shape.topk == 1
 
     def _draft_and_forward_chains(self, layout: StepLayout) -> TargetOutput:
-        """From rows to logits, with all index arithmetic in one operation."""
+        """From rows to hidden states, with all index arithmetic in one operation."""
         rows, drafts = layout.rows, self._drafts(layout) if layout.tree_width > 1 else None
         pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
         inputs = self.model.ops.chain_inputs(rows, self._row_state, drafts, pages)
@@ -155,9 +151,9 @@ class Passes:
             root_positions=inputs.starts,
             trees=chains(inputs.tokens),
             positions=inputs.positions,
+            node_tokens=layout["node_tokens"],
             hidden=hidden,
             aux_hidden=aux_hidden,
-            logits=self.model.logits(hidden),
             chains=inputs,
         )
 
@@ -170,11 +166,11 @@ class Passes:
         return proposed.tokens[:, 1:]  # the root is the output's last token, whatever a drafter says
 
     def _accept_and_extend_chains(
-        self, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, sampled: Tensor
+        self, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, drawn: Tensor
     ) -> tuple[Accepted, Tensor]:
         """What such rounds accept, again in one operation."""
         pages = self.tables[0].of_rounds
-        settled = self.model.ops.settle_chains(layout.rows, self._row_state, inputs, sampled, self.padding_row, pages)
+        settled = self.model.ops.settle_chains(layout.rows, self._row_state, inputs, drawn, self.padding_row, pages)
         accepted = Accepted(lens=settled.result[:, 0], tokens=settled.result[:, 2:], nodes=settled.nodes)
         if self.drafter is not None:
             self.drafter.extend(
@@ -212,24 +208,44 @@ class Passes:
         single[:, 0] = roots
         return chains(single).with_rounds(at, drafted)
 
-    def _forward(
-        self, layout: StepLayout, starts: Tensor, trees: Trees, node_positions: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Hidden states of every token of the step, and what the drafter wants to see."""
-        rows = layout.rows[layout["token_segment"]]
+    def _forward(self, layout: StepLayout, sampling_rows: Tensor, trees: Trees) -> TargetOutput:
+        """Run the target over every token of the step."""
+        starts = self.lengths.device[layout.rows]
+        if "chunk_starts" in layout:  # a chunk's start is the host's to say
+            starts = torch.where(layout["chunk_starts"] < 0, starts, layout["chunk_starts"])
+        root_positions = starts[layout["sampling"]] + layout["root_index"]
+        node_positions = root_positions[layout["node_sampling"]]
+        if trees.width > 1:
+            node_positions = node_positions + trees.depths.flatten()[layout["node_cells"]]
         # where KV goes; the position of a tree's node is its depth
-        places = starts[layout["token_segment"]] + layout["token_index"]
+        first_places = starts[layout["token_segment"]]
+        places = first_places + layout["token_index"]
         if layout.is_rounds:
             tokens, positions = trees.tokens.flatten()[layout["node_cells"]], node_positions
+        elif not len(trees.tokens):  # no row samples: the host says everything
+            tokens, positions = layout["chunk_tokens"], places
         else:
-            tokens, positions = torch.zeros_like(rows), places.clone()
-            tokens[layout["node_tokens"]] = trees.tokens.flatten()[layout["node_cells"]]
-            positions[layout["node_tokens"]] = node_positions
-            tokens[layout["chunk_at"]] = layout["chunk_tokens"]  # the host's to say
-        has_trees = layout.shape.topk > 1 and len(layout.drafting) > 0
+            is_node, cells = layout["token_cells"] >= 0, layout["token_cells"].clamp(min=0)
+            tokens = torch.where(is_node, trees.tokens.flatten()[cells], layout["chunk_tokens"])  # the host's to say
+            positions = places
+            if not trees.are_chains:
+                positions = torch.where(is_node, first_places + trees.depths.flatten()[cells], places)
+        rows = layout.rows[layout["token_segment"]]
+        has_trees = layout.shape.topk > 1 and trees.width > 1
         segments = layout.segments(TOKENS, layout.rows, starts, trees if has_trees else None)
         slots = [cache.table.slots(rows, places) for cache in self.kv_caches]
-        return self._run_target(tokens, positions, slots, segments)
+        hidden, aux_hidden = self._run_target(tokens, positions, slots, segments)
+        return TargetOutput(
+            layout=layout,
+            start_positions=starts,
+            rows=sampling_rows,
+            root_positions=root_positions,
+            trees=trees,
+            positions=node_positions,
+            node_tokens=layout["node_tokens"],
+            hidden=hidden,
+            aux_hidden=aux_hidden,
+        )
 
     def _run_target(
         self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], segments: Segments
@@ -252,11 +268,16 @@ class Passes:
 
     def _pairs(self, layout: StepLayout, target: TargetOutput, accepted: Accepted) -> Pairs:
         """What the drafter takes over: each position with its successor."""
-        sources = layout["pair_sources"].clone()
-        tokens = layout["successors"].clone() if "successors" in layout else torch.zeros_like(sources)
-        at, cells = layout["accept_pairs"], layout["accept_cells"]
-        tokens[at] = accepted.tokens.clamp(min=0).flatten()[cells]
-        sources[at] = layout["accept_roots"] + accepted.nodes.flatten()[cells]
+        sources, cells = layout["pair_sources"], layout["pair_cells"]
+        if layout.is_rounds:
+            tokens = accepted.tokens.clamp(min=0).flatten()[cells]
+            sources = sources + accepted.nodes.flatten()[cells]
+        elif not len(target.rows):
+            tokens = layout["successors"]
+        else:
+            is_accepted, cells = cells >= 0, cells.clamp(min=0)
+            tokens = torch.where(is_accepted, accepted.tokens.clamp(min=0).flatten()[cells], layout["successors"])
+            sources = sources + accepted.nodes.flatten()[cells] * is_accepted
         rows = layout.rows[layout["pair_segment"]]
         positions = target.start_positions[layout["pair_segment"]] + layout["pair_index"]
         return Pairs(

@@ -1,8 +1,8 @@
-"""Capture: a step's two halves as CUDA graphs, up to its logits and from its sampled tokens on.
+"""Capture: a step's two halves as CUDA graphs, up to its hidden states or logits and from its drawn tokens on.
 
 A replay reads the memory that the passes were captured with and writes where they wrote then. Between the two, tokens
-may be put in place of the greedy ones. Whoever captures fills the memory first, and pads it with the padding row: what
-that writes goes to the null page, what it gives is not looked at. Called by the other modules of this folder.
+are drawn, or put in place of the greedy ones. Whoever captures fills the memory first, and pads it with the padding
+row: what that writes goes to the null page, what it gives is not looked at. Called by the other modules of this folder.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,21 @@ from roost.forward.passes import Passes, TargetOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forwarded:
+    """What the first half of a captured step gives."""
+
+    target: TargetOutput
+    logits: Tensor | None  # [num_nodes, vocab_size]; None: the replay's caller makes them, of the step's own nodes
+    drawn: Tensor  # [num_sampling, tree_width] greedy tokens where there are logits; somebody may put others there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphedStep:
     """A step that can be replayed. Held whole, since a replay reads the memory of all of it."""
 
     name: str  # tells it from other graphs
     layout: StepLayout
-    target: TargetOutput
-    sampled: Tensor  # [num_nodes] greedy tokens, unless somebody puts others there
+    forwarded: Forwarded
     accepted: Accepted
     result: Tensor  # [num_rows, 2 + accept_max]
     replay_forward: Replay
@@ -32,22 +40,20 @@ class GraphedStep:
 
 
 def capture(
-    name: str, passes: Passes, layout: StepLayout, device: Device, prepare: Callable[[], None] = lambda: None
+    name: str, passes: Passes, layout: StepLayout, device: Device, forward: Callable[[], Forwarded]
 ) -> GraphedStep | None:
-    """Capture a step of padding rows, and what prepares its layout; None where there are no graphs."""
-    targets: list[tuple[TargetOutput, Tensor]] = []  # of the last run, which is the captured one
+    """Capture a step of padding rows whose first half is `forward`; None where there are no graphs."""
+    firsts: list[Forwarded] = []  # of the last run, which is the captured one
     results: list[tuple[Accepted, Tensor]] = []
 
-    def forward() -> None:
-        prepare()
-        target = passes.draft_and_forward(layout)
-        targets[:] = [(target, passes.model.ops.argmax(target.logits))]
+    def run_forward() -> None:
+        firsts[:] = [forward()]
 
     def accept() -> None:
-        results[:] = [passes.accept_and_extend(layout, *targets[0])]
+        results[:] = [passes.accept_and_extend(layout, firsts[0].target, firsts[0].drawn)]
 
     passes.attention.before_replay(name, layout.rows_host, layout.query_lens, np.zeros_like(layout.rows_host))
-    replay_forward = device.capture(forward)
+    replay_forward = device.capture(run_forward)
     if replay_forward is None:
         return None
     replay_forward()  # what `accept` is captured with must hold something
@@ -57,8 +63,7 @@ def capture(
     return GraphedStep(
         name=name,
         layout=layout,
-        target=targets[0][0],
-        sampled=targets[0][1],
+        forwarded=firsts[0],
         accepted=results[0][0],
         result=results[0][1],
         replay_forward=replay_forward,

@@ -1,7 +1,8 @@
 """Round graphs: decode and verify rounds, captured at a few batch sizes.
 
 A graph of rounds reads its rows from a buffer and everything else from the device's own state: a replay needs rows and
-nothing more. Owns the captured tensors. Called by the runner.
+nothing more. Beside each there is a graph that drafts for its rows and does nothing else: the rounds of a step with
+chunks are verified by a graph of `graphs.mixed`. Owns the captured tensors. Called by the runner.
 """
 
 from dataclasses import dataclass, replace
@@ -10,13 +11,13 @@ import numpy as np
 import torch
 
 from roost.config.resolved import Resolved
-from roost.device.device import Device
+from roost.device.device import Device, Replay
 from roost.errors import InvariantError
-from roost.forward.layout import padded, rounds_layout
+from roost.forward.layout import StepLayout, padded, rounds_layout
 from roost.forward.passes import Passes
 from roost.graph_sizes import graph_sizes
 from roost.graphs.buffers import BufferSizes, check_fits, round_sizes
-from roost.graphs.capture import GraphedStep, capture
+from roost.graphs.capture import Forwarded, GraphedStep, capture
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +27,8 @@ class GraphedRounds:
     sizes: BufferSizes
     rows_host: np.ndarray  # what the rows on the device are
     step: GraphedStep
+    drafts_name: str
+    replay_drafts: Replay | None  # None where there is nothing to draft, or no step to draft for
 
 
 class RoundGraphs:
@@ -62,17 +65,45 @@ class RoundGraphs:
         rows_host = np.full(number, passes.padding_row)
         rows = torch.full((number,), passes.padding_row, device=self._device.torch)
         layout = layout.at(rows, rows_host, None)
-        step = capture(f"{number} rounds of {width}", passes, layout, self._device)
+
+        def forward() -> Forwarded:
+            target = passes.draft_and_forward(layout)
+            logits = passes.logits(layout, target)
+            return Forwarded(target=target, logits=logits, drawn=passes.model.ops.argmax(logits).view(number, width))
+
+        step = capture(f"{number} rounds of {width}", passes, layout, self._device, forward)
         if step is None:
             return
+        self._check(step, sizes)
+        drafts_name = f"drafts of {number} rounds of {width}"
+        self.by_size[number, width] = GraphedRounds(
+            sizes=sizes,
+            rows_host=rows_host,
+            step=step,
+            drafts_name=drafts_name,
+            replay_drafts=self._capture_drafts(layout, drafts_name),
+        )
+
+    def _capture_drafts(self, layout: StepLayout, name: str) -> Replay | None:
+        """Capture the drafting alone, for steps that have chunks besides."""
+        if not len(layout.drafting) or not self._resolved.sched.mixed:
+            return None
+        starts = np.zeros_like(layout.rows_host)
+        self._passes.attention.before_replay(name, layout.rows_host, layout.query_lens, starts)
+        replay_drafts = self._device.capture(lambda: self._passes.draft_by_row(layout))
+        assert replay_drafts is not None
+        replay_drafts()  # as that of a step
+        return replay_drafts
+
+    def _check(self, step: GraphedStep, sizes: BufferSizes) -> None:
+        """Refuse a graph whose buffers are not as stated."""
         found = replace(
             sizes,
-            rows=len(rows),
-            nodes=len(step.target.logits),
-            mask=step.target.trees.mask.numel() if sizes.mask else 0,
-            pairs=int(layout.num_pairs.sum()),
+            rows=len(step.layout.rows),
+            nodes=step.forwarded.drawn.numel(),
+            mask=step.forwarded.target.trees.mask.numel() if sizes.mask else 0,
+            pairs=int(step.layout.num_pairs.sum()),
             accepted=step.accepted.tokens.numel(),
         )
         if found != sizes:
             raise InvariantError(f"a graph of rounds has buffers of {found}, and should have {sizes}")
-        self.by_size[number, width] = GraphedRounds(sizes=sizes, rows_host=rows_host, step=step)

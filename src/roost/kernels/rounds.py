@@ -56,17 +56,17 @@ def chain_places(rows: Tensor, starts: Tensor, num_steps: int, pages: Pages) -> 
 
 
 def settle_chains(
-    rows: Tensor, state: RowState, inputs: ChainInputs, sampled: Tensor, padding_row: int, pages: Pages
+    rows: Tensor, state: RowState, inputs: ChainInputs, drawn: Tensor, padding_row: int, pages: Pages
 ) -> SettledChains:
-    """What rounds accept of `sampled` [R * W], the token drawn after each node; the row state is brought up to date."""
+    """What rounds accept of `drawn` [R, W], the token drawn after each node; the row state is brought up to date."""
     num_rounds, width = inputs.tokens.shape
-    assert rows.is_contiguous() and inputs.tokens.stride(1) == 1 and sampled.is_contiguous()
+    assert rows.is_contiguous() and inputs.tokens.stride(1) == 1 and drawn.is_contiguous()
     result = rows.new_empty((num_rounds, 2 + width))
     columns = rows.new_empty((5, num_rounds, width))
     last_pairs = torch.empty_like(rows)
     if num_rounds:
         _settle_chains[(num_rounds,)](
-            *(rows, state.lengths, state.last_tokens, inputs.starts, inputs.tokens, sampled),
+            *(rows, state.lengths, state.last_tokens, inputs.starts, inputs.tokens, drawn),
             *(result, columns, last_pairs, pages.table),
             *(inputs.tokens.stride(0), pages.table.stride(0), num_rounds, padding_row),
             WIDTH=width,

@@ -45,7 +45,7 @@ class Ops:
     chain_inputs: Callable[[Tensor, RowState, Tensor | None, tuple[Pages, ...]], ChainInputs]
     # (rows, start positions, number of steps, page table): where a draft head writes
     chain_places: Callable[[Tensor, Tensor, int, Pages], ChainPlaces]
-    # (rows, row state, that batch, sampled tokens, padding row, page table): what they accept
+    # (rows, row state, that batch, drawn tokens, padding row, page table): what they accept
     settle_chains: Callable[[Tensor, RowState, ChainInputs, Tensor, int, Pages], SettledChains]
 
 

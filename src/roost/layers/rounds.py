@@ -86,10 +86,9 @@ def chain_inputs(rows: Tensor, state: RowState, drafts: Tensor | None, pages: tu
 
 
 def settle_chains(
-    rows: Tensor, state: RowState, inputs: ChainInputs, sampled: Tensor, padding_row: int, pages: Pages
+    rows: Tensor, state: RowState, inputs: ChainInputs, drawn: Tensor, padding_row: int, pages: Pages
 ) -> SettledChains:
-    """What rounds accept of `sampled` [R * W], the token drawn after each node; the row state is brought up to date."""
-    drawn = sampled.view_as(inputs.tokens)
+    """What rounds accept of `drawn` [R, W], the token drawn after each node; the row state is brought up to date."""
     is_right = inputs.tokens[:, 1:] == drawn[:, :-1]
     lens = is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1
     number = torch.arange(drawn.shape[1], device=rows.device)

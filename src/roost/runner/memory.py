@@ -8,7 +8,7 @@ from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
-from roost.graph_sizes import chunk_sizes, graph_sizes
+from roost.graph_sizes import graph_sizes, mixed_sizes, step_tokens_max
 from roost.models.model import Head, Model
 from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
@@ -17,7 +17,7 @@ MEMORY_FRACTION = 0.9  # of the device's memory, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
 _LOGPROB_BYTES = 32  # of a position and token: its logit, float32 and int64 tensors of several steps
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
-_KEPT = 2  # the same, of what graphs of chunks keep: hidden states, also those that a drafter looks at
+_KEPT = 4  # hidden states of a token that a graph of chunks and rounds keeps: the last, and those that a drafter wants
 
 
 def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
@@ -35,14 +35,13 @@ def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int
     passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
     has_graphs = backend.graphs and sched.graphs is not False
     rounds = graph_sizes(widths, running) if has_graphs else []
-    chunks = chunk_sizes(sched.chunk, running, sched.chunk + 1, backend.tile_len_max) if has_graphs else []
-    nodes = (
-        running * shape.tokens + sum(batch * width for batch, width in rounds) + sum(each.num_rows for each in chunks)
-    )
+    mixed = mixed_sizes(step_tokens_max(sched.chunk, widths, running)) if has_graphs else []
+    # those of a step that runs operation by operation or has chunks, and those that every graph of rounds keeps
+    nodes = running * shape.tokens + sum(batch * width for batch, width in rounds)
     logits = nodes * vocab_size * itemsize
-    if chunks:
-        largest = max(chunks[-1].num_tokens, running * shape.tokens)  # graphs share their memory, but not with others
-        passes += (_WIDE * largest + _KEPT * sum(each.num_tokens for each in chunks)) * widest * itemsize
+    if has_graphs:
+        largest = max(*mixed, running * shape.tokens)  # graphs share their memory, but not with others
+        passes += (_WIDE * largest * widest + _KEPT * sum(mixed) * model.hidden_size) * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty
     # once somebody asks for log-probabilities; drawing is over then

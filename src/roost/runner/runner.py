@@ -2,8 +2,8 @@
 
 Owns the forward passes, the sampler and the graphs. Lays a plan out, checks that it stays in what it holds, has tokens
 drawn between the two halves of the step, and says what the host learns; nothing waits for the device but the fetched
-result. Chunks and rounds that have graphs of their own run one after the other. Never decides who runs. Called by the
-executor.
+result. Rounds alone, and steps with chunks, are replayed where a graph holds them. Never decides who runs. Called by
+the executor.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes, TargetOutput
 from roost.graphs.capture import GraphedStep
-from roost.graphs.chunks import ChunkGraphs
+from roost.graphs.mixed import MixedGraphs
 from roost.graphs.rounds import RoundGraphs
+from roost.layers.rounds import NOTHING
 from roost.models.model import Head, Model
 from roost.sampling.logprobs import (
     Columns,
-    joined_logprobs,
     logprob_columns,
     output_logprobs,
     prompt_counts,
     prompt_logprobs,
 )
 from roost.sampling.sampler import Sampler
-from roost.step import Bools, StepPlan, StepResult
+from roost.step import StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
 
@@ -47,7 +47,7 @@ class Runner:
             self.passes = Passes(model, resolved, device, head)
             self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, model.ops.argmax)
             with torch.inference_mode():
-                self.chunk_graphs = ChunkGraphs(self.passes, resolved, device) if resolved.graphs else None
+                self.mixed_graphs = MixedGraphs(self.passes, resolved, device) if resolved.graphs else None
                 self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None
         self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
@@ -66,64 +66,67 @@ class Runner:
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
         starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
-        finish: Finish
-        if self._runs_in_parts(plan):
-            parts = [plan.is_prefill, ~plan.is_prefill]
-            finishes = [self._start(plan.part(part), None if starts is None else starts[part]) for part in parts]
-            finish = partial(_joined, plan, parts, finishes)
-        else:
-            finish = self._start(plan, starts)
-        if mirror is not None:
-            mirror.advance()
-        return finish
-
-    def _start(self, plan: StepPlan, starts: np.ndarray | None) -> Finish:
-        """Start a step, or a part of one."""
-        layout = self._layout(plan)
-        graph = self._graph(plan, layout)
+        graph, layout = self._graph(plan, starts)
         if graph is not None:
-            target, accepted, result = self._replay(graph, plan, layout, starts)
+            target, logits, accepted, result = self._replay(graph, plan, layout, starts)
         else:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
             target = self.passes.draft_and_forward(layout)
-            accepted, result = self.passes.accept_and_extend(layout, target, self._sample(plan, layout, target))
-        return self._finish(plan, layout, target, accepted, result)
+            logits = self.passes.logits(layout, target)
+            drawn = torch.full_like(target.trees.tokens, NOTHING)
+            drawn.view(-1)[layout["node_cells"]] = self._sample(plan, layout, target, logits)
+            accepted, result = self.passes.accept_and_extend(layout, target, drawn)
+        if mirror is not None:
+            mirror.advance()
+        return self._finish(plan, layout, target, logits, accepted, result)
 
-    def _runs_in_parts(self, plan: StepPlan) -> bool:
-        """Whether chunks and rounds of a mixed step can be replayed one after the other."""
-        if self.round_graphs is None or self.chunk_graphs is None:
-            return False
-        if plan.is_prefill.all() or not plan.is_prefill.any():
-            return False
-        widths = plan.query_lens[~plan.is_prefill]
-        is_even = bool((widths == widths[0]).all())
-        return (
-            is_even
-            and self.round_graphs.find(len(widths), int(widths[0])) is not None
-            and self.chunk_graphs.find(len(plan.rows) - len(widths), len(plan.tokens)) is not None
-        )
-
-    def _graph(self, plan: StepPlan, layout: StepLayout) -> GraphedStep | None:
-        """A graph of such a step, with its rows in place; None if there is none."""
-        if self.round_graphs is None or self.chunk_graphs is None:
-            return None
-        if plan.is_prefill.all():
-            chunks = self.chunk_graphs.find(len(plan.rows), len(plan.tokens))
-            return None if chunks is None else self.chunk_graphs.load(chunks, plan, layout)
+    def _graph(self, plan: StepPlan, starts: np.ndarray | None) -> tuple[GraphedStep | None, StepLayout]:
+        """A graph of such a step, with the step in place, if there is one; and the step's layout."""
+        if self.round_graphs is None or self.mixed_graphs is None:
+            return None, self._layout(plan)
+        if plan.is_prefill.any():
+            mixed = self.mixed_graphs.find(int(plan.query_lens.sum()))
+            if mixed is None or not self._draft(plan, starts):
+                return None, self._layout(plan)
+            return mixed.step, self.mixed_graphs.load(mixed, plan)
+        layout = self._layout(plan)
         rounds = self.round_graphs.find(len(plan.rows), layout.tree_width) if layout.is_even else None
-        return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width)
+        return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width), layout
+
+    def _draft(self, plan: StepPlan, starts: np.ndarray | None) -> bool:
+        """Have the rounds of a mixed step drafted for by a graph; False if they should be, and there is none."""
+        assert self.round_graphs is not None
+        rows, widths = plan.rows[~plan.is_prefill], plan.query_lens[~plan.is_prefill]
+        if (widths == 1).all():
+            return True
+        width = int(widths[0])
+        rounds = self.round_graphs.find(len(rows), width) if (widths == width).all() else None
+        if rounds is None or rounds.replay_drafts is None:
+            return False
+        self.round_graphs.load(rounds, rows, width)
+        round_starts = None if starts is None else starts[~plan.is_prefill]
+        self.passes.attention.before_replay(rounds.drafts_name, rows, widths, round_starts)
+        rounds.replay_drafts()
+        return True
 
     def _replay(
         self, graph: GraphedStep, plan: StepPlan, layout: StepLayout, starts: np.ndarray | None
-    ) -> tuple[TargetOutput, Accepted, Tensor]:
+    ) -> tuple[TargetOutput, Tensor, Accepted, Tensor]:
         """Run a step by its graph; the results are those of its own rows."""
         self.passes.attention.before_replay(graph.name, plan.rows, layout.query_lens, starts)
         graph.replay_forward()
-        target = graph.target.first(layout)
-        if not self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
-            graph.sampled[: len(target.positions)] = self._sample(plan, layout, target)
+        forwarded, target = graph.forwarded, graph.forwarded.target.first(layout)
+        num_nodes = len(target.positions)
+        if forwarded.logits is not None and self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
+            logits = forwarded.logits[:num_nodes]
+        else:
+            logits = (
+                self.passes.logits(graph.layout, target) if forwarded.logits is None else forwarded.logits[:num_nodes]
+            )
+            cells = graph.layout["node_cells"][:num_nodes]
+            forwarded.drawn.view(-1)[cells] = self._sample(plan, layout, target, logits)
         graph.replay_accept()
-        return target, graph.accepted.first(len(layout.sampling)), graph.result[: len(plan.rows)]
+        return target, logits, graph.accepted.first(len(layout.sampling)), graph.result[: len(plan.rows)]
 
     def _layout(self, plan: StepPlan) -> StepLayout:
         """Where everything lies, on the host; that of rounds of one width is kept."""
@@ -149,18 +152,26 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
-    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput) -> Tensor:
+    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput, logits: Tensor) -> Tensor:
         """The target's token after each node."""
+        if self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
+            return self.passes.model.ops.argmax(logits)
         rows_host = np.repeat(plan.rows[layout.sampling], layout.num_nodes).tolist()
-        nodes, of, paths = slice(len(target.logits)), target.layout, None  # a graph's layout has more of them
+        nodes, of, paths = slice(len(logits)), target.layout, None  # a graph's layout has more of them
         if target.trees.width > 1:
             paths = target.trees.path_tokens.flatten(0, 1)[of["node_cells"][nodes]]
         drawn_at = target.positions + 1  # a token is drawn for the position after its node
         rows = target.rows[of["node_sampling"][nodes]]
-        return self._sampler.sample(target.logits, rows, rows_host, drawn_at, paths)
+        return self._sampler.sample(logits, rows, rows_host, drawn_at, paths)
 
     def _finish(
-        self, plan: StepPlan, layout: StepLayout, target: TargetOutput, accepted: Accepted, result: Tensor
+        self,
+        plan: StepPlan,
+        layout: StepLayout,
+        target: TargetOutput,
+        logits: Tensor,
+        accepted: Accepted,
+        result: Tensor,
     ) -> Finish:
         """Start bringing the result to the host."""
         tokens = accepted.tokens
@@ -173,7 +184,7 @@ class Runner:
             offsets = target.layout["node_offsets"][: len(layout.sampling)]
             at = (offsets[:, None] + accepted.nodes)[index].flatten()
             chosen = tokens[index].clamp(min=0).flatten()
-            columns = output_logprobs(target.logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
+            columns = output_logprobs(logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
         prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
         fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
         return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched)
@@ -205,26 +216,6 @@ class Runner:
         if is_bound:
             return starts + plan.shape.alloc_len_per_decode(size)
         return np.array([plan.shape.branches(start, size).end for start in starts.tolist()], dtype=starts.dtype)
-
-
-def _joined(plan: StepPlan, rows: list[Bools], finishes: list[Finish]) -> StepResult:
-    """The result of a step that ran in parts, each of some of its rows."""
-    parts = [(part, finish()) for part, finish in zip(rows, finishes, strict=True)]
-    accept_lens, lengths = np.zeros(len(plan.rows), dtype=np.int32), np.zeros(len(plan.rows), dtype=np.int32)
-    tokens = np.zeros((len(plan.rows), plan.shape.accept_max), dtype=np.int32)
-    for part, result in parts:
-        accept_lens[part], lengths[part] = result.accept_lens, result.lengths
-        tokens[part] = result.tokens
-    return StepResult(
-        step=plan.step,
-        rows=plan.rows,
-        epochs=plan.epochs,
-        accept_lens=accept_lens,
-        tokens=tokens,
-        lengths=lengths,
-        logprobs=joined_logprobs([(part, result.logprobs) for part, result in parts]),
-        prompt_logprobs=joined_logprobs([(part, result.prompt_logprobs) for part, result in parts]),
-    )
 
 
 def _result(plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched) -> StepResult:

@@ -14,7 +14,7 @@ from torch import Tensor
 from roost.device.device import Device
 from roost.layers.segments import aranges
 from roost.sampling.draw import ranking_keys, sane
-from roost.step import Bools, Ints, LogprobColumns, StepPlan
+from roost.step import Ints, LogprobColumns, StepPlan
 
 LOGPROB_POSITIONS_MAX = 256  # positions whose log-probabilities over the vocabulary exist at one time
 
@@ -74,25 +74,6 @@ def logprob_columns(counts: np.ndarray, columns: list[np.ndarray]) -> LogprobCol
     logprobs, top_ids, top_logprobs = columns
     ids = top_ids.astype(np.int32)
     return LogprobColumns(offsets=offsets_of(counts), logprobs=logprobs, top_ids=ids, top_logprobs=top_logprobs)
-
-
-def joined_logprobs(parts: list[tuple[Bools, LogprobColumns | None]]) -> LogprobColumns | None:
-    """Columns of a step that ran in parts, each with some of its rows; alternatives that a part has not are zeros."""
-    found = [(part, columns) for part, columns in parts if columns is not None]
-    if not found:
-        return None
-    counts = np.zeros(len(found[0][0]), dtype=np.int64)
-    for part, columns in found:
-        counts[part] = np.diff(columns.offsets)
-    rows = np.repeat(np.arange(len(counts)), counts)  # of each entry
-    num_top = max(columns.top_ids.shape[1] for _, columns in found)
-    logprobs, top_logprobs = np.zeros(len(rows), np.float32), np.zeros((len(rows), num_top), np.float32)
-    top_ids = np.zeros((len(rows), num_top), np.int32)
-    for part, columns in found:
-        at, width = np.flatnonzero(part[rows]), columns.top_ids.shape[1]
-        logprobs[at] = columns.logprobs
-        top_ids[at, :width], top_logprobs[at, :width] = columns.top_ids, columns.top_logprobs
-    return logprob_columns(counts, [logprobs, top_ids, top_logprobs])
 
 
 def offsets_of(counts: np.ndarray) -> Ints:

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from roost.drafters.tree import Candidates, best_trees, chains
+from roost.drafters.tree import Candidates, RowTrees, Trees, best_trees, chains
 from roost.layers.rounds import NOTHING
+from roost.spec_shape import DraftKv, SpecShape
 
 SHAPES = [(3, 2, 5), (1, 3, 4), (5, 1, 6), (4, 4, 16), (5, 8, 32), (2, 3, 13)]  # S, K, T
 
@@ -115,3 +116,35 @@ def test_scores_that_are_no_numbers_still_make_a_tree() -> None:
     trees = best_trees(torch.tensor([1]), candidates, 6)
     assert trees.tokens.tolist() == [[1, 5, 10, 7, 6, 8]]
     assert (trees.parents < torch.arange(6).clamp(min=1)).all()
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_trees_that_are_kept_by_row_are_found_by_row_with_no_node_past_their_width(topk: int) -> None:
+    kept = RowTrees(6, SpecShape(steps=4, topk=topk, tokens=5, draft_kv=DraftKv.PAIR), torch.device("cpu"))
+    roots = torch.tensor([50, 51, 52, 53])
+
+    def grow(rows: list[int], width: int, seed: int) -> Trees:
+        each = [best_trees(roots[row : row + 1], grown(4, topk, seed + row, ties=False), width) for row in rows]
+        trees = Trees(
+            **{
+                name: torch.cat([getattr(tree, name) for tree in each])
+                for name in ("tokens", "parents", "depths", "mask")
+            }
+        )
+        kept.put(torch.tensor(rows), trees)
+        return trees
+
+    grow([0, 1, 2, 3], 5, seed=1)
+    three, two = grow([2, 0], 3, seed=9), grow([1], 2, seed=20)
+    found = kept.of(torch.tensor([0, 1, 2, 3, 5]), torch.tensor([90, 91, 92, 93, 95]), torch.tensor([3, 2, 3, 1, 1]))
+    assert found.are_chains == (topk == 1)
+    assert found.tokens[:, 0].tolist() == [90, 91, 92, 93, 95]  # the root is the output's last token
+    assert found.tokens[0].tolist()[1:] == [*three.tokens[1, 1:].tolist(), NOTHING, NOTHING]
+    assert found.tokens[2].tolist()[1:] == [*three.tokens[0, 1:].tolist(), NOTHING, NOTHING]
+    assert found.tokens[1].tolist()[1:] == [int(two.tokens[0, 1]), *[NOTHING] * 3]
+    assert (
+        found.tokens[3:, 1:] == NOTHING
+    ).all()  # a root alone, whatever the row had before, and of one that had none
+    for mine, right in ((found.mask[0, :3, :3], three.mask[1]), (found.parents[0, :3], three.parents[1])):
+        assert mine.tolist() == right.tolist()
+    assert found.depths[:, 0].tolist() == [0] * 5 and found.mask[:, 0, 0].all()

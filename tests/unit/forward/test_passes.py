@@ -43,7 +43,9 @@ def laid_out(made: Passes, rows: list[Row], step: int = 0, shape: SpecShape = SH
 def ran(made: Passes, rows: list[Row], step: int = 0, shape: SpecShape = SHAPE) -> Tensor:
     layout = laid_out(made, rows, step, shape)
     target = made.draft_and_forward(layout)
-    return made.accept_and_extend(layout, target, target.logits.argmax(dim=1))[1]
+    drawn = torch.full_like(target.trees.tokens, NOTHING)
+    drawn.view(-1)[layout["node_cells"]] = made.logits(layout, target).argmax(dim=1)
+    return made.accept_and_extend(layout, target, drawn)[1]
 
 
 def test_lengths_and_last_tokens_by_row_are_what_the_next_step_starts_from() -> None:
@@ -56,6 +58,20 @@ def test_lengths_and_last_tokens_by_row_are_what_the_next_step_starts_from() -> 
     assert made.lengths.device[[0, 2]].tolist() == [2, 3] and int(made.last_tokens[0]) == 5
     assert ran(made, [Row(row=0)], 1).tolist() == [[1, 3, 6]]  # from the device's own numbers
     assert ran(made, [Row(row=2, tokens=(9,), start=3)], 2).tolist() == [[1, 4, 10]]
+
+
+def test_a_chunk_starts_where_the_host_says_whatever_length_its_row_had_before() -> None:
+    made = passes(SuccessorModel())
+    ran(made, [Row(row=0, tokens=(3, 4, 5, 6), start=0, begins=True)])
+    assert ran(
+        made, [Row(row=0, tokens=(7, 8), start=1), Row(row=1, tokens=(2,), start=0, begins=True)], 1
+    ).tolist() == [
+        [1, 3, 9],
+        [1, 1, 3],
+    ]
+    (cache,) = made.kv_caches
+    first = cache.table.page_size  # the first page of row 0
+    assert cache.values[0, first : first + 4, 0, 0].tolist() == [3, 7, 8, 6]
 
 
 def test_keys_and_values_go_to_the_slots_of_the_rows_pages() -> None:

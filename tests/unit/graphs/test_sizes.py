@@ -1,12 +1,10 @@
 """Failure mode 7: what rounds need in each buffer is stated once, with widths that are never confused."""
 
+from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from roost.attention.kv_cache import PageTable
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
@@ -15,10 +13,11 @@ from roost.config.resolved import ModelTraits
 from roost.device.cpu import CpuDevice
 from roost.drafters.eagle import DraftBranches
 from roost.errors import InvariantError
-from roost.forward.layout import StepLayout, chunks_layout, rounds_layout
-from roost.graph_sizes import batch_sizes, chunk_sizes
+from roost.forward.layout import rounds_layout
+from roost.graph_sizes import batch_sizes, mixed_sizes, step_tokens_max
 from roost.graphs.buffers import BufferSizes, check_fits, round_sizes
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
+from roost.spec_widths import Widths
 from tests.support.segments import make_segments
 from tests.support.spec_configs import spec_config
 
@@ -55,7 +54,7 @@ def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> Non
     layout = rounds_layout(number, shape.tokens, shape).lay_out(has_drafter=True, tile_len_max=TILE_LEN)
     layout.send(CpuDevice())
     assert len(layout["token_segment"]) == len(layout["node_tokens"]) == sizes.nodes
-    assert len(layout["pair_segment"]) == len(layout["accept_cells"]) == sizes.pairs
+    assert len(layout["pair_segment"]) == len(layout["pair_cells"]) == sizes.pairs
     assert len(layout["tokens.query_lens"]) == sizes.rows
 
 
@@ -90,52 +89,22 @@ def test_captured_batches_rise_to_the_largest_there_can_be(most: int) -> None:
     assert all(after <= 2 * before for before, after in pairwise(sizes))
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 16, 17, 20, 100, 512, 2048, 3000])
-def test_captured_chunks_rise_to_the_largest_there_can_be(chunk: int) -> None:
-    sizes = chunk_sizes(chunk, 64, 8192, TILE_LEN)
-    tokens = [size.tokens for size in sizes]
-    assert tokens[-1] == chunk and tokens == sorted(set(tokens))
-    assert all(after + 1 <= max(2 * TILE_LEN, (before + 1) * 3 // 2 + 1) for before, after in pairwise(tokens))
-    assert all(size.num_tokens % TILE_LEN == 0 for size in sizes[:-1])
-    assert all(1 <= size.chunks <= 64 for size in sizes)
+@pytest.mark.parametrize("most", [1, 5, 16, 17, 100, 128, 129, 512, 2048, 2304, 3072, 4096])
+def test_captured_steps_with_chunks_rise_to_the_largest_there_can_be(most: int) -> None:
+    sizes = mixed_sizes(most)
+    assert sizes[-1] == most and sizes == sorted(set(sizes))
+    assert all(size % TILE_LEN == 0 for size in sizes[:-1])
+    assert all(after - before <= before / 8 for before, after in pairwise(sizes) if before >= 128)
 
 
-def test_captured_chunks_are_shorter_than_a_row() -> None:
-    assert max(size.tokens for size in chunk_sizes(512, 64, 128, TILE_LEN)) < 128
+def test_steps_of_more_tokens_than_the_largest_graph_are_not_captured() -> None:
+    assert mixed_sizes(4097) == mixed_sizes(10**6) == mixed_sizes(4096)
 
 
-@given(st.data())
-def test_padded_chunks_fill_every_buffer_as_captured_and_only_final_ones_sample(data: st.DataObject) -> None:
-    size = data.draw(st.sampled_from(chunk_sizes(200, 8, 8192, TILE_LEN)))
-    widths: list[int] = []
-    while size.holds(len(widths) + 1, sum(widths) + 1) and data.draw(st.booleans()):
-        widths.append(data.draw(st.integers(1, size.tokens - sum(widths))))
-    is_final = np.array(data.draw(st.lists(st.booleans(), min_size=len(widths), max_size=len(widths))), dtype=np.bool_)
-
-    def laid_out(widths: list[int], is_final: np.ndarray) -> StepLayout:
-        layout = chunks_layout(np.array(widths, dtype=np.int64), is_final, size, CHAIN)
-        layout.lay_out(has_drafter=True, tile_len_max=TILE_LEN, num_tiles=size.num_tiles).send(CpuDevice())
-        return layout
-
-    empty, layout = laid_out([], np.zeros(0, dtype=np.bool_)), laid_out(widths, is_final)
-    assert {name: column.shape for name, column in layout.columns.items()} == {
-        name: column.shape for name, column in empty.columns.items()
-    }
-    finals = np.flatnonzero(is_final).tolist()
-    assert layout.query_lens[: len(widths)].tolist() == widths and layout.query_lens.sum() == size.num_tokens
-    assert not layout.query_lens[len(widths) : -1].any() and 1 <= layout.query_lens[-1] <= size.tokens + 1
-    assert layout.sampling.tolist() == finals + [size.num_rows - 1] * (size.num_rows - len(finals))
-    lasts = np.cumsum(layout.query_lens)[finals] - 1
-    assert (
-        layout["accept_pairs"][: len(finals)].tolist()
-        == layout["node_tokens"][: len(finals)].tolist()
-        == lasts.tolist()
-    )
-    assert (
-        layout["accept_pairs"][len(finals) :] >= sum(widths)
-    ).all()  # no pair of a chunk that is not final is touched
-    spans, firsts = (layout[f"tokens.{name}"].tolist() for name in ("tile_segments", "tile_offsets"))
-    live = [(span, first) for span, first in zip(spans, firsts, strict=True) if span >= 0]
-    covered = [(span, first + number) for span, first in live for number in range(TILE_LEN)]
-    kept = [(span, token) for span, token in covered if token < layout.query_lens[span]]
-    assert kept == [(span, token) for span, width in enumerate(layout.query_lens.tolist()) for token in range(width)]
+def test_a_step_has_room_for_all_rounds_beside_a_whole_chunk() -> None:
+    plain, fixed = Widths(shape=PLAIN, is_auto=False, limit=None), Widths(shape=CHAIN, is_auto=False, limit=None)
+    assert step_tokens_max(2048, plain, 64) == 2048 + 64
+    assert step_tokens_max(2048, fixed, 64) == 2048 + 64 * 4
+    assert step_tokens_max(512, replace(fixed, limit=8), 64) == 512 + 64  # more than 8 rounds carry no drafts
+    chosen = Widths(shape=SpecShape(steps=6, topk=1, tokens=7), is_auto=True, limit=None)
+    assert step_tokens_max(512, chosen, 64) == 512 + 64 * 5
