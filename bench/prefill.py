@@ -83,7 +83,7 @@ def measure(shape: str, at_once: int, num_ended: int, repeats: int) -> dict[str,
     ops = ops_of(backend_of(EngineConfig(), DEVICE))
     model = Decoder(config, RandomState(config), "bf16", DEVICE, ops)
     loads = {"captured": Load(model, at_once)}
-    with patch("roost.graphs.mixed.mixed_sizes", return_value=[]):
+    with patch("roost.config.resolve.mixed_sizes", return_value=[]):
         loads["eager"] = Load(model, at_once)
     for load in loads.values():
         load.run(2 * at_once)

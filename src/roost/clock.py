@@ -4,7 +4,10 @@ Times are integer nanoseconds since an arbitrary start. Called by the engine loo
 """
 
 import time
-from typing import Protocol
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -14,6 +17,10 @@ class Clock(Protocol):
         """Nanoseconds since an arbitrary start; never goes back."""
         ...
 
+    def receive(self, mailbox: "SimpleQueue[T]", until_ns: int) -> T:
+        """The next of a mailbox, waiting for it until a time of this clock; raises Empty if nothing came by then."""
+        ...
+
 
 class SystemClock:
     """The machine's monotonic clock."""
@@ -21,6 +28,10 @@ class SystemClock:
     def now_ns(self) -> int:
         """Nanoseconds of the monotonic clock."""
         return time.monotonic_ns()
+
+    def receive(self, mailbox: "SimpleQueue[T]", until_ns: int) -> T:
+        """Sleep until there is something, or until that time."""
+        return mailbox.get(timeout=max(0, until_ns - self.now_ns()) / 1e9)
 
 
 class VirtualClock:
@@ -37,3 +48,10 @@ class VirtualClock:
         """Move time forward."""
         assert delta_ns >= 0, delta_ns
         self._now_ns += delta_ns
+
+    def receive(self, mailbox: "SimpleQueue[T]", until_ns: int) -> T:
+        """What is there already; if nothing is, all that time passes."""
+        if mailbox.empty():
+            self.advance(max(0, until_ns - self._now_ns))
+            raise Empty
+        return mailbox.get()

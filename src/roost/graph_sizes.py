@@ -1,8 +1,11 @@
 """Graph sizes: which batch sizes of rounds, and which steps with prefill chunks, get a CUDA graph; no torch.
 
 A step runs on the smallest graph that holds it and is padded to its size. Costs of drafts are learned for the same
-batch sizes. Integers only. Read by the scheduler's draft policy and by the device side.
+batch sizes. Integers only. Read by the scheduler and by the device side.
 """
+
+from bisect import bisect_right
+from collections.abc import Sequence
 
 from roost.spec_widths import Widths
 
@@ -28,6 +31,15 @@ def batch_sizes(most: int) -> list[int]:
 def step_tokens_max(chunk: int, widths: Widths, rounds_max: int) -> int:
     """Tokens that a step of chunks and rounds has at most: `chunk` of prompts, and every node of every round."""
     return chunk + max(number * width for number, width in graph_sizes(widths, rounds_max))
+
+
+def fill_size(sizes: Sequence[int], num_tokens: int, least: int, most: int) -> int:
+    """How many prompt tokens, from `least` to `most`, to add to the `num_tokens` others of a step.
+
+    As many as make it a captured size, so that no padding is computed; `most` if there is no such size.
+    """
+    place = bisect_right(sizes, num_tokens + most) - 1
+    return sizes[place] - num_tokens if place >= 0 and sizes[place] >= num_tokens + least else most
 
 
 def mixed_sizes(tokens_max: int) -> list[int]:

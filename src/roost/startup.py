@@ -231,7 +231,8 @@ def _settings(
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
-        **asdict(resolved.sched),
+        **{key: value for key, value in asdict(resolved.sched).items() if value is not None},
+        "chunk": resolved.chunk,
         **{key: value for key, value in asdict(resolved.session).items() if value is not None},
         "weights": weights,
         "device": str(device),

@@ -190,7 +190,7 @@ def test_steps_with_chunks_that_no_size_holds_run_as_they_come(
     head, _ = DRAFTERS[drafter]
     model_of("llama"), head and head_of(head, "llama")
     rehearsed(monkeypatch, graphs=True)
-    monkeypatch.setattr("roost.graphs.mixed.mixed_sizes", lambda most: [7, 18])
+    monkeypatch.setattr("roost.config.resolve.mixed_sizes", lambda most: [7, 18])
     served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
     with_chunks = [plan for plan in served.plans if plan.is_prefill.any()]
     fits = [plan for plan in served.plans if not plan.is_prefill.any() or plan.query_lens.sum() <= 18]

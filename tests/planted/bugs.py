@@ -3,6 +3,7 @@
 Numbers in `why` are those of the failure modes the project keeps a test for. An entry whose line is gone fails tidy.
 """
 
+from tests.planted.budget_bugs import BUDGET_BUGS
 from tests.planted.bug import Bug
 from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.compat_bugs import FOREIGN_BUGS
@@ -398,5 +399,6 @@ BUGS = (
     *TEXT_BUGS,
     *THRESHOLD_BUGS,
     *SIZE_BUGS,
+    *BUDGET_BUGS,
     *mode_bugs(_SIMULATED),
 )

@@ -4,6 +4,7 @@ from tests.planted.bug import Bug
 
 _ROUTING = "tests/unit/test_routing.py::"
 _DRAFTING = "roost.draft_length.choice"
+_TIMES = "roost.step_times.times"
 _CHOOSER = "tests/unit/draft_length/test_choice.py::"
 _OPTIONS = "tests/unit/test_spec_config.py"
 
@@ -79,17 +80,17 @@ SPEC_BUGS = (
     ),
     Bug(
         "resting_is_no_cost",
-        _DRAFTING,
-        "        is_steady = num_out == self._depth and now == self._collected_at",
+        _TIMES,
+        "        is_steady = num_out == self._depth and now == self._plan_at",
         "        is_steady = True",
         "time without work counts as the cost of a step",
         test=_CHOOSER + "test_time_that_the_loop_rested_is_no_cost",
     ),
     Bug(
         "prefill_is_no_cost_of_rounds",
-        _DRAFTING,
-        "        self._out[step] = Planned(num_rounds, width, num_chunk_tokens, is_steady)",
-        "        self._out[step] = Planned(num_rounds, width, 0, is_steady)",
+        _TIMES,
+        "        self._out[step] = TimedStep(num_rounds, width if num_rounds else 0, num_tokens, now, is_steady)",
+        "        self._out[step] = TimedStep(num_rounds, width if num_rounds else 0, 0, now, is_steady)",
         "what a chunk takes counts as the cost of the rounds beside it",
         test=_CHOOSER + "test_what_rounds_cost_beside_chunks_is_told_apart",
     ),
@@ -111,43 +112,27 @@ SPEC_BUGS = (
     ),
     Bug(
         "steps_are_measured_among_their_like",
-        _DRAFTING,
-        "        is_telling = mine.is_steady and (is_alone or around == {True})",
-        "        is_telling = mine.is_steady",
+        _TIMES,
+        "        if mine.is_steady and before is not None and (mine.is_alone or around == {True}):",
+        "        if mine.is_steady and before is not None:",
         "where steps with prefill take the host long, that is put down to the rounds before them",
         test=_CHOOSER + "test_steps_with_chunks_that_are_not_captured_do_not_confuse",
     ),
     Bug(
         "pairs_have_about_as_many_rounds",
-        "roost.draft_length.prefill_costs",
+        "roost.step_times.prompt_tokens",
         "            if apart > _APART * abs(num_rounds - rounds_before) * width:",
         "            if apart:",
         "a chunk that is shorter because there are more rounds looks as if prompt tokens cost nothing",
-        test="tests/unit/draft_length/test_prefill_costs.py",
+        test="tests/unit/step_times/test_prompt_tokens.py",
     ),
     Bug(
         "chunks_alike_are_shortened",
         "roost.draft_length.choice",
-        "        return num_rounds > 0 and len(self._widths.of(num_rounds)) > 1 and self._chunks.wants_pair",
+        "        return has_choice and self._times.prompt_tokens.wants_pair",
         "        return False",
         "while every step is filled with prefill nothing is learned about its rounds",
         test=_CHOOSER + "test_little_is_lost_while_every_step_has_the_same_chunk",
-    ),
-    Bug(
-        "budget_follows_width",
-        "roost.sched.planner",
-        "    budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)",
-        "    budget = max(chunk - len(decode) * state.resolved.spec.tokens, chunk // _PREFILL_SHARE, 1)",
-        "rounds without drafts take tokens from the prefill that they do not use",
-        test="tests/unit/sched/test_widths.py::test_the_token_budget_counts_the_width_of_the_rounds",
-    ),
-    Bug(
-        "chosen_drafts_leave_prefill_its_tokens",
-        "roost.sched.planner",
-        "    counted = 1 if state.resolved.widths.is_auto else width  # chosen drafts take no tokens from prefill",
-        "    counted = width",
-        "drafts that cost hardly any time crowd out prefill: where that is the bottleneck, all gets slower",
-        test="tests/unit/sched/test_widths.py::test_drafts_of_a_chosen_length_take_no_tokens_from_prefill",
     ),
     Bug(
         "history_is_sent",

@@ -152,13 +152,6 @@ THRESHOLD_BUGS = (
         "at depth 1 a request is let in with the pages of one round, where two can be in flight",
     ),
     Bug(
-        "prefill_has_its_share",
-        "roost.sched.planner",
-        "_PREFILL_SHARE = 4  # a mixed step leaves at least chunk / 4 tokens to prefill",
-        "_PREFILL_SHARE = 10**6",
-        "beside many rounds a prompt is prefilled one token a step",
-    ),
-    Bug(
         "nothing_is_held_where_no_stop_begins",
         "roost.text.stream",
         "        self._held = text[certain_len:]",

@@ -124,7 +124,7 @@ def _draw_sizes(seed: int, faults: Faults, resolved: Resolved) -> Faults:
     if faults.step or faults.poison or rng.random() > 0.2:
         return faults
     rows_max = rng.choice([None, rng.randint(1, max(1, resolved.sched.max_running // 2))])
-    tokens_max = resolved.spec.tokens + rng.randint(0, resolved.sched.chunk // 4) if rows_max is None else None
+    tokens_max = resolved.spec.tokens + rng.randint(0, resolved.chunk // 4) if rows_max is None else None
     return replace(faults, rows_max=rows_max, tokens_max=tokens_max)
 
 

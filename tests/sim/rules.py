@@ -257,7 +257,7 @@ class Rules:
         """A step was too large for the device: learning that may cost a few steps, and few more over time."""
         sched, spec = self._resolved.sched, self._resolved.spec
         self._num_too_large += 1
-        widest = sched.chunk + sched.max_running * spec.tokens
+        widest = self._resolved.chunk + sched.max_running * spec.tokens
         tries = (self._state.totals.steps // PATIENCE + 1).bit_length()
         if self._num_too_large > widest.bit_length() + tries:
             raise Broken(

@@ -18,7 +18,7 @@ from roost.sched.state import State
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
-PREFILL_PARTS = 4  # a mixed step leaves at least 1/4 of its tokens to prefill
+CHUNK_FIRST = 512  # prompt tokens of a step, at least, where all steps take no time
 
 
 class Waste:
@@ -167,19 +167,18 @@ class Waste:
             needs = [end if plan.is_prefill[i] else int(plan.device_lens_max[i]) + reserve for reserve in reserves]
             if self._asked[request.lease.id] != needs:
                 raise Broken(f"reserve: {request.id} had room made to {self._asked[request.lease.id]}, needs {needs}")
-        total, chunk = len(plan.tokens), self._resolved.sched.chunk
+        total, chunk = len(plan.tokens), self._resolved.chunk
         if total > chunk:
             raise Broken(f"chunk: step {plan.step} has {total} prompt tokens, --chunk is {chunk}")
         halved = 2 if self._resolved.widths.is_auto else 1  # chunks are shortened at times, to learn what they cost
-        least = max(1, chunk // PREFILL_PARTS // halved)
+        least = max(1, min(chunk, CHUNK_FIRST) // halved) if self._state.step_times.num_tokens_seen == 0 else 1
         ends = plan.start_positions + plan.query_lens
         cut_short = [
             request.id
             for i, request in enumerate(requests)
             if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
         ]
-        most = self._state.step_limits.tokens.most  # what a device that was found too small for more has
-        is_full = most is not None and plan.query_lens.sum() >= most
+        is_full = self._state.step_limits.tokens.most is not None  # the device was found too small for more
         was_short, self._was_short = self._was_short, False
         if cut_short and total < least and not is_full and not was_short:
             raise Broken(

@@ -20,7 +20,15 @@ LAYERS = (
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
     ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
     ("roost.step", "roost.messages", "roost.config", "roost.graph_sizes"),
-    ("roost.kv", "roost.layers", "roost.kernels", "roost.obs", "roost.draft_length", "roost.device"),
+    (
+        "roost.kv",
+        "roost.layers",
+        "roost.kernels",
+        "roost.obs",
+        "roost.step_times",
+        "roost.draft_length",
+        "roost.device",
+    ),
     ("roost.session", "roost.models"),
     ("roost.sched", "roost.attention", "roost.weights", "roost.front"),
     ("roost.drafters",),
@@ -36,6 +44,7 @@ CONTROL_PLANE = (
     "roost.kv",
     "roost.session",
     "roost.sched",
+    "roost.step_times",
     "roost.draft_length",
     "roost.sampling.params",
     "roost.clients",
@@ -58,7 +67,7 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "h11", "prometheus_client"),
     "roost.cli": ("rich", "uvicorn"),
 }
-HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.draft_length", "roost.obs")
+HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.step_times", "roost.draft_length", "roost.obs")
 DEVICE_SIDE = (
     "roost.attention",
     "roost.device",

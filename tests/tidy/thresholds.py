@@ -11,7 +11,10 @@ _BODY = "tests/unit/server/test_body_reader.py::"
 _REQUESTS = "tests/server/test_request_limits.py::"
 _GENERATION = "tests/unit/server/test_generation.py::"
 _DRAFTING = "tests/unit/draft_length/test_choice.py::"
-_CHUNKS = "tests/unit/draft_length/test_prefill_costs.py::"
+_CHUNKS = "tests/unit/step_times/test_prompt_tokens.py::"
+_TIMES = "tests/unit/step_times/test_times.py::"
+_BUDGET = "tests/unit/sched/test_step_budget.py::"
+_LATE = "tests/unit/sched/test_late_planning.py::"
 _KERNELS = "tests/kernels/"
 _OFFLOAD = "tests/unit/server/test_background_threads.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
@@ -38,8 +41,31 @@ TESTED: dict[str, str] = {
     "test_of_a_long_queue_only_a_part_is_looked_at_for_what_needs_less",
     "roost.sched.admission.OVERTAKEN_MAX": "tests/unit/sched/test_prefill_shares.py::"
     "test_what_waits_for_pages_is_overtaken_a_few_times_by_what_needs_less_and_then_no_more",
-    "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_fairness.py::"
-    "test_prefill_has_its_share_of_a_step_however_many_rounds_there_are",
+    "roost.sched.planner._PREFILL_SHARE": "tests/unit/sched/test_step_limits.py::"
+    "test_where_tokens_are_few_rounds_are_narrow_and_all_of_them_go_on",
+    "roost.sched.step_budget._FIRST": _BUDGET
+    + "test_before_anything_is_measured_a_step_has_512_prompt_tokens_or_what_it_may",
+    "roost.sched.step_budget._GROWTH": _BUDGET
+    + "test_a_step_has_at_most_twice_the_prompt_tokens_that_were_ever_measured",
+    "roost.sched.step_budget._PREFILL_PART": _BUDGET
+    + "test_prefill_has_a_quarter_of_a_step_however_long_the_rounds_take",
+    "roost.sched.step_budget._TARGETS_ALONE": _BUDGET
+    + "test_a_step_without_rounds_may_take_four_targets_and_one_that_delays_rounds_takes_one",
+    "roost.sched.step_budget._DRAFTED_PART": _BUDGET + "test_where_prompts_wait_drafts_leave_them_half_of_the_target",
+    "roost.sched.late_planning._STEP_LEAST": _LATE + "test_nobody_waits_for_mail_while_steps_are_short",
+    "roost.sched.late_planning._LEAD_LEAST": _LATE
+    + "test_the_lead_is_what_the_host_takes_a_part_of_the_step_and_some_time_at_least",
+    "roost.sched.late_planning._LEAD_HOST": _LATE
+    + "test_the_lead_is_what_the_host_takes_a_part_of_the_step_and_some_time_at_least",
+    "roost.sched.late_planning._LEAD_PART": _LATE + "test_a_result_that_had_to_be_waited_for_was_not_late",
+    "roost.sched.late_planning._STEPS_KNOWN": _LATE
+    + "test_the_lead_is_what_the_host_takes_a_part_of_the_step_and_some_time_at_least",
+    "roost.sched.late_planning._BLOCKED_LEAST": _LATE + "test_a_result_that_had_to_be_waited_for_was_not_late",
+    "roost.sched.late_planning._CAUTION_STEP": _LATE
+    + "test_a_device_that_was_idle_is_waited_for_less_and_with_time_more_again",
+    "roost.step_times.times._NUM_KNOWN": _TIMES + "test_the_running_step_is_known_after_three_like_it",
+    "roost.step_times.prompt_tokens._NUM_KNOWN_ALONE": _TIMES
+    + "test_a_running_step_of_chunks_is_known_after_three_and_taken_to_be_no_larger_than_they_were",
     "roost.sched.settle._FAILURES_MAX": "tests/unit/sched/test_engine.py::"
     "test_failures_with_a_good_step_between_them_do_not_add_up",
     "roost.sched.step_limits.PATIENCE": "tests/unit/sched/test_step_limits.py::"
@@ -48,10 +74,10 @@ TESTED: dict[str, str] = {
     "roost.draft_length.choice._NEAR": _DRAFTING
     + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
     "roost.draft_length.costs._NUM_BUSY": _DRAFTING + "test_busy_steps_count_only_where_rounds_alone_are_rare",
-    "roost.draft_length.prefill_costs._APART": _CHUNKS
+    "roost.step_times.prompt_tokens._APART": _CHUNKS
     + "test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing",
-    "roost.draft_length.prefill_costs._NUM_KNOWN": _CHUNKS + "test_until_then_a_step_of_chunks_alone_bounds_it",
-    "roost.draft_length.prefill_costs._REST_LEAST": _CHUNKS
+    "roost.step_times.prompt_tokens._NUM_KNOWN": _CHUNKS + "test_until_then_a_step_of_chunks_alone_bounds_it",
+    "roost.step_times.prompt_tokens._REST_LEAST": _CHUNKS
     + "test_where_a_chunk_takes_almost_all_of_a_step_nothing_is_said_of_its_rounds",
     "roost.spec_widths.AUTO_STEPS_MAX": "tests/unit/test_spec_widths.py::test_what_may_be_chosen_is_captured",
     "roost.drafters.ngram.MATCH_MAX": "tests/unit/drafters/test_ngram.py::test_the_longest_match_wins_then_the_latest",
@@ -172,10 +198,11 @@ UNTESTED: dict[str, str] = {
     "roost.draft_length.choice._TRIAL_SHARE": _GUESS,
     "roost.draft_length.choice._TRIALS_MAX": _GUESS,
     "roost.draft_length.choice._TRIAL_LEAST": _GUESS,
-    "roost.draft_length.costs.NUM_KEPT": _GUESS,
+    "roost.step_times.median.NUM_KEPT": _GUESS,
     "roost.draft_length.costs.NUM_KNOWN": _GUESS,
-    "roost.draft_length.prefill_costs._NUM_KEPT": _GUESS,
-    "roost.draft_length.prefill_costs._NUM_ALONE": _GUESS,
+    "roost.step_times.prompt_tokens._NUM_PAIRS": _GUESS,
+    "roost.sched.late_planning._CAUTION_DECAY": "how soon a pause of the device is forgotten",
+    "roost.sched.step_budget._MS": _NUMBER,
     "roost.sched.sessions.MS": _NUMBER,
     "roost.sampling.draw.WEIGHT_ONE": _NUMBER,
     "roost.sampling.draw._GOLDEN": _NUMBER,
@@ -192,6 +219,8 @@ UNTESTED: dict[str, str] = {
     "roost.kv.ledger._MOVES_KEPT": _KEPT,
     "roost.obs.trace._NOTES_KEPT": _KEPT,
     "roost.config.options.CONTEXT_DEFAULT": _DEFAULT,
+    "roost.config.options.CHUNK_DEFAULT": _DEFAULT,
+    "roost.config.options.CHUNK_CAPTURED": _DEFAULT,
     "roost.config.options.SPEC_STEPS_DEFAULT": _DEFAULT,
     "roost.config.options.TREE_TOKENS_DEFAULT": _DEFAULT,
     "roost.config.resolve._CONTEXTS_IN_POOL": _DEFAULT,

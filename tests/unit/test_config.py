@@ -17,7 +17,7 @@ TRAITS = ModelTraits(vocab_size=100)
 TREE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
 
 
-def _config(**changes: int) -> EngineConfig:
+def _config(**changes: float) -> EngineConfig:
     memory, sched = MemoryConfig(), SchedConfig()
     for name, value in changes.items():
         if name in MemoryConfig.__slots__:
@@ -40,10 +40,14 @@ def _config(**changes: int) -> EngineConfig:
         ("context", 1, "--context must be at least 2"),
         ("max_running", 0, "--max-running must be at least 1"),
         ("max_queued", 0, "--max-queued must be at least 1"),
-        ("chunk", 0, "--chunk must be at least 1"),
+        ("chunk", 0, "--chunk must be at least 1, got 0"),
+        ("itl_target_ms", 0.0, "--itl-target-ms must be a number of milliseconds above 0, got 0.0"),
+        ("itl_target_ms", -5.0, "--itl-target-ms must be a number of milliseconds above 0, got -5.0"),
+        ("itl_target_ms", float("nan"), "--itl-target-ms must be a number of milliseconds above 0, got nan"),
+        ("itl_target_ms", float("inf"), "--itl-target-ms must be a number of milliseconds above 0, got inf"),
     ],
 )
-def test_an_impossible_option_is_refused_with_its_flag_and_range(name: str, value: int, message: str) -> None:
+def test_an_impossible_option_is_refused_with_its_flag_and_range(name: str, value: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(_config(**{name: value}), TRAITS)
 

@@ -22,6 +22,10 @@ from roost.errors import ConfigError
 from roost.spec_widths import AUTO_STEPS_MAX
 
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
+CHUNK_DEFAULT = 512  # most prompt tokens of a step
+CHUNK_CAPTURED = 2048  # the same, where steps can be captured as CUDA graphs
+# time of a mixed step, unless it is given: so many milliseconds, or so many times what its rounds alone take
+ITL_TARGET_MS, ITL_TARGET_ROUNDS = 25, 3.5
 WEIGHTS = ("auto", "int8", "fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
@@ -80,10 +84,18 @@ class SchedConfig:
     )
     max_running: int = field(default=64, metadata={"help": "requests decoded or prefilled at once"})
     max_queued: int = field(default=1024, metadata={"help": "requests waiting; one more is refused"})
-    chunk: int = field(
-        default=512,
+    chunk: int | None = field(
+        default=None,
         metadata={
-            "help": "token budget of a step with prefill; drafts of a length chosen step by step are not counted"
+            "help": "most prompt tokens of a step; how many it has follows from --itl-target-ms. If absent "
+            f"{CHUNK_CAPTURED} where steps can be captured as CUDA graphs, {CHUNK_DEFAULT} elsewhere"
+        },
+    )
+    itl_target_ms: float | None = field(
+        default=None,
+        metadata={
+            "help": "milliseconds that a step with prompt tokens beside decoding requests may take; if absent "
+            f"{ITL_TARGET_MS}, or {ITL_TARGET_ROUNDS} times as long as without prompt tokens if that is more"
         },
     )
     mixed: bool = field(default=True, metadata={"help": "prefill chunks and decode rounds in one step"})

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from roost.attention.registry import BACKENDS, TORCH, Backend
 from roost.config.options import (
+    CHUNK_CAPTURED,
+    CHUNK_DEFAULT,
     CONTEXT_DEFAULT,
     STRICT_MEMORY,
     EngineConfig,
@@ -18,6 +20,7 @@ from roost.config.options import (
 from roost.config.resolved import ModelTraits, Resolved
 from roost.config.speculation import drafter_of, spec_shape, spec_widths
 from roost.errors import ConfigError
+from roost.graph_sizes import mixed_sizes, step_tokens_max
 from roost.kv.pages import Book
 from roost.spec_shape import DraftKv, SpecShape
 
@@ -57,6 +60,19 @@ def _context(sched: SchedConfig, traits: ModelTraits) -> int:
     if traits.context_max is not None and sched.context > traits.context_max:
         raise ConfigError(f"--context must be at most {most}, what the model was made for, got {sched.context}")
     return sched.context
+
+
+def chunk_of(sched: SchedConfig, backend: Backend) -> int:
+    """Most prompt tokens of a step."""
+    if sched.chunk is None:
+        return CHUNK_CAPTURED if backend.graphs else CHUNK_DEFAULT
+    at_least("--chunk", sched.chunk, 1)
+    return sched.chunk
+
+
+def _check_itl_target(target_ms: float | None) -> None:
+    if target_ms is not None and not 0 < target_ms < float("inf"):  # nan is neither
+        raise ConfigError(f"--itl-target-ms must be a number of milliseconds above 0, got {target_ms}")
 
 
 def _check_copies(page_size: int, spec: SpecShape, backend: Backend) -> None:
@@ -118,7 +134,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     context = _context(sched, traits)
     at_least("--max-running", sched.max_running, 1)
     at_least("--max-queued", sched.max_queued, 1)
-    at_least("--chunk", sched.chunk, 1)
+    _check_itl_target(sched.itl_target_ms)
     _check_sessions(config.session)
     spec = spec_shape(config.spec)
     sched, warnings = _route(memory, sched, spec, traits, backend)
@@ -130,6 +146,12 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         raise ConfigError("the model declares neither full-attention nor sliding-window layers")
     books = _books(memory, context, spec, traits)
     reserve = spec.alloc_len_per_decode(memory.page_size)
+    chunk, widths, graphs = (
+        chunk_of(sched, backend),
+        spec_widths(config.spec),
+        sched.graphs is not False and backend.graphs,
+    )
+    step_tokens = step_tokens_max(chunk, widths, sched.max_running) if sched.mixed else chunk
     reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
     resolved = Resolved(
         backend=backend,
@@ -139,12 +161,14 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         clients={each.name: each for each in config.clients},
         drafter=drafter_of(config.spec),
         spec=spec,
-        widths=spec_widths(config.spec),
+        widths=widths,
         vocab_size=traits.vocab_size,
         context=context,
+        chunk=chunk,
         books=books,
         reserves=reserves,
-        graphs=sched.graphs is not False and backend.graphs,
+        graphs=graphs,
+        step_sizes=tuple(mixed_sizes(min(step_tokens, sched.max_running * context))) if graphs else (),
         warnings=warnings,
     )
     for number, book in enumerate(books):

@@ -39,9 +39,11 @@ class Resolved:
     widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int
     context: int
+    chunk: int  # most prompt tokens of a step
     books: tuple[Book, ...]  # full first, then window; at least one
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
     graphs: bool  # whether steps are captured as CUDA graphs, where the device can
+    step_sizes: tuple[int, ...]  # tokens that a captured step with prefill chunks can have, in order; empty: none is
     warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property
@@ -76,6 +78,6 @@ class Resolved:
             return pages
         # Three windows may be apart: behind the turn's start, behind its commit point and behind its end. Then what
         # the steps in flight write. A range can touch two pages more than its length says.
-        in_flight = (1 + self.depth) * max(self.sched.chunk, self.spec.accept_max) + self.reserves[book]
+        in_flight = (1 + self.depth) * max(self.chunk, self.spec.accept_max) + self.reserves[book]
         ranges = 3 * (ceil_div(window, self.page_size) + 2) + ceil_div(in_flight, self.page_size) + 2
         return min(pages, ranges)

@@ -8,7 +8,8 @@ another width than the one before. A single late step does not move a median. Pa
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-NUM_KEPT = 7  # samples of a median
+from roost.step_times.median import Median
+
 NUM_KNOWN = 3  # samples after which the cost of a width counts as known
 # steps of a load after which a width that none of them had is unknown again; fewer at first, since machines warm up:
 # what was learned after some steps is trusted for about as many more
@@ -16,23 +17,6 @@ _NUM_STEPS_KNOWN, _NUM_STEPS_FIRST = 512, 16
 _NUM_BUSY = 32  # steps in a row with prefill around after which they count; steps without are more exact
 # cost assumed before anything is known, relative to a step: of a draft, and of each token of any round
 _DRAFT_COST, _TOKEN_COST = 0.1, 1 / 32
-
-
-class Median:
-    """The median of the last samples; of two, the lower: a first run is more often too slow than too fast."""
-
-    def __init__(self) -> None:
-        self._samples: list[float] = []
-        self.value = 0.0
-        self.num_samples = 0
-        self.added_at = 0  # `at` of the last sample
-
-    def add(self, sample: float, at: int) -> None:
-        """Add a sample, taken at step number `at`."""
-        self.added_at = at
-        self._samples = [*self._samples[-NUM_KEPT + 1 :], sample]
-        self.num_samples = len(self._samples)
-        self.value = sorted(self._samples)[(self.num_samples - 1) // 2]
 
 
 class Costs:

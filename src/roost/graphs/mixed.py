@@ -17,7 +17,6 @@ from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.forward.layout import PAIRS, TOKENS, HostColumns, StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes
-from roost.graph_sizes import mixed_sizes, step_tokens_max
 from roost.graphs.capture import Forwarded, GraphedStep, capture
 from roost.step import StepPlan
 
@@ -38,9 +37,7 @@ class MixedGraphs:
     def __init__(self, passes: Passes, resolved: Resolved, device: Device) -> None:
         self._passes, self._resolved, self._device = passes, resolved, device
         self._tree_width = resolved.spec.tokens  # of the widest round: trees of others are padded to it
-        sched = resolved.sched
-        most = step_tokens_max(sched.chunk, resolved.widths, sched.max_running) if sched.mixed else sched.chunk
-        made = [self._capture(size) for size in reversed(mixed_sizes(most))]  # the largest needs most room
+        made = [self._capture(size) for size in reversed(resolved.step_sizes)]  # the largest needs most room
         self._by_size = [each for each in reversed(made) if each is not None]
 
     def find(self, num_tokens: int) -> GraphedMixed | None:

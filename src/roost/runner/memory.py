@@ -6,6 +6,7 @@ sampler and of CUDA graphs are bounded from above. Plain arithmetic. Called at s
 
 from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
+from roost.config.resolve import chunk_of
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
 from roost.graph_sizes import graph_sizes, mixed_sizes, step_tokens_max
@@ -30,12 +31,13 @@ def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
 def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int:
     """Bytes, at most, of everything that is neither weights nor KV."""
     sched, widths, itemsize = config.sched, spec_widths(config.spec), model.dtype.itemsize
+    chunk = chunk_of(sched, backend)
     widest = model.activation_width
     shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
-    passes = _WIDE * (sched.chunk + running * shape.tokens) * widest * itemsize
+    passes = _WIDE * (chunk + running * shape.tokens) * widest * itemsize
     has_graphs = backend.graphs and sched.graphs is not False
     rounds = graph_sizes(widths, running) if has_graphs else []
-    mixed = mixed_sizes(step_tokens_max(sched.chunk, widths, running)) if has_graphs else []
+    mixed = mixed_sizes(step_tokens_max(chunk, widths, running)) if has_graphs else []
     # those of a step that runs operation by operation or has chunks, and those that every graph of rounds keeps
     nodes = running * shape.tokens + sum(batch * width for batch, width in rounds)
     logits = nodes * vocab_size * itemsize

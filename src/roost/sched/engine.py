@@ -2,13 +2,12 @@
 
 Depth 0 and 1 (overlap of host and device) are the same code: a step is due when more than `depth` of them are in
 flight. Owns the state and the only thread that touches it; others talk to it through `post`. Sleeps on the mailbox when
-there is nothing to do.
+there is nothing to do, and while a long step runs until it is time to plan the next (`late_planning`).
 """
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from roost.clock import Clock
 from roost.config.resolved import Resolved
@@ -18,6 +17,7 @@ from roost.messages import Command, Reply
 from roost.obs.trace import Trace
 from roost.sched.admission import admit
 from roost.sched.intake import handle_command
+from roost.sched.late_planning import LatePlanning
 from roost.sched.planner import plan
 from roost.sched.request import LaunchedStep, Mark, NewStopFinder
 from roost.sched.sessions import expire
@@ -43,6 +43,7 @@ class Engine:
         self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()
         self._next_step = StepId(0)
         self._launched = False  # whether the last tick launched a step
+        self._late_planning = LatePlanning()
 
     def post(self, command: Command, reply: Reply, read_by: int | None = None) -> None:
         """Hand a command to the engine, from any thread; one that is read past `read_by`, of the clock, is refused."""
@@ -82,6 +83,8 @@ class Engine:
         end_overdue(state)
         if state.in_flight and (len(state.in_flight) > state.resolved.depth or not self._launched):
             self._collect()
+            if state.in_flight and state.resolved.depth:
+                self._wait_to_plan()
         act_on_marks(state, Mark.PREEMPT)
         state.waiting_for = admit(state)
         launched = plan(state, self._next_step)
@@ -89,6 +92,21 @@ class Engine:
         if launched is not None:
             self._launch(launched)
         self._audit()
+
+    def _wait_to_plan(self) -> None:
+        """Read the mailbox until shortly before the running step ends, so that whoever comes is in the next plan."""
+        state = self.state
+        plan_at = self._late_planning.plan_at(state.step_times, state.now)
+        if plan_at <= state.now:
+            return
+        while not state.stopping:
+            try:
+                self._receive(self._clock.receive(self._mailbox, plan_at))
+            except Empty:
+                break
+        state.now = self._clock.now_ns()
+        state.step_times.plans_late(state.now)
+        end_overdue(state)
 
     def _receive(self, mail: tuple[Command, Reply, int | None] | None) -> None:
         self.state.now = self._clock.now_ns()
@@ -102,15 +120,16 @@ class Engine:
 
     def _launch(self, launched: LaunchedStep) -> None:
         self._next_step = StepId(self._next_step + 1)
+        self.state.in_flight.append(launched)
         try:
-            self.state.in_flight.append(replace(launched, ticket=self._executor.launch(launched.plan)))
+            launched.ticket = self._executor.launch(launched.plan)
         except StepFailure:
-            self.state.in_flight.append(launched)
             while self.state.in_flight:  # nothing may be launched behind it: settle those before it, then fail it
                 self._collect()
+        self._late_planning.launched(self._clock.now_ns() - self.state.now)
 
     def _collect(self) -> None:
-        launched = self.state.in_flight.popleft()
+        launched, asked_at = self.state.in_flight.popleft(), self._clock.now_ns()
         try:
             result = self._result_of(launched)
         except StepFailure:
@@ -118,6 +137,8 @@ class Engine:
             return
         self.state.now = self.state.totals.last_step_at = self._clock.now_ns()  # steps take time
         settle(self.state, launched, result)
+        if self._late_planning.is_too_late(self.state.now - asked_at):
+            self.state.step_times.device_rested()
         if self.state.resolved.memory.strict_memory >= 2:
             self._check_device_lengths(launched, result)
 

@@ -18,9 +18,10 @@ from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
 from roost.sched.state import State
+from roost.sched.step_budget import narrowed, prompt_budget
 from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
 
-_PREFILL_SHARE = 4  # a mixed step leaves at least chunk / 4 tokens to prefill
+_PREFILL_SHARE = 4  # of a step that is limited in tokens, prefill has a quarter at least
 
 Candidate = tuple[Request, Lease, int]  # who may run, with the upper bound of its device length when the step starts
 
@@ -46,12 +47,10 @@ def plan(state: State, step: StepId) -> LaunchedStep | None:
         request.row_begins = False
     num_chunk_tokens = sum(chosen.chunks)
     state.prefilled_last = num_chunk_tokens > 0
+    num_rounds, num_out = chosen.chunks.count(0), len(state.in_flight)
+    state.step_times.planned(step, num_rounds, chosen.round_width, num_chunk_tokens, num_out=num_out, now=state.now)
     if state.resolved.widths.is_auto:
-        num_rounds, num_out = chosen.chunks.count(0), len(state.in_flight)
-        width = chosen.round_width if num_rounds else 0
-        state.draft_policy.planned(
-            step, num_rounds, width, num_chunk_tokens=num_chunk_tokens, num_out=num_out, now=state.now
-        )
+        state.draft_policy.planned(num_rounds, chosen.round_width)
     of_a_round = Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(chosen.round_width))
     for lease, chunk in zip(chosen.leases, chosen.chunks, strict=True):
         state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_a_round)
@@ -84,25 +83,34 @@ def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
             prefill.append((request, lease, hi))
         elif _decodes_on(state, request, lease, hi):
             decode.append((request, lease, hi))
-    chunk = max(1, state.step_limits.tokens_left(0, state.resolved.sched.chunk))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
     if not prefill:
         return _with_room(state, decode, {}, width)
-    if not state.resolved.sched.mixed:
-        if state.prefilled_last:  # decode alternates with prefill, however many prompts keep coming
-            return _with_room(state, decode, {}, width) or _with_room(state, prefill, _shares(prefill, chunk), width)
-        return _with_room(state, prefill, _shares(prefill, chunk), width) or _with_room(state, decode, {}, width)
-    counted = 1 if state.resolved.widths.is_auto else width  # chosen drafts take no tokens from prefill
-    budget = max(chunk - len(decode) * counted, chunk // _PREFILL_SHARE, 1)
-    if state.draft_policy.shortens_chunks(len(decode)):
-        budget = max(1, budget // 2)
-    in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
-    return _with_room(state, in_order, _shares(prefill, budget), width)
+    if state.resolved.sched.mixed:
+        shares = _shares(prefill, _budget(state, prefill, len(decode), width))
+        in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
+        return _with_room(state, in_order, shares, width)
+    shares = _shares(prefill, _budget(state, prefill, 0, width, delays=bool(decode)))
+    if state.prefilled_last:  # decode alternates with prefill, however many prompts keep coming
+        return _with_room(state, decode, {}, width) or _with_room(state, prefill, shares, width)
+    return _with_room(state, prefill, shares, width) or _with_room(state, decode, {}, width)
+
+
+def _budget(state: State, prefill: Sequence[Candidate], num_rounds: int, width: int, *, delays: bool = False) -> int:
+    """Prompt tokens of the next step."""
+    num_waiting = sum(request.turn.prefill_len - hi for request, _, hi in prefill)
+    budget = prompt_budget(state, num_rounds, width, num_waiting, delays=delays)
+    most = state.step_limits.tokens.most
+    if most is not None:
+        budget = max(1, min(budget, max(most - num_rounds * width, most // _PREFILL_SHARE)))
+    return max(1, budget // 2) if state.draft_policy.shortens_chunks(num_rounds) else budget
 
 
 def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     """Nodes that each of so many rounds verifies: the best width, as far as the step's token limit allows it to all."""
     width, most = state.draft_policy.choose(num_rounds, has_prefill=has_prefill), state.step_limits.tokens.most
+    if has_prefill and width > 1 and state.resolved.widths.is_auto and state.resolved.sched.mixed:
+        width = narrowed(state, num_rounds, width)
     if most is None or not num_rounds:
         return width
     room = most - max(1, most // _PREFILL_SHARE) if has_prefill else most
@@ -223,7 +231,6 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
     )
     return LaunchedStep(
         plan=plan,
-        ticket=None,
         requests=requests,
         leases=leases,
         chunks=chosen.chunks,

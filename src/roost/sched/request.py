@@ -100,12 +100,12 @@ class Request:
         return self.lease.claimed_len < self.turn.prefill_len
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LaunchedStep:
     """A launched step and whom its results belong to, in the plan's order."""
 
     plan: StepPlan
-    ticket: Ticket | None  # None: the launch itself failed
+    ticket: Ticket | None = None  # None: it is not launched yet, or the launch itself failed
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round

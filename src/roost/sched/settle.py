@@ -55,8 +55,9 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
             state.store.slide(lease)
     if round_lens:
         state.totals.draft_lengths[num_drafts] = state.totals.draft_lengths.get(num_drafts, 0) + len(round_lens)
+    timed = state.step_times.collected(plan.step, state.now)
     if state.resolved.widths.is_auto:
-        state.draft_policy.collected(plan.step, round_lens, state.now)
+        state.draft_policy.collected(timed, round_lens)
 
 
 def _take_tokens(
@@ -166,7 +167,7 @@ def end_overdue(state: State) -> None:
 def fail(state: State, failed: list[LaunchedStep], last_step: StepId) -> None:
     """A step broke, and those after it are void: leases keep what was proven before, requests try again or end."""
     first, first_step = failed[0], failed[0].plan.step
-    state.draft_policy.failed()
+    state.step_times.failed()
     is_own = len(first.requests) == 1 and not state.step_limits.may_be_large(first.plan)
     state.step_limits.broke(first.plan, (request.turn.id for request in first.requests))
     broken = zip(first.requests, first.leases, strict=True)

@@ -18,6 +18,7 @@ from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request
 from roost.sched.rows import Rows
 from roost.sched.step_limits import StepLimits
 from roost.session.table import Sessions
+from roost.step_times.times import StepTimes
 
 
 def _ignore(event: Event) -> None:
@@ -48,6 +49,7 @@ class State:
     sessions: Sessions
     rows: Rows
     spec_counters: SpecCounters
+    step_times: StepTimes
     draft_policy: DraftLengthPolicy
     step_limits: StepLimits = field(default_factory=StepLimits)
     totals: Totals = field(default_factory=Totals)
@@ -103,6 +105,7 @@ def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder |
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
     store = Store(resolved.page_size, resolved.books)
+    step_times = StepTimes(resolved.sched.max_running, resolved.depth)
     return State(
         resolved=resolved,
         trace=trace,
@@ -110,6 +113,7 @@ def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder |
         sessions=Sessions(store, pair),
         rows=Rows(resolved.num_rows),
         spec_counters=SpecCounters(accept_max=resolved.spec.accept_max),
-        draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, resolved.depth),
+        step_times=step_times,
+        draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, step_times),
         new_stop_finder=new_stop_finder,
     )

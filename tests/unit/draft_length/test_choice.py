@@ -13,6 +13,7 @@ import pytest
 from roost.draft_length.choice import DraftLengthPolicy
 from roost.spec_widths import Widths
 from roost.step import StepId
+from roost.step_times.times import StepTimes
 from tests.support.spec_configs import AUTO_CHAIN
 
 Cost = Callable[[int, int], float]  # (rounds, width) -> time of a step, in units of a microsecond
@@ -40,7 +41,8 @@ class Bench:
     widths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.policy = DraftLengthPolicy(Widths(shape=AUTO_CHAIN, is_auto=True, limit=self.limit), 128, self.depth)
+        self.times = StepTimes(128, self.depth)
+        self.policy = DraftLengthPolicy(Widths(shape=AUTO_CHAIN, is_auto=True, limit=self.limit), 128, self.times)
         self.rng = random.Random(self.seed)
         self.out: list[tuple[StepId, int, int, int]] = []
         self.num_steps = 0
@@ -87,7 +89,8 @@ class Bench:
     def plan(self, num_rounds: int, width: int, num_tokens: int) -> None:
         """A step goes out."""
         step, num_out = StepId(self.num_steps), len(self.out)
-        self.policy.planned(step, num_rounds, width, num_chunk_tokens=num_tokens, num_out=num_out, now=self.now)
+        self.times.planned(step, num_rounds, width, num_tokens, num_out=num_out, now=self.now)
+        self.policy.planned(num_rounds, width)
         self.num_steps += 1
         self.out.append((step, num_rounds, width, num_tokens))
 
@@ -97,7 +100,7 @@ class Bench:
         self.wait(num_rounds, width, num_tokens)
         lens = [self.accept_len(width) for _ in range(num_rounds)]
         self.tokens += sum(lens)
-        self.policy.collected(step, lens, self.now)
+        self.policy.collected(self.times.collected(step, self.now), lens)
 
     def wait(self, num_rounds: int, width: int, num_tokens: int) -> None:
         """Let the time of the oldest step that is out pass."""
@@ -428,7 +431,7 @@ def test_a_step_that_breaks_is_forgotten() -> None:
     bench = Bench(GPU, 0.5)
     bench.run(40, 8)
     bench.out.clear()
-    bench.policy.failed()
+    bench.times.failed()
     bench.now += 10**9
     noted: list[int] = []
     bench.policy._costs.note = lambda rounds, width, time: noted.append(time)  # type: ignore[method-assign]

@@ -69,15 +69,15 @@ def _a_prompt_beside_two_rounds(script: Script) -> StepPlan:
     return plan
 
 
-@pytest.mark.parametrize(("limit", "chunk"), [(None, 16 - 2 * 4), (2, 16 - 2 * 4), (1, 16 - 2 * 1)])
-def test_the_token_budget_counts_the_width_of_the_rounds(limit: int | None, chunk: int) -> None:
+@pytest.mark.parametrize("limit", [None, 2, 1])
+def test_drafts_take_no_tokens_from_prefill(limit: int | None) -> None:
     plan = _a_prompt_beside_two_rounds(Script(Setting(spec=CHAIN, spec_max_batch=limit, chunk=16)))
-    assert plan.query_lens[plan.is_prefill].tolist() == [chunk] and len(_rounds(plan)) == 2
+    assert plan.query_lens[plan.is_prefill].tolist() == [16] and len(_rounds(plan)) == 2
 
 
 def test_drafts_of_a_chosen_length_take_no_tokens_from_prefill() -> None:
     plan = _a_prompt_beside_two_rounds(Script(Setting(spec=AUTO_CHAIN, auto=True, chunk=16, num_pages=200)))
-    assert plan.query_lens[plan.is_prefill].tolist() == [16 - 2] and min(_rounds(plan)) > 1
+    assert plan.query_lens[plan.is_prefill].tolist() == [16] and min(_rounds(plan)) > 1
 
 
 @depths

@@ -1,10 +1,10 @@
-"""Prefill costs: the time of a prompt token is learned from steps that differ in little else, and never guessed."""
+"""Prompt tokens: the time of a prompt token is learned from steps that differ in little else, and never guessed."""
 
 import random
 
 import pytest
 
-from roost.draft_length.prefill_costs import ChunkCost
+from roost.step_times.prompt_tokens import PromptTokenTime
 
 
 def _time(num_rounds: int, width: int, num_tokens: int) -> int:
@@ -12,12 +12,12 @@ def _time(num_rounds: int, width: int, num_tokens: int) -> int:
 
 
 def test_a_step_without_chunks_is_all_rounds() -> None:
-    assert ChunkCost().rest(0, 1234) == 1234
+    assert PromptTokenTime().rest(0, 1234) == 1234
 
 
 @pytest.mark.parametrize("num_rounds", [1, 32])
 def test_steps_that_differ_in_their_chunks_tell_what_a_prompt_token_costs(num_rounds: int) -> None:
-    chunks, rng = ChunkCost(), random.Random(0)
+    chunks, rng = PromptTokenTime(), random.Random(0)
     for _ in range(50):
         num_tokens = rng.randint(1, 512)
         chunks.note(num_rounds, 3, num_tokens, _time(num_rounds, 3, num_tokens))
@@ -27,7 +27,7 @@ def test_steps_that_differ_in_their_chunks_tell_what_a_prompt_token_costs(num_ro
 
 
 def test_rounds_that_come_and_go_hardly_matter() -> None:
-    chunks, rng = ChunkCost(), random.Random(0)
+    chunks, rng = PromptTokenTime(), random.Random(0)
     for _ in range(200):
         num_rounds, num_tokens = rng.randint(24, 32), rng.randint(1, 512)
         chunks.note(num_rounds, 1, num_tokens, _time(num_rounds, 1, num_tokens))
@@ -35,7 +35,7 @@ def test_rounds_that_come_and_go_hardly_matter() -> None:
 
 
 def test_chunks_that_are_always_alike_tell_nothing() -> None:
-    chunks = ChunkCost()
+    chunks = PromptTokenTime()
     for _ in range(50):
         chunks.note(8, 3, 256, _time(8, 3, 256))
     assert chunks.rest(256, _time(8, 3, 256)) is None
@@ -43,7 +43,7 @@ def test_chunks_that_are_always_alike_tell_nothing() -> None:
 
 
 def test_one_chunk_that_is_shorter_is_enough_for_a_while() -> None:
-    chunks, num_short = ChunkCost(), 0
+    chunks, num_short = PromptTokenTime(), 0
     for _ in range(1000):
         num_tokens = 128 if chunks.wants_pair else 256
         num_short += num_tokens == 128
@@ -53,7 +53,7 @@ def test_one_chunk_that_is_shorter_is_enough_for_a_while() -> None:
 
 
 def test_rounds_alone_want_no_pair() -> None:
-    chunks = ChunkCost()
+    chunks = PromptTokenTime()
     for _ in range(300):
         chunks.note(8, 3, 0, _time(8, 3, 0))
         chunks.note(0, 0, 256, _time(0, 0, 256))
@@ -61,7 +61,7 @@ def test_rounds_alone_want_no_pair() -> None:
 
 
 def test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing() -> None:
-    chunks = ChunkCost()
+    chunks = PromptTokenTime()
     for step in range(200):
         num_rounds, width = 24 + step * 7 % 9, 1 + step % 3
         num_tokens = 256 - num_rounds * width
@@ -70,7 +70,7 @@ def test_chunks_that_are_shorter_by_the_rounds_beside_them_tell_nothing() -> Non
 
 
 def test_until_then_a_step_of_chunks_alone_bounds_it() -> None:
-    chunks = ChunkCost()
+    chunks = PromptTokenTime()
     for _ in range(3):
         chunks.note(0, 0, 256, _time(0, 0, 256))
     chunks.note(0, 0, 256, 10**9)  # a late one
@@ -79,7 +79,7 @@ def test_until_then_a_step_of_chunks_alone_bounds_it() -> None:
 
 
 def test_late_steps_change_nothing() -> None:
-    chunks, rng = ChunkCost(), random.Random(0)
+    chunks, rng = PromptTokenTime(), random.Random(0)
     for step in range(100):
         num_tokens = rng.randint(1, 512)
         chunks.note(4, 3, num_tokens, _time(4, 3, num_tokens) + 10**7 * (step % 10 == 0))
@@ -87,7 +87,7 @@ def test_late_steps_change_nothing() -> None:
 
 
 def test_where_a_chunk_takes_almost_all_of_a_step_nothing_is_said_of_its_rounds() -> None:
-    chunks = ChunkCost()
+    chunks = PromptTokenTime()
     for num_tokens in (100, 200, 300, 400, 100, 500):
         chunks.note(1, 1, num_tokens, 100 * num_tokens)
     assert chunks.rest(300, 100 * 300) is None

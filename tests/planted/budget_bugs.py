@@ -1,0 +1,130 @@
+"""Planted bugs in how long steps take: what is learned of it, the prompt tokens of a step, and when it is planned."""
+
+from tests.planted.bug import Bug
+
+_BUDGET, _BUDGETS = "roost.sched.step_budget", "tests/unit/sched/test_step_budget.py::"
+_LATE, _WAITING = "roost.sched.late_planning", "tests/unit/sched/test_late_planning.py::"
+_TIMES, _LEARNED = "roost.step_times.times", "tests/unit/step_times/test_times.py::"
+
+BUDGET_BUGS = (
+    Bug(
+        "prefill_has_its_share",
+        _BUDGET,
+        "            target = max(target, time_least)",
+        "            target = max(target, rounds)",
+        "beside many rounds a prompt is prefilled one token a step",
+        test=_BUDGETS + "test_prefill_has_a_quarter_of_a_step_however_long_the_rounds_take",
+    ),
+    Bug(
+        "steps_keep_to_the_target",
+        _BUDGET,
+        "    fitting = times.num_tokens_within(num_rounds, width, target)",
+        "    fitting = float(most)",
+        "--itl-target-ms is ignored: every step has as many prompt tokens as it may",
+        test=_BUDGETS + "test_a_mixed_step_has_the_prompt_tokens_that_the_target_leaves",
+    ),
+    Bug(
+        "slow_devices_have_longer_targets",
+        _BUDGET,
+        "    return max(ITL_TARGET_MS * _MS, ITL_TARGET_ROUNDS * rounds)",
+        "    return ITL_TARGET_MS * _MS",
+        "on a CPU, whose rounds take longer than the target, prompts have the least that they may",
+        test=_BUDGETS + "test_without_a_target_a_step_takes_25_ms_or_some_times_its_rounds",
+    ),
+    Bug(
+        "rounds_never_alone_are_known",
+        _TIMES,
+        "        if not self._beside or token_time is None:",
+        "        if True:",
+        "where prompts keep coming nothing is known of the rounds beside them",
+        test=_BUDGETS + "test_where_rounds_are_never_alone_their_time_is_told_from_mixed_steps",
+    ),
+    Bug(
+        "steps_grow_by_what_was_tried",
+        _BUDGET,
+        "    most = min(state.resolved.chunk, max(_FIRST, _GROWTH * times.num_tokens_seen))",
+        "    most = state.resolved.chunk",
+        "one step that seemed fast is followed by one of any length",
+        test=_BUDGETS + "test_a_step_has_at_most_twice_the_prompt_tokens_that_were_ever_measured",
+    ),
+    Bug(
+        "short_prompts_bound_nobody",
+        _TIMES,
+        "        return max(certain, (time - rounds) / max(token_time, 1.0))",
+        "        return (time - rounds) / max(token_time, 1.0)",
+        "after a prompt of one token, whose step takes as long as any, prompts get a few tokens a step for long",
+        test=_BUDGETS + "test_after_a_prompt_of_one_token_the_steps_soon_grow",
+    ),
+    Bug(
+        "captured_sizes_are_filled",
+        _BUDGET,
+        "    if num_waiting <= budget:",
+        "    if num_waiting:",
+        "steps are padded to the next captured size while prompts wait",
+        test=_BUDGETS + "test_the_step_is_filled_to_a_captured_size_unless_that_starves_the_prompts",
+    ),
+    Bug(
+        "a_filled_size_starves_nobody",
+        "roost.graph_sizes",
+        "    return sizes[place] - num_tokens if place >= 0 and sizes[place] >= num_tokens + least else most",
+        "    return max(1, sizes[place] - num_tokens) if place >= 0 else most",
+        "a step is cut to the next smaller captured size, however little that leaves to prompts",
+        test=_BUDGETS + "test_the_step_is_filled_to_a_captured_size_unless_that_starves_the_prompts",
+    ),
+    Bug(
+        "drafts_get_shorter_where_prompts_wait",
+        _BUDGET,
+        "    return max(fitting, default=min(narrower, default=width))",
+        "    return width",
+        "long drafts take the time that prompts wait for",
+        test=_BUDGETS + "test_where_prompts_wait_drafts_leave_them_half_of_the_target",
+    ),
+    Bug(
+        "plans_are_made_late",
+        "roost.sched.engine",
+        "        if plan_at <= state.now:",
+        "        if True:",
+        "who arrives while a step runs waits for the one after it, too",
+        test=_WAITING + "test_who_arrives_while_a_step_runs_is_in_the_next_one",
+    ),
+    Bug(
+        "mail_is_read_while_a_step_runs",
+        "roost.sched.engine",
+        "                self._receive(self._clock.receive(self._mailbox, plan_at))",
+        "                self._mailbox.put(self._clock.receive(self._mailbox, plan_at))\n                break",
+        "the loop waits for the end of the step, but takes nobody in",
+        test=_WAITING + "test_who_arrives_while_a_step_runs_is_in_the_next_one",
+    ),
+    Bug(
+        "little_known_is_not_waited_for",
+        _TIMES,
+        "        return alone.value if alone is not None and alone.num_samples >= _NUM_KNOWN else None",
+        "        return alone.value if alone is not None else None",
+        "one step's time decides how long the next is waited for",
+        test=_LEARNED + "test_the_running_step_is_known_after_three_like_it",
+    ),
+    Bug(
+        "an_idle_device_is_waited_for_less",
+        _LATE,
+        "        self._caution = 2 * self._caution + _CAUTION_STEP if was_idle else _CAUTION_DECAY * self._caution",
+        "        self._caution = 0.0",
+        "a device whose steps end sooner than expected idles before each of them",
+        test=_WAITING + "test_a_device_that_was_idle_is_waited_for_less_and_with_time_more_again",
+    ),
+    Bug(
+        "pauses_are_no_cost",
+        _TIMES,
+        "            each.is_steady = False",
+        "            pass",
+        "time in which the device had nothing to do counts as the cost of a width",
+        test=_LEARNED + "test_a_step_behind_a_pause_of_the_device_has_no_exact_time",
+    ),
+    Bug(
+        "late_plans_teach",
+        _TIMES,
+        "            self._plan_at = now",
+        "            pass",
+        "while plans are made late nothing is learned of what drafts cost",
+        test=_LEARNED + "test_a_step_that_was_planned_late_by_intention_has_an_exact_time",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Learned times of steps."""
