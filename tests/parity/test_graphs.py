@@ -10,6 +10,7 @@ from roost.forward.layout import StepLayout
 from roost.graphs.mixed import GraphedMixed, MixedGraphs
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.runner.runner import Finish, Runner
+from roost.sampling.params import SamplingParams
 from roost.step import StepPlan, StepResult
 from tests.support import option_requests as option_asks
 from tests.support.graph_rehearsal import Tape, rehearsed
@@ -17,6 +18,11 @@ from tests.support.spec_engines import MODES, Setting, Speculating
 from tests.support.spec_matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
 from tests.support.tiny_models import Served, configure, greedy, prompts
 
+SAMPLINGS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.9, top_p=0.95, seed=7),
+    SamplingParams(temperature=0, repetition_penalty=1.4, presence_penalty=0.5),
+)
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
 EITHER = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 
@@ -146,7 +152,7 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
 def test_every_step_that_is_replayed_tells_and_keeps_what_the_eager_one_does_bit_for_bit(
     drafter: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log-probabilities of prompts and outputs too, and KV of every book and of the drafter."""
+    """With tokens drawn and penalties, log-probabilities of prompts and outputs, KV of every book and the drafter's."""
     head, _ = DRAFTERS[drafter]
     model_of(kind), head and head_of(head, kind)
     told, kept = [], []
@@ -161,7 +167,7 @@ def test_every_step_that_is_replayed_tells_and_keeps_what_the_eager_one_does_bit
         for number, (prompt, num_new) in enumerate(work()):
             scored = 0 if number % 2 else None
             ask = Submit(request_id=f"r{number}", tokens=prompt, max_new_tokens=num_new, prompt_logprobs_from=scored)
-            served.post(replace(ask, num_top_logprobs=2 if number > 2 else None))
+            served.post(replace(ask, num_top_logprobs=2 if number > 2 else None, sampling=SAMPLINGS[number % 3]))
         served.run()
         served.executor.close()
         own = [passes.drafter.kv_cache] if isinstance(passes.drafter, EagleDrafter) else []
