@@ -48,6 +48,7 @@ class Options:
     wishes: Wishes
     habits: Habits
     draft_ns: int  # time of a step, and of each draft, where the draft length is chosen by cost
+    step_ns: int  # time of every step, in some runs long enough for the loop to wait while one runs
 
 
 def draw(seed: int) -> Options:
@@ -115,6 +116,7 @@ def draw(seed: int) -> Options:
         wishes=draw_wishes(random.Random(f"wishes {seed}"), calm),
         habits=habits,
         draft_ns=random.Random(f"node {seed}").choice([0, 20_000, 200_000]) if resolved.widths.is_auto else 0,
+        step_ns=random.Random(f"step time {seed}").choice([0, 0, 0, 8_000_000]),
     )
 
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from roost.clock import VirtualClock
 from roost.errors import StepFailure
 from roost.kv.lease import Lease
 from roost.kv.ledger import OutOfPages
@@ -20,6 +19,7 @@ from roost.sched.request import Mark, Request
 from roost.step import StepPlan, StepResult, Ticket
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
+from tests.sim.device_time import DeviceTime
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
 from tests.sim.questions import Questions
@@ -41,7 +41,7 @@ class World:
         self.options = options
         self.rng = random.Random(f"world {options.seed}")
         self.troubled = True
-        self.clock = VirtualClock()
+        self.clock = DeviceTime(options.seed, options.step_ns, self._meanwhile)
         resolved = options.resolved
         self.witness = Witness(resolved, options.model, options.layer_books, self._decide, self._is_too_large)
         self.engine = Engine(resolved, self, self.clock, Trace(self._note), SimStopFinder)
@@ -94,6 +94,7 @@ class World:
         self._pages[plan.step] = [[list(pages) for pages in lease.pages] for _, lease, _ in named]
         for request, _, _ in named:
             self.checker.asks[request.id].last_launch = plan.step
+        self.clock.launched(plan)
         return self.witness.launch(plan)
 
     def _is_poisoned(self, request: Request, index: int, plan: StepPlan) -> bool:
@@ -115,6 +116,7 @@ class World:
             self._count("fault: slow step")
             self.clock.advance(SLOW_NS)
         self.clock.advance(self.options.draft_ns * (1 + sum(drafts)))
+        self.clock.collected(ticket.step)
         self.checker.told_at = self.clock.now_ns()
         self.questions.num_broken += 1
         result = self.witness.collect(ticket)
@@ -221,7 +223,7 @@ class World:
         self._named += 1
         return f"{kind}{self._named}"
 
-    def _submit(self, conversation: Conversation | None, queue: bool = False) -> Ask:
+    def _submit(self, conversation: Conversation | None, queue: bool = False, taken_at: int | None = None) -> Ask:
         rng, context = self.rng, self.options.resolved.context
         if conversation is None:
             length = rng.randint(1, context) if rng.random() < 0.2 else rng.randint(1, max(1, context // 2))
@@ -246,10 +248,10 @@ class World:
             cache_salt=salt,
             client=self._asker(conversation),
         )
-        ask = self._send(self.visits.salt(self.visits.number(submit)))
+        ask = self._send(self.visits.salt(self.visits.number(submit)), taken_at)
         num_waiting = len(self.engine.state.requests) - len(self.engine.state.running)
         has_place = num_waiting + 3 < self.options.resolved.sched.max_queued or self._wishing.random() < 0.1
-        if has_place and self._wishing.random() < self.options.wishes.group:
+        if has_place and taken_at is None and self._wishing.random() < self.options.wishes.group:
             self._follow(ask.submit)
         return ask
 
@@ -276,13 +278,13 @@ class World:
             )
             self._send(submit)
 
-    def _send(self, submit: Submit) -> Ask:
+    def _send(self, submit: Submit, taken_at: int | None = None) -> Ask:
         extras = draw_extras(
             self._wishing, self.options.wishes, self.options.model.vocab, len(submit.tokens), submit.max_new_tokens
         )
         submit = replace(submit, **{each.name: getattr(extras, each.name) for each in fields(extras)})
         self.report.requests += 1
-        ask = self.checker.sent(submit, self.clock.now_ns() + TICK_NS)
+        ask = self.checker.sent(submit, taken_at or self.clock.now_ns() + TICK_NS)
         if self.rng.random() < self.options.faults.poison:
             self._count("fault: poison")
             ask.poisoned_at = self.rng.randint(0, self.options.resolved.context)
@@ -378,6 +380,14 @@ class World:
             victim = rng.choice(running)
             self.checker.asks[victim.id].sat_out_at = self.report.ticks
             self.engine.state.mark(victim, Mark.PREEMPT)
+
+    def _meanwhile(self) -> None:
+        """What clients do while the loop waits: they are read at once."""
+        self.checker.now = self.checker.told_at = self.clock.now_ns()
+        self.checker.fresh = [ask for ask in self.checker.fresh if ask.conversation is None]  # turns have been read
+        self.visits.before_tick()
+        if self.troubled and len(self.engine.state.queued) < 2:
+            self._submit(None, taken_at=self.clock.now_ns())
 
     def _duplicate(self, ask: Ask) -> None:
         self._count("fault: duplicate id")

@@ -106,6 +106,7 @@ class Engine:
                 break
         state.now = self._clock.now_ns()
         state.step_times.plans_late(state.now)
+        expire(state)
         end_overdue(state)
 
     def _receive(self, mail: tuple[Command, Reply, int | None] | None) -> None:
