@@ -17,6 +17,7 @@ from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.forward.layout import PAIRS, TOKENS, HostColumns, StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes
+from roost.graph_sizes import batch_sizes
 from roost.graphs.capture import Forwarded, GraphedStep, capture
 from roost.step import StepPlan
 
@@ -39,6 +40,8 @@ class MixedGraphs:
         self._tree_width = resolved.spec.tokens  # of the widest round: trees of others are padded to it
         made = [self._capture(size) for size in reversed(resolved.step_sizes)]  # the largest needs most room
         self._by_size = [each for each in reversed(made) if each is not None]
+        if self._by_size:
+            self._warm_up_logits()
 
     def find(self, num_tokens: int) -> GraphedMixed | None:
         """The smallest that holds a step of so many tokens."""
@@ -51,6 +54,14 @@ class MixedGraphs:
         packed = mixed.columns.packed(layout.columns | {"rows": plan.rows})
         mixed.memory.copy_(self._device.send({"packed": packed})["packed"])
         return layout
+
+    def _warm_up_logits(self) -> None:
+        """Make logits once at every batch size, the most first: memory and kernels they need make the host wait."""
+        model = self._passes.model
+        for number in reversed(batch_sizes(self._resolved.sched.max_running)):
+            shape = (number * self._tree_width, model.hidden_size)
+            hidden = torch.zeros(shape, dtype=model.dtype, device=self._device.torch)
+            model.ops.argmax(model.logits(hidden))
 
     def _lay_out(self, layout: StepLayout, chunks: HostColumns) -> None:
         """Tiles are full ones: how long the step's rows are, a graph does not know."""
