@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from roost.errors import ConfigError
 from roost.models import registry
-from roost.models.decoder import Decoder, DecoderConfig, FeedForward, Loader
+from roost.models.decoder import Decoder, DecoderConfig, FeedForward, Loader, feed_forward_of_normed
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
@@ -44,13 +44,13 @@ def experts(loader: Loader, prefix: str, num_experts: int, per_token: int, wide:
         for of in (f"{prefix}mlp.experts.{number}" for number in range(num_experts))
     ]
 
-    def feed_forward(normed: Tensor) -> Tensor:
+    def said_of(normed: Tensor) -> Tensor:
         best = router(normed).topk(per_token, dim=-1)
         shares = torch.zeros_like(router(normed)).scatter(1, best.indices, best.values.softmax(dim=-1))
         said = [down(loader.ops.gate_up(gate_up(normed), act)) for gate_up, down in each]
         return (torch.stack(said, dim=-1) * shares[:, None]).sum(dim=-1)
 
-    return feed_forward
+    return feed_forward_of_normed(loader, said_of)
 
 
 def read_config(fields: Fields) -> DecoderConfig:

@@ -116,6 +116,12 @@ TESTED: dict[str, str] = {
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",
+    "roost.kernels.ops._ALIGNED": _KERNELS + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
+    "roost.kernels.linear_tilings._WHOLE_MAX": _KERNELS + "test_few_token_linear.py::test_a_tiling_fits_the_device",
+    "roost.kernels.linear_tilings._VECTOR": _KERNELS
+    + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
+    "roost.kernels.linear_tilings.TOKENS_MAX": _KERNELS
+    + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
     # --- front, server, text ---
     "roost.front.options.N_MAX": _GENERATION + "test_a_prompt_has_as_many_outputs_as_may_be_asked_for",
     "roost.front.options.TIMEOUT_S_MIN": _GENERATION
@@ -188,6 +194,7 @@ TESTED: dict[str, str] = {
 
 _GUESS = "how good a guess is, not if an answer is right; tests/unit/draft_length/test_choice.py bounds what it costs"
 _NUMBER = "part of a formula"
+_CUT = "how a product is cut into programs; all cuts give the same numbers up to rounding"
 _SIGN = "a mark, compared with for equality alone"
 _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
@@ -214,6 +221,14 @@ UNTESTED: dict[str, str] = {
     "roost.device.cuda._FEW_BYTES": "only a GPU's: both ways bring the same numbers (bench/gpu_smoke.py)",
     "roost.front.options._SEED_STRIDE": _NUMBER,
     "roost.kernels.attention._LOG2_E": _NUMBER,
+    "roost.kernels.capability._ARCH_MIN": "only a GPU's: kernels give the same numbers either way",
+    "roost.kernels.capability._UNLIMITED": _SIGN,
+    "roost.kernels.linear_tilings._SMALL": _CUT,
+    "roost.kernels.linear_tilings._SHORT": _CUT,
+    "roost.kernels.linear_tilings._WIDE": _CUT,
+    "roost.kernels.linear_tilings._NARROW": _CUT,
+    "roost.kernels.linear_tilings._PROGRAMS": _CUT,
+    "roost.kernels.linear_tilings._ITEM_BYTES": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
     "roost.kv.ledger._MOVES_KEPT": _KEPT,

@@ -10,31 +10,40 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ACTIVATION_CODES = {None: 0, "silu": 1, "gelu_pytorch_tanh": 2}  # as kernels know them
 
 
 def gate_up(both: Tensor, activation: str, *, out: Tensor | None = None) -> Tensor:
     """activation(gate) * up [num_tokens, width] of gate and up side by side."""
-    assert activation in _ACTIVATIONS, activation
     assert both.stride(1) == 1 and both.shape[1] % 2 == 0
     num_tokens, width = both.shape[0], both.shape[1] // 2
     output = both.new_empty((num_tokens, width)) if out is None else out
     assert output.is_contiguous()
     if num_tokens:
         _gate_up[(num_tokens, triton.cdiv(width, _BLOCK))](
-            *(both, output, both.stride(0)), WIDTH=width, IS_SILU=activation == "silu", BLOCK=_BLOCK, num_warps=4
+            *(both, output, both.stride(0)),
+            WIDTH=width,
+            ACTIVATION=ACTIVATION_CODES[activation],
+            BLOCK=_BLOCK,
+            num_warps=4,
         )
     return output
 
 
 @triton.jit
-def _gate_up(both, output, token_stride, WIDTH: tl.constexpr, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_up(both, output, token_stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = column < WIDTH
     place = both + token * token_stride + column
     gate = tl.load(place, mask=is_in, other=0.0).to(tl.float32)
     up = tl.load(place + WIDTH, mask=is_in, other=0.0).to(tl.float32)
-    bent = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 * sqrt(2 / pi) * ...
-    product = gate / (1.0 + tl.exp(-bent)) * up
+    product = activated(gate, ACTIVATION) * up
     tl.store(output + token * WIDTH + column, product.to(output.dtype.element_ty), mask=is_in)
+
+
+@triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """The activation of a gate, in float32."""
+    bent = gate if ACTIVATION == 1 else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    return gate / (1.0 + tl.exp(-bent))

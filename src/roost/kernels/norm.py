@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from roost.kernels.capability import can_overlap, launch_options
 
 _BLOCK = 1024  # numbers of a program whose rows are short
 
@@ -41,6 +44,7 @@ def _launch(
     num_heads = hidden.shape[1] if hidden.ndim == 3 else 1
     block_d = triton.next_power_of_2(row_len)
     block_h = min(triton.next_power_of_2(num_heads), max(1, _BLOCK // block_d))
+    overlap = can_overlap(hidden.device)
     if normed.numel():
         _norm[(num_tokens, triton.cdiv(num_heads, block_h))](
             *(
@@ -58,6 +62,8 @@ def _launch(
             ROW_LEN=row_len,
             BLOCK_H=block_h,
             BLOCK_D=block_d,
+            OVERLAP=overlap,
+            **launch_options(overlap),
             num_warps=max(1, min(16, block_h * block_d // 512)),
         )
 
@@ -78,7 +84,11 @@ def _norm(
     ROW_LEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]

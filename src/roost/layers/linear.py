@@ -7,6 +7,7 @@ for every projection and for the logits.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,6 +30,18 @@ def activation_dtype(weights: str) -> torch.dtype:
     return ACTIVATION_DTYPES[weights]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainLinear:
+    """A projection by a weight as it is; kernels that fuse it with what stands around it read its fields."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return linear(hidden, self.weight, self.bias)
+
+
 def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
     """A projection by `weight` [out, in], kept in the form that `weights` says."""
     dtype = activation_dtype(weights)
@@ -37,7 +50,7 @@ def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
     kept, added = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weights == "fp32" and weight.device.type == "cpu":
         return partial(_padded_linear, weight=kept, bias=added)
-    return partial(linear, weight=kept, bias=added)
+    return PlainLinear(kept, added)
 
 
 def _padded_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

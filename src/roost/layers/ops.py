@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from roost.layers.linear import Linear
 from roost.layers.norm import rms_norm
 from roost.layers.rotary import CosSin, cos_sin_at
 from roost.layers.rounds import (
@@ -32,12 +33,43 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scaled:
+    """A norm half done by whoever summed the stream: what is left is one factor a token."""
+
+    weight: Tensor  # the norm's
+    rows: Tensor  # the sum times that weight
+    squares: Tensor  # [num_tokens, num_parts] float32: of the sum, part by part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """The residual stream: `hidden`, plus what was left to be added by the operation that reads it next."""
+
+    hidden: Tensor
+    added: Tensor | None = None
+    scaled: Scaled | None = None
+
+    def total(self) -> Tensor:
+        """The sum."""
+        return self.hidden if self.added is None else self.hidden + self.added
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """One form of each operation."""
+    """One form of each operation.
+
+    Those of the residual stream take a projection together with what stands around it in a layer, so that a form may
+    fuse them. Whoever reads the stream through a norm also returns its sum.
+    """
 
     norm: Callable[[Tensor, Tensor, float], Tensor]  # (hidden, weight, eps): the root-mean-square norm
-    add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # (hidden, added, …): sum and its norm
+    add_norm: Callable[[Residual, Tensor, float], tuple[Tensor, Tensor]]  # (stream, weight, eps): sum and its norm
+    norm_linear: Callable[[Residual, Tensor, float, Linear], tuple[Tensor, Tensor]]  # (…, projection): sum, projected
+    norm_gate_up: Callable[[Residual, Tensor, float, Linear, str], tuple[Tensor, Tensor]]  # …: sum, activation(gate)*up
+    linear_add: Callable[[Tensor, Linear, Tensor, Tensor | None], Residual]  # (x, projection, hidden, weight of the …
+    # … norm through which the stream is read next, if that is known): hidden plus x projected
+    linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
     argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
@@ -49,9 +81,29 @@ class Ops:
     settle_chains: Callable[[Tensor, RowState, ChainInputs, Tensor, int, Pages], SettledChains]
 
 
-def _add_norm(hidden: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    hidden = hidden + added
+def _add_norm(stream: Residual, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    hidden = stream.total()
     return hidden, rms_norm(hidden, weight, eps)
+
+
+def _norm_linear(stream: Residual, weight: Tensor, eps: float, project: Linear) -> tuple[Tensor, Tensor]:
+    hidden, normed = _add_norm(stream, weight, eps)
+    return hidden, project(normed)
+
+
+def _norm_gate_up(
+    stream: Residual, weight: Tensor, eps: float, project: Linear, activation: str
+) -> tuple[Tensor, Tensor]:
+    hidden, both = _norm_linear(stream, weight, eps, project)
+    return hidden, _gate_up(both, activation)
+
+
+def _linear_add(x: Tensor, project: Linear, hidden: Tensor, next_norm: Tensor | None) -> Residual:
+    return Residual(hidden, project(x))
+
+
+def _linear(x: Tensor, project: Linear) -> Tensor:
+    return project(x)
 
 
 def _gate_up(both: Tensor, activation: str) -> Tensor:
@@ -66,6 +118,10 @@ def _argmax(logits: Tensor) -> Tensor:
 TORCH_OPS = Ops(
     norm=rms_norm,
     add_norm=_add_norm,
+    norm_linear=_norm_linear,
+    norm_gate_up=_norm_gate_up,
+    linear_add=_linear_add,
+    linear=_linear,
     gate_up=_gate_up,
     argmax=_argmax,
     cos_sin=cos_sin_at,

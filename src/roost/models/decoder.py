@@ -16,12 +16,22 @@ from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype, make_linear
-from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops
+from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
 from roost.layers.rotary import CosSin, Rope, frequencies
 from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
 
-FeedForward = Callable[[Tensor], Tensor]  # normed hidden states -> what is added to the hidden states, both [n, hidden]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedNorms:
+    """Weights of the norms around a feed-forward."""
+
+    before: Tensor
+    after: Tensor | None  # None: what it says is added as it is
+    next: Tensor | None  # through which the stream is read next; None: that is not known
+
+
+FeedForward = Callable[[Residual, FeedNorms], Residual]  # reads the residual stream through a norm, and adds to it
 MakeFeedForward = Callable[["Loader", str], FeedForward]  # from the tensors of the layer with this prefix
 
 
@@ -32,7 +42,26 @@ def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
     gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
     project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False)
     project_out = loader.linear((down,), (hidden,), wide, bias=False)
-    return lambda normed: project_out(ops.gate_up(project_in(normed), config.activation))
+
+    def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
+        total, gated = ops.norm_gate_up(stream, norms.before, config.norm_eps, project_in, config.activation)
+        if norms.after is None:
+            return ops.linear_add(gated, project_out, total, norms.next)
+        return Residual(total, ops.norm(ops.linear(gated, project_out), norms.after, config.norm_eps))
+
+    return feed_forward
+
+
+def feed_forward_of_normed(loader: "Loader", said_of: Callable[[Tensor], Tensor]) -> FeedForward:
+    """A feed-forward from a function: of normed hidden states, what is added to the hidden states."""
+    ops, eps = loader.ops, loader.config.norm_eps
+
+    def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
+        hidden, normed = ops.add_norm(stream, norms.before, eps)
+        said = said_of(normed)
+        return Residual(hidden, said if norms.after is None else ops.norm(said, norms.after, eps))
+
+    return feed_forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,31 +146,47 @@ class Layer:
         assert self.norm_before_attention is not None
         return self.norm_before_attention
 
+    def feed_norms(self, next_norm: Tensor | None) -> FeedNorms:
+        """The norms around the feed-forward."""
+        return FeedNorms(before=self.norm_before_feed, after=self.norm_after_feed, next=next_norm)
+
 
 class Stack:
-    """Runs layers: each reads the residual stream and says what to add to it."""
+    """Runs layers: each reads the residual stream and adds to it."""
 
     def __init__(self, config: DecoderConfig, ops: Ops) -> None:
         self._config = config
         self._ops = ops
 
     def run(
-        self, layer: Layer, number: int, hidden: Tensor, normed: Tensor, cos_sin: CosSin, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """`hidden` plus the output of attention over `normed`, and the output of the feed-forward, not added yet."""
+        self,
+        layer: Layer,
+        number: int,
+        stream: Residual,
+        cos_sin: CosSin,
+        attend: Attend,
+        *,
+        attended: Tensor | None = None,
+        next_norm: Tensor | None = None,
+    ) -> Residual:
+        """The stream behind a layer; its attention reads the stream's norm, unless it is told to read `attended`.
+
+        `next_norm` is the weight of the norm that reads the stream next, where it is known.
+        """
         config, ops, eps = self._config, self._ops, self._config.norm_eps
-        heads = layer.qkv(normed).unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
+        if attended is None:
+            hidden, heads = ops.norm_linear(stream, layer.first_norm, eps, layer.qkv)
+        else:
+            hidden, heads = stream.total(), ops.linear(attended, layer.qkv)
+        heads = heads.unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
         qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.qk_norm is not None:
             qk = ops.norm(qk, layer.qk_norm, eps)
-        mixed = layer.out(attend(number, qk, value, cos_sin).flatten(1))
-        if layer.norm_after_attention is not None:
-            mixed = ops.norm(mixed, layer.norm_after_attention, eps)
-        hidden, normed = ops.add_norm(hidden, mixed, layer.norm_before_feed, eps)
-        fed = layer.feed_forward(normed)
-        if layer.norm_after_feed is not None:
-            fed = ops.norm(fed, layer.norm_after_feed, eps)
-        return hidden, fed
+        mixed, norms = attend(number, qk, value, cos_sin).flatten(1), layer.feed_norms(next_norm)
+        if layer.norm_after_attention is None:
+            return layer.feed_forward(ops.linear_add(mixed, layer.out, hidden, norms.before), norms)
+        added = ops.norm(ops.linear(mixed, layer.out), layer.norm_after_attention, eps)
+        return layer.feed_forward(Residual(hidden, added), norms)
 
 
 def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
@@ -231,20 +276,20 @@ class Decoder:
         num_layers = len(self._layers)
         assert all(0 <= number <= num_layers for number in aux_layers), aux_layers
         cos_sin = [self.ops.cos_sin(positions, frequency, self.dtype) for frequency in self._frequencies]
-        hidden, eps, ops = self.embed(tokens), self.config.norm_eps, self.ops
+        stream, inputs = Residual(self.embed(tokens)), {}
         norms = [layer.first_norm for layer in self._layers] + [self._norm]
-        normed = ops.norm(hidden, norms[0], eps)
-        inputs = {0: hidden}
         for number, layer in enumerate(self._layers):
-            hidden, fed = self._stack.run(layer, number, hidden, normed, cos_sin[layer.rope], attend)
-            hidden, normed = ops.add_norm(hidden, fed, norms[number + 1], eps)
-            if number + 1 in aux_layers:
-                inputs[number + 1] = hidden
+            if number in aux_layers:
+                stream = stream if stream.added is None else Residual(stream.total())
+                inputs[number] = stream.hidden
+            rotation = cos_sin[layer.rope]
+            stream = self._stack.run(layer, number, stream, rotation, attend, next_norm=norms[number + 1])
+        inputs[num_layers], normed = self.ops.add_norm(stream, self._norm, self.config.norm_eps)
         return normed, tuple(inputs[number] for number in aux_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token: [num_tokens, vocab_size]."""
-        return self._head(hidden)
+        return self.ops.linear(hidden, self._head)
 
 
 class Loader:

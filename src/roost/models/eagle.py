@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
+from roost.layers.ops import Residual
 from roost.layers.rotary import frequencies
 from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shapes
 from roost.models.family import HeadFamily
@@ -126,13 +127,12 @@ class Eagle:
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
         cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
-        hidden = normed = self._fc(torch.cat([self._embed(tokens), hidden], dim=-1))
+        fused = self._ops.linear(torch.cat([self._embed(tokens), hidden], dim=-1), self._fc)
+        stream = Residual(fused)
         for number, layer in enumerate(self._layers):
-            if number > 0:
-                normed = self._ops.norm(hidden, layer.first_norm, self._config.norm_eps)
-            hidden, fed = self._stack.run(layer, number, hidden, normed, cos_sin, attend)
-            hidden = hidden + fed
-        return hidden
+            attended = fused if number == 0 else None  # the first layer has no norm in front
+            stream = self._stack.run(layer, number, stream, cos_sin, attend, attended=attended)
+        return stream.total()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token, by the target's own projection."""
@@ -188,7 +188,7 @@ class Eagle3:
 
     def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """One hidden state from the auxiliary ones: [num_tokens, hidden_size]."""
-        return self._fc(torch.cat(aux_hidden, dim=-1))
+        return self._ops.linear(torch.cat(aux_hidden, dim=-1), self._fc)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], before the final norm."""
@@ -197,12 +197,11 @@ class Eagle3:
         normed = norm(hidden, self._hidden_norm, eps)
         both = torch.cat([norm(self._embed(tokens), self._layer.first_norm, eps), normed], dim=-1)
         residual = normed if self._config.norm_before_residual else hidden
-        residual, fed = self._stack.run(self._layer, 0, residual, both, cos_sin, attend)
-        return residual + fed
+        return self._stack.run(self._layer, 0, Residual(residual), cos_sin, attend, attended=both).total()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token in its own vocabulary."""
-        return self._head(self._ops.norm(hidden, self._norm, self._config.layers.norm_eps))
+        return self._ops.norm_linear(Residual(hidden), self._norm, self._config.layers.norm_eps, self._head)[1]
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of its own."""
