@@ -19,7 +19,7 @@ from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConf
 from roost.config.resolve import resolve
 from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
-from roost.device.open import memory_of
+from roost.device.open import capability_of, memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import attention_padding, row_multiple
@@ -61,6 +61,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     weights = _weights(config.model, device)
     backend = backend_of(config, device)
     check_device_options(config, device)
+    check_capability(config, backend, capability_of(device))
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
@@ -177,6 +178,16 @@ def check_device_options(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError("--memory-fraction and --pool-tokens both say how large the pool is; give one")
 
 
+def check_capability(config: EngineConfig, backend: Backend, capability: tuple[int, int] | None) -> None:
+    """Refuse a form of KV that a CUDA device of this compute capability does not have; None: not a CUDA device."""
+    least, allowed = backend.fp8_capability, [each for each in backend.kv_cache_dtypes if each != "fp8"]
+    if config.memory.kv_cache_dtype == "fp8" and least is not None and capability is not None and capability < least:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs a device of compute capability {least[0]}.{least[1]} or more on the "
+            f"{backend.name} backend, and this one has {capability[0]}.{capability[1]}; use {' or '.join(allowed)}"
+        )
+
+
 def ops_of(backend: Backend) -> Ops:
     """The operations that go with a backend."""
     ops: Ops = load_symbol(backend.ops)
@@ -201,7 +212,7 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
     if known is None or memory.pool_tokens is not None:
         return config
     taken = workspace_bytes(config, loaded.model, backend)
-    per_full, per_window = token_bytes(loaded.model, loaded.head)
+    per_full, per_window = token_bytes(loaded.model, loaded.head, memory.kv_cache_dtype)
     if memory.window_pool_tokens is not None:
         if per_full == 0 and memory.memory_fraction is not None:
             raise ConfigError("--memory-fraction and --window-pool-tokens both say how large the pool is; give one")
@@ -228,6 +239,7 @@ def _settings(
 ) -> dict[str, object]:
     """The resolved choices, for display."""
     warnings = (*resolved.warnings, *loaded.warnings)
+    kv = loaded.model.kv[0].kept_as(resolved.memory.kv_cache_dtype)
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
@@ -242,6 +254,7 @@ def _settings(
         "page_size": resolved.page_size,
         "pool_tokens": [book.num_pages * resolved.page_size for book in resolved.books],
         "windows": [book.window for book in resolved.books],
+        "kv_cache_dtype": str(kv.dtype).removeprefix("torch."),
         "strict_memory": resolved.memory.strict_memory,
         "context": resolved.context,
         "num_layers": len(loaded.model.kv),

@@ -10,9 +10,10 @@ import pytest
 
 from tests.support.forced_drafts import Knowing, Prompt, model_of, null_prompts
 from tests.support.random_heads import make_head
-from tests.support.session_clients import Talks, next_tokens
-from tests.support.session_matrix import CELLS, LARGE_PAGES, NAMED, WIDE_PAGES, Cell, drawn
+from tests.support.session_clients import Talks
+from tests.support.session_matrix import CELLS, LARGE_PAGES, NAMED, QUANTISED, WIDE_PAGES, Cell, drawn
 from tests.support.session_scenes import SCENES, play
+from tests.support.slow_reference import next_tokens
 
 ALWAYS = ("turns", "together", "aborts")  # scenes that every named cell plays
 DRAWN = drawn(SCENES)
@@ -22,6 +23,12 @@ DRAWN = drawn(SCENES)
 def test_in_each_named_engine_turns_inherit_what_was_predicted(name: str) -> None:
     talks = play(NAMED[name], *ALWAYS)
     assert (talks.engine.state.totals.preemptions > 0) == (NAMED[name].load == "preemptions")
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_with_quantised_kv_turns_say_what_one_prefill_of_the_conversation_says(name: str) -> None:
+    cell, scenes = QUANTISED[name]
+    play(cell, *scenes)
 
 
 @pytest.mark.parametrize("layers", LARGE_PAGES)

@@ -3,14 +3,18 @@
 import pytest
 
 from roost.front.speculation import total
-from tests.support.spec_matrix import ABORT_TICKS, CELLS, Cell, Matrix, drawn, work
-from tests.support.tiny_models import greedy
+from tests.support.spec_matrix import ABORT_TICKS, CELLS, QUANTISED, Cell, Matrix, drawn, work
 
 DRAWN = drawn(num_together=3)
 
 
 @pytest.mark.parametrize("cell", DRAWN, ids=lambda cell: cell.name)
 def test_output_is_that_of_plain_decoding_and_the_pool_is_as_before(cell: Cell) -> None:
+    run(cell)
+
+
+@pytest.mark.parametrize("cell", QUANTISED, ids=lambda cell: cell.name)
+def test_with_quantised_kv_output_is_that_of_one_prefill_after_the_other(cell: Cell) -> None:
     run(cell)
 
 
@@ -28,7 +32,7 @@ def run(cell: Cell) -> None:
     served.executor.close()
     for number, (prompt, num_new) in enumerate(requests):
         name = f"r{number}"
-        output, expected, end = served.output(name), greedy(cell.kind, prompt, num_new), served.finish(name)
+        output, expected, end = served.output(name), cell.expected(prompt, num_new), served.finish(name)
         if cell.load == "aborts" and name in ABORT_TICKS:
             assert (output, end.reason) == (expected[: len(output)], "abort"), name
         else:

@@ -16,14 +16,17 @@ _STEPS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**
 class Fenced:
     """A contiguous tensor in the middle of a buffer whose other numbers must stay as they are."""
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, sentinel: float = SENTINEL
+    ) -> None:
         length = torch.Size(shape).numel()
-        self._buffer = torch.full((length + 2 * MARGIN,), SENTINEL, dtype=dtype, device=device)
+        self._sentinel = sentinel
+        self._buffer = torch.full((length + 2 * MARGIN,), sentinel, dtype=dtype, device=device)
         self.tensor = self._buffer[MARGIN : MARGIN + length].view(*shape)
 
     def check(self) -> None:
         """Nothing was written outside of it."""
-        assert (self._buffer[:MARGIN] == SENTINEL).all() and (self._buffer[-MARGIN:] == SENTINEL).all()
+        assert (self._buffer[:MARGIN] == self._sentinel).all() and (self._buffer[-MARGIN:] == self._sentinel).all()
 
 
 def assert_near(ours: Tensor, reference: Tensor, steps: float = 1.0) -> None:

@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 import roost.runner.executor
 import tests.support.tiny_models
-from roost.attention.kv_cache import PageTable
+from roost.attention.kv_cache import LayerKv, PageTable
 from roost.attention.protocol import ReadKv
 from roost.attention.registry import TORCH, TRITON, Backend
 from roost.attention.torch_backend import TorchAttention
 from roost.device.cpu import CpuDevice
 from roost.device.device import Replay
+from roost.layers.quantised_kv import dequantise
 from roost.layers.segments import Segments, segment_attention
 from roost.models.model import KvShape
 
@@ -103,7 +104,16 @@ def read_segments(table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
         for names in (_COLUMNS, _TREES, _BRANCHES)
     )
     how = (columns, trees, branches, table.page_size, table.window or 0, kv.scale)
-    return lambda query, keys, values: _read_segments(query, keys, values, table.pages, *how)
+
+    def read(query: Tensor, layer: LayerKv) -> Tensor:
+        keys, values, scales = layer
+        if scales is not None:
+            keys, values = (
+                dequantise(codes, scales[:, number].t(), query.dtype) for number, codes in enumerate((keys, values))
+            )
+        return _read_segments(query, keys, values, table.pages, *how)
+
+    return read
 
 
 class RehearsedAttention(TorchAttention):

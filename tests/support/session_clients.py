@@ -43,14 +43,6 @@ from tests.support.tiny_models import VOCAB, Served
 Prompt = tuple[int, ...]
 
 
-def next_tokens(kind: str, text: Prompt, number: int) -> Prompt:
-    """What greedy decoding says next, by dense passes."""
-    output: Prompt = ()
-    for _ in range(number):
-        output += (int(slow_logits(kind, text + output)[-1].argmax()),)
-    return output
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Talk:
     """What a client knows of its session."""
@@ -234,7 +226,7 @@ class Talks(Served):
 
     def _assert_logprobs(self, asked: Asked, before: Prompt) -> None:
         """Every log-probability that was asked for came once, and is that of a dense pass."""
-        submit, kind = asked.submit, self.cell.kind
+        submit, cell = asked.submit, self.cell
         tokens = before + asked.tokens
         own = [entry for event in asked.scored for entry in event.logprobs]
         assert len(own) == (0 if submit.num_top_logprobs is None else len(asked.tokens)), submit
@@ -246,10 +238,10 @@ class Talks(Served):
             first = max(submit.prompt_logprobs_from, asked.end.usage.cached_tokens)
             scored = sorted(place for place in places if place < len(before))
             assert not scored or scored == list(range(scored[0], len(before)))
-            stale = 1 if self.cell.shape.pair else 0  # a pair drafter may run the last inherited token again
+            stale = 1 if cell.shape.pair else 0  # a pair drafter may run the last inherited token again
             start = scored[0] - 1 if scored else len(before) - 1
             assert asked.end.reason == "abort" or first - stale <= start <= first, (submit, scored)
-        rows = slow_logprobs(kind, tokens) if places else ()
+        rows = slow_logprobs(cell.kind, tokens, cell.kv_cache_dtype) if places else ()
         for place, entry in places.items():
             assert entry.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=NEAR), (submit, place)
             best = (-rows[place - 1]).argsort(kind="stable")[: submit.num_top_logprobs or 0]
@@ -282,7 +274,7 @@ class Talks(Served):
     def assert_all_said_is_right(self) -> None:
         """Every output is that of the same conversation sent as one prompt; what clients were told adds up."""
         for text, start in self._checks:
-            best = slow_logits(self.cell.kind, text).argmax(axis=-1)[start - 1 : -1]
+            best = slow_logits(self.cell.kind, text, self.cell.kv_cache_dtype).argmax(axis=-1)[start - 1 : -1]
             assert tuple(best.tolist()) == text[start:], (start, text)
         self._checks.clear()
         ends: Iterable[Finished] = (asked.end for asked in self.asked if isinstance(asked.end, Finished))

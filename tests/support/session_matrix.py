@@ -46,6 +46,7 @@ class Cell:
     chunk: int = 4096
     spec: SpecShape | None = None  # another shape than the drafter's
     overlap: bool = True  # False: depth 0, whatever the drafter's depth
+    kv_cache_dtype: str = "auto"
 
     @property
     def factors(self) -> tuple[object, ...]:
@@ -106,6 +107,7 @@ class Cell:
             max_running=max_running,
             context=context,
             spec=self.shape,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
 
 
@@ -133,6 +135,13 @@ NAMED: dict[str, Cell] = {
     "window": Cell(layers="window"),
     "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
     "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),
+}
+QUANTISED = {  # sessions whose KV is quantised, with the scenes that each plays
+    "plain": (Cell(kv_cache_dtype="int8", load="mixed"), ("turns", "rewinds", "forks")),
+    "preempt x page 1": (Cell(kv_cache_dtype="int8", page_size=1, load="preemptions"), ("together", "aborts")),
+    "chain x window": (Cell(kv_cache_dtype="int8", drafter="chain1", layers="window"), ("turns", "logprobs")),
+    "tree x both layers": (Cell(kv_cache_dtype="int8", drafter="tree1", layers="mixed"), ("stop_strings", "rewinds")),
+    "fp8 x tree x page 256": (Cell(kv_cache_dtype="fp8", drafter="tree1", page_size=256), ("turns", "aborts")),
 }
 LARGE_PAGES = {  # context 512, page 256
     "full": Cell(page_size=256),

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from roost.config.options import SessionConfig
 from roost.messages import ForkSession, GetSession, OpenSession, Refused, RewindSession, SessionState
-from tests.support.session_clients import Asked, Talks, next_tokens
+from tests.support.session_clients import Asked, Talks
 from tests.support.session_matrix import MAX_RUNNING, Cell
+from tests.support.slow_reference import next_tokens
 from tests.support.spec_engines import text_of
 from tests.support.tiny_models import VOCAB
 
@@ -26,7 +27,7 @@ def turns(talks: Talks) -> None:
     for num_in, num_new in ((21, 4), (5, 1), (3, 0), (1, 6), (0, 3), (30, 9), (2, 2)):
         assert talks.turn("s", num_in, num_new).finished.reason == "length"
     tokens = talks.prompt(6)
-    (first,) = next_tokens(talks.cell.kind, talk.tokens + tokens, 1)
+    (first,) = next_tokens(talks.cell.kind, talk.tokens + tokens, 1, talks.cell.kv_cache_dtype)
     asked = talks.turn("s", tokens, 9, stop_token_ids=frozenset([first]))
     assert (asked.finished.reason, asked.finished.matched, asked.tokens) == ("stop", first, (first,))
     assert len(talks.turn("s", 4, 7).tokens) == 7  # its own limit, not one of those before it
@@ -38,7 +39,7 @@ def stop_strings(talks: Talks) -> None:
     talks.begin("s")
     for num_in in (19, 4, 5):
         tokens = talks.prompt(num_in, first=num_in == 19)
-        said = next_tokens(talks.cell.kind, talks.talks["s"].tokens + tokens, 5)
+        said = next_tokens(talks.cell.kind, talks.talks["s"].tokens + tokens, 5, talks.cell.kv_cache_dtype)
         stop = text_of(said[2:4], in_special=True)
         end = next(end for end in range(1, 6) if stop in text_of(said[:end], in_special=True))
         asked = talks.turn("s", tokens, 12, stop=(stop,), stop_in_special=True)

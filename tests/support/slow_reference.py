@@ -1,7 +1,8 @@
 """A slow reference of a whole generation: for each token the sequence so far runs again through transformers, densely.
 
-The rules of sampling are written out here in plain numpy, from what the options promise; only the random numbers are
-the engine's own. A choice too close to call in floats fails the test that asks for it: other seeds are to be taken.
+Quantised KV, which transformers does not have, runs as one prefill of Roost's. The rules of sampling are written out
+here in plain numpy, from what the options promise; only the random numbers are the engine's own. A choice too close
+to call in floats fails the test that asks for it: other seeds are to be taken.
 """
 
 from collections import Counter
@@ -12,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from roost.messages import Submit
+from roost.models.decoder import Decoder
 from roost.sampling.draw import uniform
 from roost.sampling.params import SamplingParams
 from tests.support.stand_in_heads import checkpoint
+from tests.support.whole_prefill import prefill_logits
 
 Reals = NDArray[np.float64]
 
@@ -22,15 +25,26 @@ MARGIN = 1e-5  # closer than this to a border, rounding decides
 
 
 @cache
-def slow_logits(kind: str, tokens: tuple[int, ...]) -> Reals:
+def slow_logits(kind: str, tokens: tuple[int, ...], kv_cache_dtype: str = "auto") -> Reals:
     """Logits after every token: [num_tokens, vocab]."""
+    if kv_cache_dtype != "auto":
+        return prefill_logits(_model(kind), tokens, kv_cache_dtype).to(torch.float64).numpy()
     with torch.no_grad():
         return checkpoint(kind).reference(torch.tensor([tokens])).logits[0].to(torch.float64).numpy()
 
 
-def slow_logprobs(kind: str, tokens: tuple[int, ...]) -> Reals:
+def slow_logprobs(kind: str, tokens: tuple[int, ...], kv_cache_dtype: str = "auto") -> Reals:
     """Log-probabilities of whatever may follow each token: [num_tokens, vocab]."""
-    return torch.from_numpy(slow_logits(kind, tokens)).log_softmax(-1).numpy()
+    return torch.from_numpy(slow_logits(kind, tokens, kv_cache_dtype)).log_softmax(-1).numpy()
+
+
+@cache
+def next_tokens(kind: str, text: tuple[int, ...], number: int, kv_cache_dtype: str = "auto") -> tuple[int, ...]:
+    """What greedy decoding says next."""
+    output: tuple[int, ...] = ()
+    for _ in range(number):
+        output += (int(slow_logits(kind, text + output, kv_cache_dtype)[-1].argmax()),)
+    return output
 
 
 @cache
@@ -44,6 +58,11 @@ def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
         if len(output) > submit.min_new_tokens and output[-1] in submit.stop_token_ids:
             return output, "stop"
     return output, "length"
+
+
+@cache
+def _model(kind: str) -> Decoder:
+    return checkpoint(kind).model()
 
 
 def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:

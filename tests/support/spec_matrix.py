@@ -15,7 +15,8 @@ from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
 from tests.support.random_heads import make_head
-from tests.support.tiny_models import Served, configure, prompts, tiny
+from tests.support.slow_reference import next_tokens
+from tests.support.tiny_models import Served, configure, greedy, prompts, tiny
 from tests.support.workload import Work
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
@@ -47,11 +48,13 @@ class Cell:
     page_size: int
     kind: str
     load: str
+    kv_cache_dtype: str = "auto"
 
     @property
     def name(self) -> str:
         """Its name among tests."""
-        return "-".join(map(str, self.factors)).replace(" ", "_")
+        form = () if self.kv_cache_dtype == "auto" else (self.kv_cache_dtype,)
+        return "-".join(map(str, self.factors + form)).replace(" ", "_")
 
     @property
     def factors(self) -> tuple[object, ...]:
@@ -77,12 +80,33 @@ class Cell:
             max_running=MAX_RUNNING,
             context=CONTEXT,
             spec=self.shape,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
+
+    def expected(self, prompt: tuple[int, ...], num_new: int) -> tuple[int, ...]:
+        """What transformers says, or where KV is quantised one prefill after the other."""
+        if self.kv_cache_dtype == "auto":
+            return greedy(self.kind, prompt, num_new)
+        return next_tokens(self.kind, prompt, num_new, self.kv_cache_dtype)
 
 
 CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
+]
+QUANTISED = [
+    Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load, kv_cache_dtype=kv_cache_dtype)
+    for drafter, depth, page_size, kind, load, kv_cache_dtype in (
+        ("plain", 1, 1, "gemma3-untied", "mixed", "int8"),
+        ("plain", 0, 64, "llama", "preemptions", "int8"),
+        ("ngram", 1, 4, "mistral", "side by side", "int8"),
+        ("target-chain", 1, 4, "llama", "aborts", "int8"),
+        ("eagle3-chain", 1, 64, "mistral", "mixed", "int8"),
+        ("target-tree", 0, 4, "gemma3-untied", "mixed", "int8"),
+        ("target-tree", 1, 1, "llama", "preemptions", "int8"),
+        ("eagle-tree", 1, 4, "mistral", "side by side", "fp8"),
+        ("target-tree", 1, 64, "llama", "mixed", "fp8"),
+    )
 ]
 
 

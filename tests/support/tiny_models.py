@@ -179,13 +179,18 @@ def configure(
     spec: SpecShape = PLAIN,
     spec_max_batch: int | None = None,
     auto: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> EngineConfig:
     """A configuration with the strictest audit; a test of what the backend does not declare is skipped."""
     if spec.topk > 1 and not (BACKEND.trees and (BACKEND.branch_pages or page_size == 1)):
         pytest.skip(f"the {BACKEND.name} backend declares no trees over such pages")
     return EngineConfig(
         memory=MemoryConfig(
-            page_size=page_size, pool_tokens=pool_tokens, window_pool_tokens=window_pool_tokens, strict_memory=2
+            page_size=page_size,
+            kv_cache_dtype=kv_cache_dtype,
+            pool_tokens=pool_tokens,
+            window_pool_tokens=window_pool_tokens,
+            strict_memory=2,
         ),
         sched=SchedConfig(context=context, max_running=max_running, chunk=chunk, mixed=mixed, overlap=depth == 1),
         spec=spec_config(spec, spec_max_batch, auto=auto),
@@ -211,8 +216,9 @@ class Served:
         drafter = self.executor.runner.passes.drafter
         own = [drafter.kv_cache] if isinstance(drafter, EagleDrafter) else []
         for each in self.executor.runner.passes.kv_caches + own:
-            each.keys.fill_(torch.nan)
-            each.values.fill_(torch.nan)
+            for buffer in (each.keys, each.values, each.scales):
+                if buffer is not None and buffer.dtype != torch.int8:  # whose scales are enough
+                    buffer.fill_(torch.nan)
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()

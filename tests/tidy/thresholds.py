@@ -104,6 +104,8 @@ TESTED: dict[str, str] = {
     "test_a_token_in_a_chunk_of_any_cut_is_the_token_alone",
     "roost.layers.attention._GATHER_MAX": "tests/parity/test_attention.py::"
     "test_any_number_of_rounds_of_any_length_read_all_their_keys",
+    "roost.layers.quantised_kv.SCALE_LEAST": "tests/unit/layers/test_quantised_kv.py::"
+    "test_the_smallest_scale_is_one_that_has_a_reciprocal",
     "roost.kernels.argmax._CHUNK": _KERNELS + "test_argmax.py::test_the_lowest_id_of_the_largest_score",
     "roost.kernels.attention._SPLITS_MAX": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
     "roost.kernels.attention._SPLIT_LEN_MIN": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roost.attention.registry import BACKENDS, TORCH, TRITON, choose_backend
+from roost.attention.registry import BACKENDS, KV_CACHE_DTYPES, TORCH, TRITON, Backend, choose_backend
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
+from roost.layers.quantised_kv import CODE_DTYPES
 from roost.lazy_import import load_symbol
-from roost.startup import backend_of, check_device_options, ops_of
+from roost.startup import backend_of, check_capability, check_device_options, ops_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAITS = ModelTraits(vocab_size=100)
@@ -99,3 +100,50 @@ def test_graphs_need_a_backend_whose_steps_can_be_captured() -> None:
         ConfigError, match="--graphs: steps of the torch backend cannot be captured, only those of: triton"
     ):
         resolve(EngineConfig(sched=SchedConfig(graphs=True)), TRAITS, TORCH)
+
+
+def _kv(kv_cache_dtype: str) -> EngineConfig:
+    return EngineConfig(memory=MemoryConfig(kv_cache_dtype=kv_cache_dtype))
+
+
+def test_every_type_of_kv_is_one_that_can_be_written() -> None:
+    assert tuple(CODE_DTYPES) == KV_CACHE_DTYPES[1:]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kv_cache_dtype", "message"),
+    [
+        (TORCH, "fp4", "--kv-cache-dtype must be one of auto, fp8, int8, got fp4"),
+        (
+            replace(TORCH, name="plain", kv_cache_dtypes=("auto",)),
+            "int8",
+            "--kv-cache-dtype int8: the plain backend does not read such KV, these do: torch, triton; or use auto",
+        ),
+        (
+            replace(TORCH, name="whole", kv_cache_dtypes=("auto", "int8")),
+            "fp8",
+            "--kv-cache-dtype fp8: the whole backend does not read such KV, these do: torch, triton; or use auto or "
+            "int8",
+        ),
+    ],
+)
+def test_kv_that_a_backend_does_not_read_is_refused_with_what_it_does(
+    backend: Backend, kv_cache_dtype: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(_kv(kv_cache_dtype), TRAITS, backend)
+    assert str(refused.value) == message
+
+
+def test_fp8_kv_is_refused_on_a_device_that_has_no_such_numbers() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_capability(_kv("fp8"), TRITON, (8, 6))
+    assert str(refused.value) == (
+        "--kv-cache-dtype fp8 needs a device of compute capability 8.9 or more on the triton backend, and this one has "
+        "8.6; use auto or int8"
+    )
+    check_capability(_kv("fp8"), TRITON, (8, 9))
+    check_capability(_kv("fp8"), TRITON, (10, 0))
+    check_capability(_kv("fp8"), TORCH, (7, 5))  # torch converts them itself
+    check_capability(_kv("fp8"), TORCH, None)
+    check_capability(_kv("int8"), TRITON, (7, 5))

@@ -6,6 +6,7 @@ runner, the forward passes and drafters.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.errors import InvariantError
+from roost.layers.quantised_kv import SCALE_DTYPE
 from roost.layers.rounds import Pages
 from roost.models.model import KvShape
 from roost.step import TableDelta
@@ -53,8 +55,16 @@ class PageTable:
         return self.of_rounds.slots(rows, positions)
 
 
+class LayerKv(NamedTuple):
+    """One layer of a KV cache."""
+
+    keys: Tensor  # [num_slots, num_kv_heads, head_dim]
+    values: Tensor
+    scales: Tensor | None  # [num_kv_heads, 2, num_slots], of keys and of values; None: they are not quantised
+
+
 class KvCache:
-    """Keys and values of some layers, in slots that one page table gives out."""
+    """Keys and values of some layers, in slots that one page table gives out; quantised ones with their scales."""
 
     def __init__(self, table: PageTable, layers: Sequence[KvShape]) -> None:
         if len(set(layers)) != 1:
@@ -65,3 +75,10 @@ class KvCache:
         device = table.pages.device
         self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
         self.values = torch.empty(shape, dtype=kv.dtype, device=device)
+        # Attention reads one head's scales of many slots: those lie side by side.
+        lines = (len(layers), kv.num_kv_heads, 2, table.num_slots)
+        self.scales = torch.empty(lines, dtype=SCALE_DTYPE, device=device) if kv.is_quantised else None
+
+    def layer(self, index: int) -> LayerKv:
+        """One of its layers."""
+        return LayerKv(self.keys[index], self.values[index], None if self.scales is None else self.scales[index])

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.kv_cache import KvCache, LayerKv, PageTable
 from roost.attention.registry import Backend
 from roost.device.device import Device
 from roost.layers.attention import Attend
@@ -19,23 +19,29 @@ from roost.layers.segments import Segments
 from roost.lazy_import import load_symbol
 from roost.models.model import KvShape
 
-# (query, keys, values) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
-ReadKv = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (query, KV) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
+ReadKv = Callable[[Tensor, LayerKv], Tensor]
 
 
 class Attention(Protocol):
     """A backend; made by its factory from a device."""
 
     def read(self, table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
-        """Plan what segments read in layers of a book whose KV has this shape."""
+        """Plan what segments read in layers of a book whose KV has this shape, in a type that the backend declares."""
         ...
 
     def write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
-        """Rotate queries and keys, put keys and values into slots; the rotated queries."""
+        """Rotate queries and keys, put keys and values into slots; the rotated queries.
+
+        Quantised KV is what `layers.quantised_kv` makes of each slot's keys and values: reads of the same pass see it.
+        """
         ...
 
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
-        """Copy slots [num_groups, group_len], all layers; every source of a group is read before any is written."""
+        """Copy slots [num_groups, group_len], all layers, with their scales.
+
+        Every source of a group is read before any is written.
+        """
         ...
 
     def before_replay(
@@ -69,7 +75,7 @@ def attend_through(
         number, index = layers[layer]
         cache = caches[number]
         query = attention.write(cache, index, slots[number], qk, value, cos_sin)
-        return reads[number](query, cache.keys[index], cache.values[index])
+        return reads[number](query, cache.layer(index))
 
     return attend
 

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from roost.errors import ConfigError
 
 AUTO_BACKEND = "auto"  # of --backend: the default of the device
+UNQUANTISED = "auto"  # of --kv-cache-dtype: the type of the activations
+KV_CACHE_DTYPES = (UNQUANTISED, "fp8", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,15 @@ class Backend:
     # a branch has slots of its own in any case
     branch_pages: bool
     windows: bool  # reads layers with a sliding window
+    kv_cache_dtypes: tuple[str, ...] = (UNQUANTISED,)  # forms of KV that it writes and reads, of --kv-cache-dtype
+    fp8_capability: tuple[int, int] | None = None  # compute capability of CUDA devices that it needs for fp8
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
     copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
     tile_len_max: int  # tokens of a row that are one tile of its work; a power of two
 
     def __post_init__(self) -> None:
         assert set(self.default_for) <= set(self.devices), self
+        assert {UNQUANTISED} <= set(self.kv_cache_dtypes) <= set(KV_CACHE_DTYPES), self
         assert self.tile_len_max > 0 and not self.tile_len_max & (self.tile_len_max - 1), self
 
     @property
@@ -52,6 +57,7 @@ TORCH = Backend(
     trees=True,
     branch_pages=True,
     windows=True,
+    kv_cache_dtypes=KV_CACHE_DTYPES,
     needs_host_lengths=True,
     tile_len_max=16,
 )
@@ -67,6 +73,8 @@ TRITON = Backend(
     trees=True,
     branch_pages=True,
     windows=True,
+    kv_cache_dtypes=KV_CACHE_DTYPES,
+    fp8_capability=(8, 9),
     needs_host_lengths=False,
     copied_max=1024,
     tile_len_max=16,

@@ -7,11 +7,12 @@ drafters.
 import numpy as np
 from torch import Tensor
 
-from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.kv_cache import KvCache, LayerKv, PageTable
 from roost.attention.protocol import ReadKv
 from roost.device.device import Device
 from roost.errors import InvariantError
 from roost.layers.attention import paged_attention, plan_reads
+from roost.layers.quantised_kv import quantise
 from roost.layers.rotary import CosSin, rotate
 from roost.layers.segments import Segments
 from roost.models.model import KvShape
@@ -29,12 +30,21 @@ class TorchAttention:
             raise InvariantError("the torch backend needs the rows' lengths on the host")
         size, window, head_dim = table.page_size, table.window, kv.head_dim
         groups = plan_reads(table.pages, segments, page_size=size, window=window, head_dim=head_dim)
-        return lambda query, keys, values: paged_attention(query, keys, values, groups, scale=kv.scale)
+
+        def read(query: Tensor, layer: LayerKv) -> Tensor:
+            return paged_attention(query, layer.keys, layer.values, groups, scale=kv.scale, scales=layer.scales)
+
+        return read
 
     def write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """Queries and keys rotated together."""
         num_kv_heads = value.shape[1]
         query, key = rotate(qk, cos_sin).split((qk.shape[1] - num_kv_heads, num_kv_heads), dim=1)
+        if cache.scales is not None:
+            key, key_scales = quantise(key, cache.kv.dtype)
+            value, value_scales = quantise(value, cache.kv.dtype)
+            cache.scales[layer, :, 0, slots] = key_scales.t()
+            cache.scales[layer, :, 1, slots] = value_scales.t()
         cache.keys[layer, slots] = key
         cache.values[layer, slots] = value
         return query
@@ -43,6 +53,8 @@ class TorchAttention:
         """All groups at once: every source is read before any slot is written."""
         for buffer in (cache.keys, cache.values):
             buffer[:, dests.flatten()] = buffer[:, sources.flatten()]
+        if cache.scales is not None:
+            cache.scales[..., dests.flatten()] = cache.scales[..., sources.flatten()]
 
     def before_replay(
         self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None

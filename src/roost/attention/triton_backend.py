@@ -7,7 +7,7 @@ drafters.
 import numpy as np
 from torch import Tensor
 
-from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.kv_cache import KvCache, LayerKv, PageTable
 from roost.attention.protocol import ReadKv
 from roost.device.device import Device
 from roost.kernels.attention import num_splits, paged_attention
@@ -30,29 +30,31 @@ class TritonAttention:
         if table.window is not None:
             keys_max = min(keys_max, table.window)
 
-        def read(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            splits = num_splits(len(segments.tile_segments), keys.shape[1], self._num_processors, keys_max)
+        def read(query: Tensor, layer: LayerKv) -> Tensor:
+            splits = num_splits(len(segments.tile_segments), kv.num_kv_heads, self._num_processors, keys_max)
             return paged_attention(
                 query,
-                keys,
-                values,
+                layer.keys,
+                layer.values,
                 table.pages,
                 segments,
                 page_size=table.page_size,
                 window=table.window,
                 scale=kv.scale,
                 num_splits=splits,
+                scales=layer.scales,
             )
 
         return read
 
     def write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         """In one kernel."""
-        return rope_write(qk, value, *cos_sin, slots, cache.keys[layer], cache.values[layer])
+        keys, values, scales = cache.layer(layer)
+        return rope_write(qk, value, *cos_sin, slots, keys, values, scales)
 
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
         """In one kernel, a group at a time."""
-        copy_slots(cache.keys, cache.values, sources, dests)
+        copy_slots(cache.keys, cache.values, sources, dests, cache.scales)
 
     def before_replay(
         self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None

@@ -7,7 +7,7 @@ derived here: `config.speculation` and `config.resolve` do that, once, at start-
 
 from dataclasses import dataclass, field
 
-from roost.attention.registry import AUTO_BACKEND, BACKENDS
+from roost.attention.registry import AUTO_BACKEND, BACKENDS, KV_CACHE_DTYPES, UNQUANTISED
 from roost.clients import ClientLimits
 from roost.drafters.registry import (
     LAYER_ID_SHIFTS,
@@ -59,6 +59,14 @@ class MemoryConfig:
     """How much KV there is and how it is cut up."""
 
     page_size: int = field(default=16, metadata={"help": "tokens per page"})
+    kv_cache_dtype: str = field(
+        default=UNQUANTISED,
+        metadata={
+            "help": "type of keys and values in the cache; auto: as they are computed; fp8 (e4m3) and int8 take half "
+            "of bf16, with a scale per token and KV head",
+            "choices": KV_CACHE_DTYPES,
+        },
+    )
     pool_tokens: int | None = field(
         default=None,
         metadata={"help": "KV slots for full-attention and draft layers; if absent four contexts, on cuda what fits"},

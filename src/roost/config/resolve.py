@@ -5,7 +5,7 @@ Every refusal names the flag and what is allowed. Called at start-up, and by tes
 
 from dataclasses import replace
 
-from roost.attention.registry import BACKENDS, TORCH, Backend
+from roost.attention.registry import BACKENDS, KV_CACHE_DTYPES, TORCH, Backend
 from roost.config.options import (
     CHUNK_CAPTURED,
     CHUNK_DEFAULT,
@@ -103,6 +103,12 @@ def _route(
             f"--backend {backend.name} does not read sliding windows, and the model has layers with one; these do: "
             f"{able}"
         )
+    if memory.kv_cache_dtype not in backend.kv_cache_dtypes:
+        able = ", ".join(each.name for each in BACKENDS if memory.kv_cache_dtype in each.kv_cache_dtypes)
+        raise ConfigError(
+            f"--kv-cache-dtype {memory.kv_cache_dtype}: the {backend.name} backend does not read such KV, these do: "
+            f"{able}; or use {' or '.join(backend.kv_cache_dtypes)}"
+        )
     if spec.topk > 1 and not backend.trees:
         able = ", ".join(each.name for each in BACKENDS if each.trees)
         raise ConfigError(
@@ -131,6 +137,8 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     at_least("--page-size", memory.page_size, 1)
     if memory.strict_memory not in STRICT_MEMORY:
         raise ConfigError(f"--strict-memory must be 0, 1 or 2, got {memory.strict_memory}")
+    if memory.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {memory.kv_cache_dtype}")
     context = _context(sched, traits)
     at_least("--max-running", sched.max_running, 1)
     at_least("--max-queued", sched.max_queued, 1)

@@ -16,6 +16,11 @@ from roost.device.device import Fetched, Replay
 _FEW_BYTES = 2**16
 
 
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Major and minor number of what the device's processors can do."""
+    return torch.cuda.get_device_capability(device)
+
+
 def memory_of(device: torch.device) -> tuple[int, int]:
     """Bytes that the driver has left and that torch keeps unused; and all there are."""
     free, total = torch.cuda.mem_get_info(device)

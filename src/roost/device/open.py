@@ -18,6 +18,15 @@ def open_device(device: torch.device) -> Device:
     return CudaDevice(device)
 
 
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device; None where there is no such thing."""
+    if device.type == "cpu":
+        return None
+    from roost.device import cuda  # noqa: PLC0415 (only there is there a CUDA to name)
+
+    return cuda.capability_of(device)
+
+
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes that are free on a device, and all there are; None where nobody counts them."""
     if device.type == "cpu":

@@ -30,7 +30,8 @@ def make(parts: Parts) -> "EagleDrafter":
     """The drafter of an engine."""
     if not isinstance(parts.head, PairHead):
         raise InvariantError(f"the head that drafts must be an EAGLE head, got {type(parts.head)}")
-    return EagleDrafter(parts.head, parts.resolved.spec, parts.table, parts.attention, parts.model.ops)
+    kv_cache = KvCache(parts.table, [kv.kept_as(parts.resolved.memory.kv_cache_dtype) for kv in parts.head.kv])
+    return EagleDrafter(parts.head, parts.resolved.spec, kv_cache, parts.attention, parts.model.ops)
 
 
 class EagleDrafter:
@@ -40,12 +41,13 @@ class EagleDrafter:
         self,
         head: PairHead,
         shape: SpecShape,
-        table: PageTable,
+        kv_cache: KvCache,
         attention: Attention,
         ops: Ops,
     ) -> None:
+        table = kv_cache.table
         self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
-        self.kv_cache = KvCache(table, head.kv)
+        self.kv_cache = kv_cache
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first

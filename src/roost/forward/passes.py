@@ -68,9 +68,9 @@ class Passes:
         self.device = device
         self.attention = make_attention(resolved.backend, device)
         self.tables = [PageTable(resolved, book, device) for book in range(len(resolved.books))]
-        windows = [kv.window for kv in model.kv]
+        windows, kv_cache_dtype = [kv.window for kv in model.kv], resolved.memory.kv_cache_dtype
         self.kv_caches = [  # of the books that the model has layers in; a drafter's layers have their own
-            KvCache(table, [kv for kv in model.kv if kv.window == table.window])
+            KvCache(table, [kv.kept_as(kv_cache_dtype) for kv in model.kv if kv.window == table.window])
             for table in self.tables
             if table.window in windows
         ]

@@ -2,8 +2,10 @@
 
 out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.segments.
 A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
-in blocks; several shares (splits) of a tile are merged by a second kernel. Bytes moved: 2 * num_keys * head_dim *
-itemsize per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by attention backends.
+in blocks; several shares (splits) of a tile are merged by a second kernel. Quantised keys and values are converted to
+the queries' type as they are; scores are multiplied by the keys' scales, weights by those of the values. Bytes moved:
+2 * num_keys * (head_dim * itemsize, and 4 with scales) per tile and KV head, queries and output once, splits 4 *
+head_dim per row twice. Called by attention backends.
 """
 
 import torch
@@ -23,7 +25,7 @@ _INTERPRETED = knobs.runtime.interpret
 # Device columns may be slices of larger buffers, and lengths change: neither may cause a compilation.
 _SEGMENTS = ("rows", "offsets", "query_lens", "start_positions", "tile_segments", "tile_offsets")
 _UNALIGNED = [*_SEGMENTS, "tree_of", "depths", "tree_mask", "bases", "shifts", "table"]
-_UNSPECIALISED = ["num_nodes", "row_stride"]
+_UNSPECIALISED = ["num_nodes", "row_stride", "num_slots"]
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, num_processors: int, keys_max: int) -> int:
@@ -43,10 +45,12 @@ def paged_attention(
     window: int | None,
     scale: float,
     num_splits: int = 1,
+    scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
 
+    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values.
     A tile whose segment is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there
     are many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
     """
@@ -72,9 +76,10 @@ def paged_attention(
     block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
     if num_tiles:
         _attend[(num_tiles, num_kv_heads * parts, num_splits)](
-            *(query, keys, values, table, output, partials, sums),
+            *(query, keys, values, scales, table, output, partials, sums),
             *(*tiles, *rows, *tree, *branches),
-            *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], table.stride(0)),
+            *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2]),
+            *(keys.shape[0], table.stride(0)),
             **sizes,
             **{"GROUP": group // parts, "PARTS": parts, "WINDOW": window or 0},
             **{"PAGE_SIZE": page_size, "WIDE": _INTERPRETED},
@@ -130,11 +135,20 @@ def _positions(place, start, num_own, tree, depths, num_nodes):
     return of
 
 
+@triton.jit
+def _scaled(lines, scales, slot, is_live):
+    """What [BLOCK_M, BLOCK_N] has of each key, times the scale of its slot; as it is where KV is not quantised."""
+    if scales is not None:
+        lines *= tl.load(scales + slot, mask=is_live, other=0.0)[None, :]
+    return lines
+
+
 @triton.jit(do_not_specialize=_UNSPECIALISED, do_not_specialize_on_alignment=_UNALIGNED)
 def _attend(
     query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     keys,  # [num_slots, num_kv_heads, HEAD_DIM]
     values,
+    scales,  # [num_kv_heads, 2, num_slots], of keys and of values; None: they are not quantised
     table,  # [num_rows, pages_per_row]
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     partials,  # [num_tokens, num_kv_heads * GROUP, num_splits, HEAD_DIM], or None
@@ -156,6 +170,7 @@ def _attend(
     query_head_stride,
     slot_stride,
     kv_head_stride,
+    num_slots,
     row_stride,
     TILE_LEN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -187,6 +202,7 @@ def _attend(
     token, head = (offset + node).to(tl.int64), part * GROUP + member % GROUP
     query_cells = token * query_token_stride + head * query_head_stride
     q = tl.load(query + query_cells[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    q = q.to(tl.float32) if WIDE else q
 
     # Some row reads keys [low, high), every row [low, even). A row at position `at` reads them in order up to `reach`;
     # a tree's prefix ends there, and the row goes on with the nodes it sees.
@@ -203,11 +219,10 @@ def _attend(
     begin += split * share
     end = tl.minimum(begin + share, high)
 
-    keys += kv_head * kv_head_stride
-    values += kv_head * kv_head_stride
+    keys, values = keys + kv_head * kv_head_stride, values + kv_head * kv_head_stride
+    scales = None if scales is None else scales + kv_head.to(tl.int64) * (2 * num_slots)
     table += row * row_stride
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    peak, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Large tiles first take the blocks that need no mask, in a phase 0 of their own.
     PHASE: tl.constexpr = 0 if BLOCK_M >= 64 and WINDOW == 0 else 1
@@ -219,11 +234,9 @@ def _attend(
             slot = _slots(table, block, place, is_live, base, shift, PAGE_SIZE, BLOCK_N)
             cells = slot[:, None] * slot_stride + dims[None, :]
             is_cell = is_live[:, None] & is_dim[None, :] if phase == 1 else is_dim[None, :]
-            key = tl.load(keys + cells, mask=is_cell, other=0.0)
-            value = tl.load(values + cells, mask=is_cell, other=0.0)
-            if WIDE:
-                q, key, value = q.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
-            score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+            key = tl.load(keys + cells, mask=is_cell, other=0.0).to(q.dtype)
+            value = tl.load(values + cells, mask=is_cell, other=0.0).to(q.dtype)
+            score = _scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_live)
             if phase == 1:
                 seen = place[None, :] <= reach[:, None]
                 if tree_mask is not None:
@@ -238,8 +251,8 @@ def _attend(
             level = tl.where(rise == float("-inf"), 0.0, rise)  # a row that has seen nothing yet
             weight, fade = tl.exp2(score - level[:, None]), tl.exp2(peak - level)
             peak, total = rise, total * fade + tl.sum(weight, 1)
-            mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
-
+            weight = _scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)
+            mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision="ieee")
     has_seen = total != 0  # some key, in this split
     total = tl.where(has_seen, total, 1.0)
     mixed = mixed / total[:, None]

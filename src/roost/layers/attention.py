@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, padded_rows
+from roost.layers.quantised_kv import dequantise
 from roost.layers.rotary import CosSin
 from roost.layers.segments import HostSegments, Segments
 
@@ -26,6 +27,7 @@ from roost.layers.segments import HostSegments, Segments
 Attend = Callable[[int, Tensor, Tensor, CosSin], Tensor]
 
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
+_Kept = tuple[Tensor, Tensor | None]  # keys or values as slots keep them, and their scales if they are quantised
 
 
 class _Segment(NamedTuple):
@@ -91,14 +93,25 @@ def plan_reads(
 
 
 def paged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, groups: Sequence[ReadGroup], *, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    groups: Sequence[ReadGroup],
+    *,
+    scale: float,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim]."""
+    """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
+
+    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values.
+    """
+    key_scales, value_scales = (None, None) if scales is None else scales.unbind(1)
+    kept = (keys, key_scales), (values, value_scales)
     if len(groups) == 1:
-        return _attend(query, keys, values, groups[0], scale)
+        return _attend(query, *kept, groups[0], scale)
     output = torch.empty_like(query)
     for group in groups:
-        output[group.tokens] = _attend(query[group.tokens], keys, values, group, scale)
+        output[group.tokens] = _attend(query[group.tokens], *kept, group, scale)
     return output
 
 
@@ -279,10 +292,11 @@ def _slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Te
     return table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, group: ReadGroup, scale: float) -> Tensor:
+def _attend(query: Tensor, keys: _Kept, values: _Kept, group: ReadGroup, scale: float) -> Tensor:
     """One operation: [num_rows * width, num_heads, head_dim], in the order of the rows."""
-    _, num_kv_heads, head_dim = keys.shape
-    key, value = (each.index_select(0, group.slots).unflatten(0, (group.num_rows, -1)) for each in (keys, values))
+    _, num_kv_heads, head_dim = keys[0].shape
+    gathered = (_gathered(each, group.slots, query.dtype) for each in (keys, values))
+    key, value = (each.unflatten(0, (group.num_rows, -1)) for each in gathered)
     key, value = key.transpose(1, 2), value.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, head_dim]
     mask = None if group.mask is None else group.mask.to(query.dtype)
     if not isinstance(group.tokens, slice):  # the heads that share keys stand in for a sequence
@@ -298,6 +312,13 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, group: ReadGroup, scale
     key, value = (each.transpose(0, 1).expand(-1, heads.shape[1], -1, -1) for each in (key, value))
     mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
     return mixed[:, :, : group.width].permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _gathered(kept: _Kept, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values of some slots; those that are quantised, in the queries' type."""
+    buffer, scales = kept
+    taken = buffer.index_select(0, slots)
+    return taken if scales is None else dequantise(taken, scales.index_select(1, slots).t(), dtype)
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

@@ -3,7 +3,7 @@
 Both keep weights and nothing that grows with a sequence; their KV is behind `attend`. Implemented in this folder.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.layers.attention import Attend
 from roost.layers.ops import Ops
+from roost.layers.quantised_kv import CODE_DTYPES, CODE_MAX, SCALE_DTYPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +23,22 @@ class KvShape:
     num_kv_heads: int
     head_dim: int
     scale: float  # of the products of queries and keys
-    dtype: torch.dtype  # of keys and values, and so of what the layer hands to `attend`
+    dtype: torch.dtype  # of keys and values in their slots; as a model declares it, of what it hands to `attend`
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether slots hold codes, with a scale for each KV head of keys and of values."""
+        return self.dtype in CODE_MAX
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of keys and values, with their scales."""
+        scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
+        return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
+
+    def kept_as(self, kv_cache_dtype: str) -> "KvShape":
+        """The same as --kv-cache-dtype has it kept; what is no type of codes leaves the model's own."""
+        return replace(self, dtype=CODE_DTYPES.get(kv_cache_dtype, self.dtype))
 
 
 def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:

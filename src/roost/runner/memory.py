@@ -21,9 +21,9 @@ _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one
 _KEPT = 4  # hidden states of a token that a graph of chunks and rounds keeps: the last, and those that a drafter wants
 
 
-def token_bytes(model: Model, head: Head | None) -> tuple[int, int]:
+def token_bytes(model: Model, head: Head | None, kv_cache_dtype: str) -> tuple[int, int]:
     """Bytes of KV that one token takes in the full book, draft layers included, and in the window book."""
-    layers = (*model.kv, *(() if head is None else head.kv))
+    layers = [kv.kept_as(kv_cache_dtype) for kv in (*model.kv, *(() if head is None else head.kv))]
     full = sum(kv.token_bytes for kv in layers if kv.window is None)
     return full, sum(kv.token_bytes for kv in layers) - full
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from roost.attention.registry import TORCH, TRITON, Backend
-from roost.config.options import EngineConfig, SchedConfig, SpecConfig
+from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.registry import KV_CACHE_DTYPES, TORCH, TRITON, Backend
+from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
+from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
+from roost.device.cpu import CpuDevice
 from roost.errors import ConfigError
+from roost.layers.quantised_kv import CODE_DTYPES
 from roost.models.model import KvShape
 from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
 from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
@@ -31,9 +35,26 @@ class Sized:
 
 def test_a_token_takes_keys_and_values_of_every_layers_own_shape_and_in_the_heads_too() -> None:
     full, narrow = 2 * 2 * 16 * 2, 2 * 1 * 8 * 4
-    assert token_bytes(Sized(), None) == (2 * full, narrow)
+    assert token_bytes(Sized(), None, "auto") == (2 * full, narrow)
     one = KvShape(num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
-    assert token_bytes(Sized(), Sized((one,))) == (2 * full + 2 * 4 * 8 * 4, narrow)
+    assert token_bytes(Sized(), Sized((one,)), "auto") == (2 * full + 2 * 4 * 8 * 4, narrow)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", CODE_DTYPES)
+def test_quantised_kv_takes_a_byte_a_number_and_four_for_each_heads_keys_and_values(kv_cache_dtype: str) -> None:
+    full, narrow = 2 * 2 * (16 + 4), 2 * 1 * (8 + 4)
+    assert token_bytes(Sized(), None, kv_cache_dtype) == (2 * full, narrow)
+    one = KvShape(num_kv_heads=4, head_dim=8, scale=1.0, dtype=torch.float32)
+    assert token_bytes(Sized(), Sized((one,)), kv_cache_dtype) == (2 * full + 2 * 4 * (8 + 4), narrow)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_a_cache_is_as_large_as_is_counted(kv_cache_dtype: str) -> None:
+    resolved = resolve(EngineConfig(memory=MemoryConfig(pool_tokens=1024)), ModelTraits(vocab_size=9))
+    layers = [FULL.kept_as(kv_cache_dtype)] * 3
+    cache = KvCache(PageTable(resolved, 0, CpuDevice()), layers)
+    buffers = (cache.keys, cache.values, cache.scales)
+    assert sum(each.nbytes for each in buffers if each is not None) == 1024 * 3 * layers[0].token_bytes
 
 
 def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:

@@ -1,0 +1,38 @@
+"""A whole text in one forward pass over an empty KV cache of any type: what every other way to serve it must equal.
+
+Used by the slow reference where KV is quantised, which transformers does not do.
+"""
+
+import torch
+from torch import Tensor
+
+from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.protocol import attend_through, make_attention
+from roost.config.resolve import resolve
+from roost.device.open import open_device
+from roost.models.decoder import Decoder
+from tests.support import tiny_models
+from tests.support.segments import make_segments
+
+_PAGES = 64  # of a pool; the text lies on the second
+
+
+@torch.inference_mode()
+def prefill_logits(model: Decoder, tokens: tuple[int, ...], kv_cache_dtype: str) -> Tensor:
+    """Logits after every token: [num_tokens, vocab_size]."""
+    page_size, device = len(tokens), open_device(tiny_models.DEVICE)
+    pool = {"page_size": page_size, "pool_tokens": _PAGES * page_size, "window_pool_tokens": _PAGES * page_size}
+    resolved = resolve(tiny_models.configure(**pool), model.traits)
+    positions = torch.arange(page_size, device=device.torch)
+    caches = []
+    for book in range(len(resolved.books)):
+        table = PageTable(resolved, book, device)
+        table.pages[0, 0] = 1
+        caches.append(KvCache(table, [kv.kept_as(kv_cache_dtype) for kv in model.kv if kv.window == table.window]))
+    windows = [cache.table.window for cache in caches]
+    numbers = [windows.index(kv.window) for kv in model.kv]
+    layers = [(number, numbers[:layer].count(number)) for layer, number in enumerate(numbers)]
+    segments = make_segments([0], [0], [page_size], are_rounds=False, device=device.torch)
+    attention = make_attention(tiny_models.BACKEND, device)
+    attend = attend_through(attention, caches, [page_size + positions] * len(caches), segments, layers)
+    return model.logits(model.forward(torch.tensor(tokens, device=device.torch), positions, attend)).cpu()
