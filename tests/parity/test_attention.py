@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roost.layers.attention import causal_attention, paged_attention, plan_reads
+from roost.layers.quantised_kv import CODE_DTYPES, dequantise, quantise
 from tests.support.segments import make_segments
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
@@ -38,6 +39,22 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
     reads = plan_reads(table, segments, page_size=page_size, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(torch.cat(queries), keys, values, reads, scale=SCALE)
     torch.testing.assert_close(paged, torch.cat(dense))
+
+
+@pytest.mark.parametrize("codes", CODE_DTYPES.values(), ids=CODE_DTYPES)
+def test_quantised_keys_and_values_are_read_with_their_own_scales(codes: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn((9, NUM_HEADS, HEAD_DIM), generator=generator)
+    sizes = torch.tensor([1.0, 30.0])[:, None, None, None]  # values are much larger than keys
+    keys, values = torch.randn((2, 32, NUM_KV_HEADS, HEAD_DIM), generator=generator) * sizes
+    (key_codes, key_scales), (value_codes, value_scales) = quantise(keys, codes), quantise(values, codes)
+    table = torch.tensor([[3, 1, 6, 2, 5, 7, 4]], dtype=torch.int32)
+    segments = make_segments([0, 0], [0, 20], [8, 1], are_rounds=False)  # a chunk, and a row that decodes
+    reads = plan_reads(table, segments, page_size=4, window=None, head_dim=HEAD_DIM)
+    scales = torch.stack([key_scales.t(), value_scales.t()], dim=1)
+    ours = paged_attention(query, key_codes, value_codes, reads, scale=SCALE, scales=scales)
+    read = (dequantise(key_codes, key_scales, torch.float32), dequantise(value_codes, value_scales, torch.float32))
+    assert torch.equal(ours, paged_attention(query, *read, reads, scale=SCALE))
 
 
 @pytest.mark.parametrize("window", [None, 2, 3, 6, 100])

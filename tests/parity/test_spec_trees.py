@@ -28,13 +28,14 @@ NUM_NEW = 21  # one, and four rounds of five
 (PROMPT,) = prompts(10, seed=6)
 
 
-def served_with_decoys(kind: str, name: str) -> Served:
+def served_with_decoys(kind: str, name: str, kv_cache_dtype: str = "auto") -> Served:
     """One request whose every round accepts all it can, along a path that is not the first."""
-    text = PROMPT + plainly(kind, PROMPT, NUM_NEW + 6)
+    text = PROMPT + plainly(kind, PROMPT, NUM_NEW + 6, kv_cache_dtype)
     # never the last of a round, nor two in one: the right path is the second or third best
     head = Knowing(make_head(name, model_of(kind)), text, decoy_after=(10, 15, 21, 26))
     head.aux_layers = make_head(name, model_of(kind)).aux_layers
-    served = Served(model_of(kind), configure(spec=BUSHY, page_size=4), head=head)
+    config = configure(spec=BUSHY, page_size=4, kv_cache_dtype=kv_cache_dtype)
+    served = Served(model_of(kind), config, head=head)
     served.submit("r", PROMPT, NUM_NEW)
     served.run()
     return served
@@ -57,6 +58,15 @@ def test_a_path_that_is_not_the_first_is_accepted_with_its_kv_in_every_pool(kind
     assert served.finish("r").spec == SpecStats(
         rounds=4, drafts_offered=80, drafts_accepted=16, histogram=(0, 0, 0, 0, 4)
     )
+    assert_every_page_is_back(served)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2-window"])
+def test_the_scales_of_quantised_kv_follow_an_accepted_path(kind: str, kv_cache_dtype: str) -> None:
+    served = served_with_decoys(kind, "eagle", kv_cache_dtype)
+    assert served.output("r") == plainly(kind, PROMPT, NUM_NEW, kv_cache_dtype)
+    assert served.finish("r").spec.histogram == (0, 0, 0, 0, 4)
     assert_every_page_is_back(served)
 
 

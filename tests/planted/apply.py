@@ -6,6 +6,7 @@ Must run before the module is first imported, so it is used in a process of its 
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import linecache
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._bug = bug
 
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(swapped_source(self._bug), self.path, "exec")
+        source = swapped_source(self._bug)
+        linecache.cache[self.path] = (len(source), None, source.splitlines(keepends=True), self.path)  # Triton reads it
+        return compile(source, self.path, "exec")
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -49,9 +49,10 @@ def model_of(kind: str) -> Decoder:
 
 
 @cache
-def plainly(kind: str, prompt: Prompt, num_new: int) -> Prompt:
+def plainly(kind: str, prompt: Prompt, num_new: int, kv_cache_dtype: str = "auto") -> Prompt:
     """What the engine returns without speculation; the tests of serving hold that against transformers."""
-    served = Served(model_of(kind), configure(context=2048, pool_tokens=4096, depth=0, max_running=1))
+    sizes = {"context": 2048, "pool_tokens": 4096, "depth": 0, "max_running": 1}
+    served = Served(model_of(kind), configure(**sizes, kv_cache_dtype=kv_cache_dtype))
     served.submit("r", prompt, num_new)
     served.run()
     return served.output("r")

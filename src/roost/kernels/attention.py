@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from roost.kernels.kv_blocks import column_dims, kv_block, scaled
+from roost.layers.quantised_kv import CODE_MAX
 from roost.layers.segments import Segments
 
 _LOG2_E = 1.4426950408889634
@@ -72,8 +74,11 @@ def paged_attention(
     branches = (segments.branch_bases, segments.branch_shifts)
     assert all(column is None or column.is_contiguous() for column in (*tiles, *rows, *tree[:3], *branches))
     num_tiles, head_dim = segments.tile_segments.shape[0], query.shape[2]
+    code_max = CODE_MAX.get(keys.dtype, 0.0)
+    if code_max:
+        keys, values = keys.view(torch.int16), values.view(torch.int16)  # two codes each
     sizes = {"TILE_LEN": segments.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
-    block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m)
+    block_n, num_warps, num_stages = _blocks(query.dtype, head_dim, block_m, is_quantised=code_max > 0)
     if num_tiles:
         _attend[(num_tiles, num_kv_heads * parts, num_splits)](
             *(query, keys, values, scales, table, output, partials, sums),
@@ -82,7 +87,7 @@ def paged_attention(
             *(keys.shape[0], table.stride(0)),
             **sizes,
             **{"GROUP": group // parts, "PARTS": parts, "WINDOW": window or 0},
-            **{"PAGE_SIZE": page_size, "WIDE": _INTERPRETED},
+            **{"PAGE_SIZE": page_size, "CODE_MAX": code_max, "WIDE": _INTERPRETED},
             **{"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages},
         )
     if num_tiles and num_splits > 1:
@@ -102,11 +107,13 @@ def _tree(segments: Segments) -> tuple[Tensor | None, Tensor | None, Tensor | No
     return segments.tree_of, segments.tree_depths, mask.view(torch.uint8), mask.shape[1]
 
 
-def _blocks(dtype: torch.dtype, head_dim: int, block_m: int) -> tuple[int, int, int]:
+def _blocks(dtype: torch.dtype, head_dim: int, block_m: int, *, is_quantised: bool) -> tuple[int, int, int]:
     """Keys of a block, warps, and stages: half of them look pages up, the others hold blocks in shared memory."""
     num_warps = 8 if block_m >= 128 else 4
     if dtype == torch.float32:
         return (32 if block_m < 64 and head_dim <= 128 else 16), num_warps, 2
+    if is_quantised and block_m < 64:  # more warps would wait for one another when codes become numbers
+        return (32 if head_dim > 128 else 64), 2, 2
     if head_dim > 128:
         return 32, num_warps, 5 if block_m < 64 else 3
     return 64, num_warps, 3 if block_m == 64 else 5  # of 64 rows, two programs share a multiprocessor
@@ -133,14 +140,6 @@ def _positions(place, start, num_own, tree, depths, num_nodes):
         depth = tl.load(depths + tree * num_nodes + (place - start), mask=is_own, other=0)
         of = tl.where(is_own, start + depth.to(tl.int32), place)
     return of
-
-
-@triton.jit
-def _scaled(lines, scales, slot, is_live):
-    """What [BLOCK_M, BLOCK_N] has of each key, times the scale of its slot; as it is where KV is not quantised."""
-    if scales is not None:
-        lines *= tl.load(scales + slot, mask=is_live, other=0.0)[None, :]
-    return lines
 
 
 @triton.jit(do_not_specialize=_UNSPECIALISED, do_not_specialize_on_alignment=_UNALIGNED)
@@ -179,6 +178,7 @@ def _attend(
     PARTS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
+    CODE_MAX: tl.constexpr,  # 0: keys and values are not quantised
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -196,7 +196,7 @@ def _attend(
     shift = None if bases is None else tl.load(shifts + segment).to(tl.int32)
     if first >= width:
         return
-    member, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    member, dims = tl.arange(0, BLOCK_M), column_dims(BLOCK_D, CODE_MAX)
     node = first + member // GROUP  # token within the segment
     is_row, is_dim = (member < TILE_LEN * GROUP) & (node < width), dims < HEAD_DIM
     token, head = (offset + node).to(tl.int64), part * GROUP + member % GROUP
@@ -232,11 +232,10 @@ def _attend(
             place = block + tl.arange(0, BLOCK_N)
             is_live = (place >= low) & (place < high)
             slot = _slots(table, block, place, is_live, base, shift, PAGE_SIZE, BLOCK_N)
-            cells = slot[:, None] * slot_stride + dims[None, :]
-            is_cell = is_live[:, None] & is_dim[None, :] if phase == 1 else is_dim[None, :]
-            key = tl.load(keys + cells, mask=is_cell, other=0.0).to(q.dtype)
-            value = tl.load(values + cells, mask=is_cell, other=0.0).to(q.dtype)
-            score = _scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_live)
+            is_kept = is_live if phase == 1 else is_live | True
+            key = kv_block(keys, slot * slot_stride, is_kept, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
+            value = kv_block(values, slot * slot_stride, is_kept, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
+            score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_live)
             if phase == 1:
                 seen = place[None, :] <= reach[:, None]
                 if tree_mask is not None:
@@ -251,7 +250,7 @@ def _attend(
             level = tl.where(rise == float("-inf"), 0.0, rise)  # a row that has seen nothing yet
             weight, fade = tl.exp2(score - level[:, None]), tl.exp2(peak - level)
             peak, total = rise, total * fade + tl.sum(weight, 1)
-            weight = _scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)
+            weight = scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)
             mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision="ieee")
     has_seen = total != 0  # some key, in this split
     total = tl.where(has_seen, total, 1.0)
