@@ -41,6 +41,7 @@ class Form:
     depth: int = 1
     is_alone: bool = False  # one request at a time
     is_warm: bool = False  # the prompts are in the prefix cache
+    kv_cache_dtype: str = "auto"
 
 
 FORMS = {
@@ -78,6 +79,7 @@ class Model:
             context=512,
             spec=form.spec,
             auto=form.auto,
+            kv_cache_dtype=form.kv_cache_dtype,
         )
         served = Served(self._model, config, head=head)
         if form.is_warm:
@@ -109,6 +111,13 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 def plain(model: Model) -> list[tuple[int, ...]]:
     """What plain decoding says to all of them at once."""
     return model.says(Form())
+
+
+@pytest.mark.full
+def test_with_int8_kv_the_text_is_one_too(model: Model) -> None:
+    said = model.says(Form(kv_cache_dtype="int8"))
+    for form in (Form(is_warm=True, chunk=64, kv_cache_dtype="int8"), Form(spec=TREE, kv_cache_dtype="int8")):
+        assert model.says(form) == said
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
