@@ -19,10 +19,11 @@ from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConf
 from roost.config.resolve import resolve
 from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
-from roost.device.open import capability_of, memory_of
+from roost.device.open import capability_of, has_fp8, memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError
 from roost.layers.batch_invariance import attention_padding, row_multiple
+from roost.layers.linear import FORMS
 from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
 from roost.models.fields import Fields
@@ -58,7 +59,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
     device = device_of(config.model)
-    weights = _weights(config.model, device)
+    _check_weights(config.model, device)
     backend = backend_of(config, device)
     check_device_options(config, device)
     check_capability(config, backend, capability_of(device))
@@ -69,7 +70,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
         # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the
         # same cores slow every parallel operation down (measured: half the rate).
-        loaded = loader.submit(_load, config, path, weights, device, backend).result()
+        loaded = loader.submit(_load, config, path, device, backend).result()
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
@@ -91,7 +92,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         executor=executor,
         language=language,
         resolved=resolved,
-        settings=_settings(config, resolved, loaded, weights, device),
+        settings=_settings(config, resolved, loaded, device),
         load_s=time.monotonic() - began,
     )
 
@@ -103,12 +104,14 @@ class _Loaded:
     language: Language
     model: Model
     head: Head | None
+    weights: str  # the form that they are kept in
     warnings: tuple[str, ...]
 
 
-def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, backend: Backend) -> _Loaded:
+def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
+    weights = choose_weights(config.model.weights, source.form, device)
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
     if spec.draft is not None:
         check_hooks(family)
@@ -118,8 +121,12 @@ def _load(config: EngineConfig, path: Path, weights: str, device: torch.device, 
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
         if spec.draft is not None:
             head = load_head(folder, _kind(spec), model, layer_ids=ids, weights=weights, device=device)
-    warnings = _inexact(model, weights, device)  # computes, as loading does
-    return _Loaded(language=source.language(), model=model, head=head, warnings=warnings)
+    warnings = (
+        *source.warnings(),
+        *_dequantised(config.model.weights, weights, source.form),
+        *_inexact(model, weights, device),  # computes, as loading does
+    )
+    return _Loaded(language=source.language(), model=model, head=head, weights=weights, warnings=warnings)
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
@@ -223,20 +230,49 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
     return replace(config, memory=replace(memory, pool_tokens=tokens))
 
 
-def _weights(config: ModelConfig, device: torch.device) -> str:
-    """The precision of the weights: int8 on a CPU, where decoding is bound by reading the weights."""
+def _check_weights(config: ModelConfig, device: torch.device) -> None:
+    """Refuse a form of weights that the device does not have, before any file is read."""
     if config.weights not in WEIGHTS:
         raise ConfigError(f"--weights must be one of {', '.join(WEIGHTS)}, got {config.weights}")
-    if config.weights == "int8" and device.type != "cpu":
-        raise ConfigError("--weights int8 is for the CPU; use bf16 or fp32 on this device")
-    if config.weights != "auto":
-        return config.weights
-    return "int8" if device.type == "cpu" else "bf16"
+    kept = forms_of(device)
+    if config.weights not in (AUTO, *kept):
+        raise ConfigError(f"--weights {config.weights} does not run on this device; {_either(kept)} do")
 
 
-def _settings(
-    config: EngineConfig, resolved: Resolved, loaded: _Loaded, weights: str, device: torch.device
-) -> dict[str, object]:
+def forms_of(device: torch.device) -> tuple[str, ...]:
+    """The forms of weights that a device computes with."""
+    if device.type == "cpu":
+        return "int8", "fp32", "bf16"
+    return ("bf16", "fp32", "fp8") if has_fp8(device) else ("bf16", "fp32")
+
+
+def choose_weights(asked: str, found: str | None, device: torch.device) -> str:
+    """The form to keep weights in: `found` is that of a quantised checkpoint.
+
+    Unless told, a quantised checkpoint stays as it is where the device computes with its form, and is dequantised where
+    it does not. Other weights are bf16 on a GPU, and int8 on a CPU, where decoding is bound by reading them.
+    """
+    kept = forms_of(device)
+    if asked == AUTO:
+        return found if found in kept else kept[0]
+    if found is not None and asked != found and FORMS[asked].quantise is not None:
+        allowed = tuple(form for form in kept if form == found or FORMS[form].quantise is None)
+        raise ConfigError(f"--weights {asked}: the checkpoint's weights are {found} already; use {_either(allowed)}")
+    return asked
+
+
+def _either(forms: tuple[str, ...]) -> str:
+    return ", ".join((AUTO, *forms))
+
+
+def _dequantised(asked: str, weights: str, found: str | None) -> tuple[str, ...]:
+    """A warning where a quantised checkpoint is not kept as it is, and nobody asked for that."""
+    if found is None or weights == found or asked != AUTO:
+        return ()
+    return (f"this device does not compute with {found} weights: the checkpoint is dequantised and kept as {weights}",)
+
+
+def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device: torch.device) -> dict[str, object]:
     """The resolved choices, for display."""
     warnings = (*resolved.warnings, *loaded.warnings)
     kv = loaded.model.kv[0].kept_as(resolved.memory.kv_cache_dtype)
@@ -246,7 +282,7 @@ def _settings(
         **{key: value for key, value in asdict(resolved.sched).items() if value is not None},
         "chunk": resolved.chunk,
         **{key: value for key, value in asdict(resolved.session).items() if value is not None},
-        "weights": weights,
+        "weights": loaded.weights,
         "device": str(device),
         "backend": resolved.backend.name,
         "graphs": resolved.graphs,

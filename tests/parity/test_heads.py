@@ -353,7 +353,7 @@ TENSORS: list[tuple[str, dict[str, Tensor | None], str]] = [
     (
         "eagle3",
         {"fc.weight": torch.ones(HIDDEN, 3 * HIDDEN, dtype=torch.int8)},
-        "HERE/model.safetensors: fc.weight is of type I8; weights are read as F64, F32, F16, BF16",
+        "HERE/model.safetensors: fc.weight is of type I8; it is read as F64, F32, F16, BF16",
     ),
     ("eagle3", {"midlayer.hidden_norm.weight": None}, "the checkpoint has no tensor layers.0.hidden_norm.weight"),
     ("eagle3", {"d2t": None, "t2d": None}, "the checkpoint has no tensor d2t"),

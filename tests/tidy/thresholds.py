@@ -231,6 +231,8 @@ UNTESTED: dict[str, str] = {
     "roost.kernels.linear_tilings._NARROW": _CUT,
     "roost.kernels.linear_tilings._PROGRAMS": _CUT,
     "roost.kernels.linear_tilings._ITEM_BYTES": _NUMBER,
+    "roost.layers.fp8.FP8_MAX": _NUMBER,
+    "roost.layers.fp8._SCALE_LEAST": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
     "roost.kv.ledger._MOVES_KEPT": _KEPT,

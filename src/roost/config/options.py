@@ -26,7 +26,7 @@ CHUNK_DEFAULT = 512  # most prompt tokens of a step
 CHUNK_CAPTURED = 2048  # the same, where steps can be captured as CUDA graphs
 # time of a mixed step, unless it is given: so many milliseconds, or so many times what its rounds alone take
 ITL_TARGET_MS, ITL_TARGET_ROUNDS = 25, 3.5
-WEIGHTS = ("auto", "int8", "fp32", "bf16")
+WEIGHTS = ("auto", "int8", "fp32", "bf16", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
 _DEFAULTS = ", ".join(f"{backend.name} on {device}" for backend in BACKENDS for device in backend.default_for)
@@ -44,7 +44,8 @@ class ModelConfig:
 
     model: str = field(default="default", metadata={"help": "a GGUF file, a Hugging Face folder, or 'default'"})
     weights: str = field(
-        default="auto", metadata={"help": "their form; auto: int8 on a CPU, bf16 on cuda", "choices": WEIGHTS}
+        default="auto",
+        metadata={"help": "their form; auto: the checkpoint's on cuda, int8 on a CPU", "choices": WEIGHTS},
     )
     device: str = field(default="auto", metadata={"help": "auto: cuda where there is one", "choices": DEVICES})
     backend: str = field(

@@ -8,6 +8,8 @@ import torch
 from roost.device.cpu import CpuDevice
 from roost.device.device import Device
 
+_FP8_CAPABILITY = (8, 9)  # from Ada on
+
 
 def open_device(device: torch.device) -> Device:
     """A device by its name to torch."""
@@ -34,3 +36,9 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     from roost.device import cuda  # noqa: PLC0415 (only there is there a CUDA to name)
 
     return cuda.memory_of(device)
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a device computes with 8-bit floats."""
+    capability = capability_of(device)
+    return capability is not None and capability >= _FP8_CAPABILITY

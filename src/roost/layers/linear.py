@@ -1,9 +1,9 @@
-"""Linear layers: the one place that knows in which form a weight matrix is kept.
+"""Linear layers: the one place that knows in which forms a weight matrix can be kept (`FORMS`).
 
 A layer is made once, at load, and called as a function. With int8 weights (a scale per output) each token is rounded
 with a scale of its own, and the products are whole numbers: a token's result has the same bits whatever else is in the
-batch. With fp32 weights on a CPU the rows are padded for the same end (`layers.batch_invariance`). Called by models,
-for every projection and for the logits.
+batch. With fp32 weights on a CPU the rows are padded for the same end (`layers.batch_invariance`). A quantised form is
+a `QuantisedWeight`, which makes its own projection. Called by models, for every projection and for the logits.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,32 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from roost.errors import ConfigError
+from roost.layers import fp8
 from roost.layers.batch_invariance import padded_rows, row_multiple
+from roost.layers.quantised import QuantisedWeight
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 
-# --weights -> the type of activations, of KV and of everything that is not a projection
-ACTIVATION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form of weights that --weights can name."""
+
+    activations: torch.dtype  # of KV, too, and of everything that is not a projection
+    quantise: Callable[[Tensor], QuantisedWeight] | None = None  # a matrix of floats at load; None: not of this kind
+
+
+FORMS = {
+    "fp32": Form(activations=torch.float32),
+    "bf16": Form(activations=torch.bfloat16),
+    "int8": Form(activations=torch.float32),
+    "fp8": Form(activations=torch.bfloat16, quantise=fp8.quantise),
+}
 
 
 def activation_dtype(weights: str) -> torch.dtype:
     """The type of activations and KV beside weights of that form."""
-    if weights not in ACTIVATION_DTYPES:
-        raise ConfigError(f"--weights must be one of {', '.join(ACTIVATION_DTYPES)}, got {weights}")
-    return ACTIVATION_DTYPES[weights]
+    return _form(weights).activations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,15 +55,35 @@ class PlainLinear:
         return linear(hidden, self.weight, self.bias)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
-    """A projection by `weight` [out, in], kept in the form that `weights` says."""
-    dtype = activation_dtype(weights)
+def plain_form(weights: str) -> str:
+    """The form of what a quantised checkpoint leaves in floats: bf16 where `weights` keeps the rest quantised."""
+    return weights if _form(weights).quantise is None else "bf16"
+
+
+def make_linear(weight: Tensor | QuantisedWeight, bias: Tensor | None, weights: str) -> Linear:
+    """A projection by `weight` [out, in], kept in the form that `weights` says.
+
+    A weight that is quantised already stays as it is where it has that form, and is dequantised for any other.
+    """
+    dtype, quantise = activation_dtype(weights), _form(weights).quantise
+    if isinstance(weight, QuantisedWeight):
+        if weight.form == weights:
+            return weight.linear(bias)
+        weight = weight.dequantise()
+    if quantise is not None:
+        return quantise(weight).linear(bias)
     if weights == "int8":
-        return _int8(weight, bias)
+        return _int8(weight.float(), bias)
     kept, added = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weights == "fp32" and weight.device.type == "cpu":
         return partial(_padded_linear, weight=kept, bias=added)
     return PlainLinear(kept, added)
+
+
+def _form(weights: str) -> Form:
+    if weights not in FORMS:
+        raise ConfigError(f"--weights must be one of {', '.join(FORMS)}, got {weights}")
+    return FORMS[weights]
 
 
 def _padded_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -229,7 +229,7 @@ class Decoder:
         self._norm = loader.norm("model.norm.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
-            self._head = make_linear(self._embed, None, weights)
+            self._head = make_linear(self._embed, None, tensors.form_of(self._embed, weights))
         else:
             self._head = loader.linear(("lm_head",), (config.vocab_size,), config.hidden_size, bias=False)
         tensors.check_all_taken()
@@ -323,9 +323,10 @@ class Loader:
 
     def linear(self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool) -> Linear:
         """One projection of several that read the same input."""
-        weight = self._tensors.take_stacked(tuple(f"{name}.weight" for name in names), out_lens, in_len)
+        weight = self._tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
         biases = tuple(f"{name}.bias" for name in names)
-        return make_linear(weight, self._tensors.take_stacked(biases, out_lens) if bias else None, self._weights)
+        added = self._tensors.take_stacked(biases, out_lens) if bias else None
+        return make_linear(weight, added, self._tensors.form_of(weight, self._weights))
 
     def norm(self, name: str, length: int | None = None) -> Tensor:
         """A norm's weight, as long as the hidden state unless told."""

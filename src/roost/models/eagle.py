@@ -228,6 +228,8 @@ class Eagle3:
 
 
 def _refuse_options(fields: Fields) -> None:
+    for name in ("quantization_config", "compression_config"):
+        fields.refuse_unless(name)
     for name, value in _NEUTRAL.items():
         fields.refuse_unless(name, value)
 

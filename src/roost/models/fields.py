@@ -3,7 +3,7 @@
 Knows nothing of models. A key that is null counts as missing, as it does for Hugging Face. Called by the families.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from roost.errors import ConfigError
 
@@ -14,6 +14,9 @@ class Fields:
     def __init__(self, values: Mapping[str, object], place: str = "") -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
         self._place = place
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def has(self, name: str) -> bool:
         """Whether a key is there, and not null."""
@@ -61,11 +64,13 @@ class Fields:
             raise self.wrong(name, f"is {value!r}, which is not supported; known are {', '.join(known)}")
         return value
 
-    def choices(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """A list of some words."""
+    def choices(self, name: str, known: Iterable[str] | None = None) -> tuple[str, ...]:
+        """A list of some words, or of any."""
         values = self._value(name, None)
         if not isinstance(values, list):
             raise self.wrong(name, f"must be a list, got {values!r}")
+        if known is None:
+            known = [value for value in values if isinstance(value, str)]
         return tuple(Fields({name: value}, self._place).choice(name, known) for value in values)
 
     def group(self, name: str) -> "Fields":

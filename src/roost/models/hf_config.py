@@ -19,8 +19,6 @@ _ROPE_KEYS = {
 }
 # option -> values that leave the output as it is
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "partial_rotary_factor": (1,),
     "mlp_bias": (False,),
     "attn_logit_softcapping": (),

@@ -1,20 +1,37 @@
 """A checkpoint's tensors, by name: a model takes each of them once, with the shape that its config implies.
 
 A tensor that is missing, left over, or of a wrong shape or type is refused, since the output would be silently wrong.
-What is taken is a copy, made one tensor at a time, so that the source may be a lazy mapping over files. Called by
-models while they load.
+What is taken is a copy, made one tensor at a time, so that the source may be a lazy mapping over files. The matrix of a
+projection may be quantised (`QuantisedState`); taken as a tensor it is the floats that it stands for. Called by models
+while they load.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.layers.linear import plain_form
+from roost.layers.quantised import QuantisedWeight, stack
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.bool)
 _FLOATS_WANTED = "weights are read as floats of 16 to 64 bits"
+
+
+class QuantisedState(Mapping[str, Tensor]):
+    """A state dict with quantised matrices in it: each is there as floats by its name, `….weight`, too."""
+
+    @property
+    @abstractmethod
+    def form(self) -> str | None:
+        """The form of its quantised matrices, as --weights names it; None where it has none."""
+
+    @abstractmethod
+    def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
+        """The matrix `name` on a device as the checkpoint keeps it; None where it is not quantised."""
 
 
 class Tensors:
@@ -38,10 +55,29 @@ class Tensors:
         self, names: tuple[str, ...], lengths: tuple[int, ...], *rest: int, dtype: torch.dtype | None = None
     ) -> Tensor:
         """One tensor of several, each [length, *rest], along the first dimension."""
-        stack = torch.empty((sum(lengths), *rest), dtype=dtype or self._dtype, device=self.device)
-        for name, part in zip(names, stack.split(lengths), strict=True):
+        whole = torch.empty((sum(lengths), *rest), dtype=dtype or self._dtype, device=self.device)
+        for name, part in zip(names, whole.split(lengths), strict=True):
             part.copy_(self._read(name, part.shape))
-        return stack
+        return whole
+
+    def take_projection(
+        self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int
+    ) -> Tensor | QuantisedWeight:
+        """One matrix of several that read the same input; quantised where all of them are, in the same way."""
+        found = [self._quantised(name) for name in names]
+        whole = stack([each for each in found if each is not None]) if None not in found else None
+        if whole is None:
+            return self.take_stacked(names, out_lens, in_len)
+        for name, part, out_len in zip(names, found, out_lens, strict=True):
+            assert part is not None
+            self._check_shape(name, part.shape, (out_len, in_len))
+            self._remove(name)
+        return whole
+
+    def form_of(self, weight: Tensor | QuantisedWeight, weights: str) -> str:
+        """The form to keep a matrix in: what a quantised checkpoint leaves in floats stays so."""
+        has_plain = isinstance(self._state, QuantisedState) and self._state.form is not None
+        return plain_form(weights) if has_plain and isinstance(weight, Tensor) else weights
 
     def take_integers(self, name: str, length: int) -> Tensor:
         """A copy of a list of integers or booleans, as int64."""
@@ -57,18 +93,30 @@ class Tensors:
         if self._left:
             raise ConfigError(f"the checkpoint has tensors that this model does not use: {_listed(self._left)}")
 
+    def _quantised(self, name: str) -> QuantisedWeight | None:
+        if not isinstance(self._state, QuantisedState) or name not in self._left:
+            return None
+        return self._state.quantised(name, self.device)
+
     def _read(
         self, name: str, shape: torch.Size, dtypes: tuple[torch.dtype, ...] = FLOATS, kinds: str = _FLOATS_WANTED
     ) -> Tensor:
-        if name not in self._left:
-            raise ConfigError(f"the checkpoint has no tensor {name}")
-        del self._left[name]
+        self._remove(name)
         tensor = self._state[name].detach()
         if tensor.dtype not in dtypes:
             raise ConfigError(f"the checkpoint's {name} is of {tensor.dtype}; {kinds}")
-        if tensor.shape != shape:
-            raise ConfigError(f"the checkpoint's {name} is {list(tensor.shape)}, its config says {list(shape)}")
+        self._check_shape(name, tensor.shape, shape)
         return tensor
+
+    def _remove(self, name: str) -> None:
+        if name not in self._left:
+            raise ConfigError(f"the checkpoint has no tensor {name}")
+        del self._left[name]
+
+    @staticmethod
+    def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if tuple(shape) != tuple(expected):
+            raise ConfigError(f"the checkpoint's {name} is {list(shape)}, its config says {list(expected)}")
 
 
 def _listed(names: Mapping[str, None]) -> str:

@@ -22,6 +22,7 @@ from roost.models.family import Family, HeadFamily, HeadSizes, ModelSizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.weights.folder import CONFIG, Folder, read_config
+from roost.weights.header import FLOATS, INTEGERS
 
 INTEGER_TENSORS = (
     "d2t",
@@ -103,7 +104,11 @@ def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weig
     config = family.read_config(Fields(_config(path)))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
-    return family.load(config, aux_layers, _Renamed(Folder(path, integers=INTEGER_TENSORS)), model, weights, device)
+    return family.load(config, aux_layers, _Renamed(Folder(path, allowed=_dtypes)), model, weights, device)
+
+
+def _dtypes(name: str) -> tuple[str, ...]:
+    return INTEGERS if name in INTEGER_TENSORS else FLOATS
 
 
 def _config(path: Path) -> dict[str, object]:

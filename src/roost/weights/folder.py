@@ -1,11 +1,12 @@
 """A Hugging Face folder: config.json, and model.safetensors as one file or in shards.
 
 Headers are read and checked at once; each tensor is read when it is asked for, so that peak memory is near one copy.
-Errors say what is wrong with the folder. Reads no pickle files. Called by `load`.
+Errors say what is wrong with the folder. Reads no pickle files. Called by `load`; `quantised_folder` reads
+quantised tensors through it.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -14,7 +15,7 @@ from torch import Tensor
 from roost.errors import ConfigError
 from roost.text.language import Language, make_template
 from roost.text.tokenizer import Tokenizer
-from roost.weights.header import Header, read_header
+from roost.weights.header import Dtypes, Header, floats, read_header
 from roost.weights.source import Source
 
 CONFIG = "config.json"
@@ -25,12 +26,12 @@ TEMPLATE = "chat_template.jinja"
 
 
 class Folder(Source):
-    """The tensors of a folder by name, floats all but `integers`; one is read from disk each time it is looked up."""
+    """The tensors of a folder by name, of the types that are allowed; one is read each time it is looked up."""
 
-    def __init__(self, folder: Path, *, integers: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, *, allowed: Dtypes = floats) -> None:
         self._folder = folder
         self._config = read_config(folder)
-        headers = _headers(folder, integers)
+        headers = _headers(folder, allowed)
         self._files = {name: header.path for header in headers for name in header.num_bytes}
         self._open: dict[Path, safe_open] = {}
 
@@ -71,11 +72,11 @@ def read_config(folder: Path) -> dict[str, object]:
     return _json(folder / CONFIG)
 
 
-def _headers(folder: Path, integers: Collection[str]) -> list[Header]:
+def _headers(folder: Path, allowed: Dtypes) -> list[Header]:
     if (folder / SINGLE_FILE).is_file():
-        return [read_header(folder / SINGLE_FILE, integers)]
+        return [read_header(folder / SINGLE_FILE, allowed)]
     if (folder / INDEX).is_file():
-        return _shards(folder, integers)
+        return _shards(folder, allowed)
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
         raise ConfigError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}, only {', '.join(others)}")
@@ -86,7 +87,7 @@ def _headers(folder: Path, integers: Collection[str]) -> list[Header]:
     raise ConfigError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX}")
 
 
-def _shards(folder: Path, integers: Collection[str]) -> list[Header]:
+def _shards(folder: Path, allowed: Dtypes) -> list[Header]:
     """Headers of all shards; each must hold just what the index says."""
     places = _json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
@@ -97,7 +98,7 @@ def _shards(folder: Path, integers: Collection[str]) -> list[Header]:
             raise ConfigError(f"{folder / INDEX} names {file}, which is not in the folder")
         if not (folder / file).is_file():
             raise ConfigError(f"{folder / INDEX} names {file}, which is missing")
-        header = read_header(folder / file, integers)
+        header = read_header(folder / file, allowed)
         expected = {name for name, place in places.items() if place == file}
         if expected != header.num_bytes.keys():
             name = min(expected ^ header.num_bytes.keys())

@@ -5,7 +5,7 @@ file, or one of another format, is refused with a clear message before anything 
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from roost.errors import ConfigError
 
 _LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_INTEGERS = ("I64", "I32", "BOOL")
+FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I64", "I32", "BOOL")
+
+Dtypes = Callable[[str], tuple[str, ...]]  # a tensor's name -> the types that it may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,13 @@ class Header:
     num_bytes: dict[str, int]  # by tensor
 
 
-def read_header(path: Path, integers: Collection[str] = ()) -> Header:
-    """Read and check one file's header; all but `integers` must be floats."""
+def floats(name: str) -> tuple[str, ...]:
+    """The types of plain weights, whatever the tensor."""
+    return FLOATS
+
+
+def read_header(path: Path, allowed: Dtypes = floats) -> Header:
+    """Read and check one file's header; each tensor must be of a type that is allowed."""
     file_len = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
@@ -54,10 +61,8 @@ def read_header(path: Path, integers: Collection[str] = ()) -> Header:
     if file_len > expected_len:
         raise ConfigError(f"{path} is longer than its header says: {file_len} bytes instead of {expected_len}")
     for name, dtype in dtypes.items():
-        if name in integers and dtype not in _INTEGERS:
-            raise ConfigError(f"{path}: {name} is of type {dtype}; it is read as {', '.join(_INTEGERS)}")
-        if name not in integers and dtype not in _FLOATS:
-            raise ConfigError(f"{path}: {name} is of type {dtype}; weights are read as {', '.join(_FLOATS)}")
+        if dtype not in allowed(name):
+            raise ConfigError(f"{path}: {name} is of type {dtype}; it is read as {', '.join(allowed(name))}")
     return Header(path=path, num_bytes=num_bytes)
 
 

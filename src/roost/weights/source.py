@@ -1,18 +1,20 @@
 """Source: a checkpoint on disk, whatever its format.
 
 Tensors are read one at a time, when they are looked up, so that loading needs little more memory than the model keeps.
-Implemented by the folder and the GGUF file; called by `load`.
+A quantised matrix is found under its name, `….weight`, like any other, as the floats that it stands for; `quantised`
+gives it as it is kept. Implemented by the folders and the GGUF file; called by `load`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 
-from torch import Tensor
+import torch
 
+from roost.layers.quantised import QuantisedWeight
+from roost.models.tensors import QuantisedState
 from roost.text.language import Language
 
 
-class Source(Mapping[str, Tensor]):
+class Source(QuantisedState):
     """A checkpoint: tensors by their Hugging Face names, its config, its tokenizer and chat template."""
 
     @abstractmethod
@@ -22,3 +24,16 @@ class Source(Mapping[str, Tensor]):
     @abstractmethod
     def language(self) -> Language:
         """Its tokenizer and chat template."""
+
+    @property
+    def form(self) -> str | None:
+        """None: it has no quantised matrices."""
+        return None
+
+    def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
+        """None: no matrix is quantised."""
+        return None
+
+    def warnings(self) -> tuple[str, ...]:
+        """What its user should know of how it is read."""
+        return ()

@@ -133,7 +133,6 @@ REFUSED = [
         "rope_parameters.partial_rotary_factor is 0.5, which is not supported",
     ),
     (LLAMA, {"mlp_bias": True}, "mlp_bias is True, which is not supported"),
-    (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, which is not supported"),
     (LLAMA, {"layer_types": ["sliding_attention"] * 3}, "layer_types must be full_attention for every layer"),
     (MISTRAL, {"attention_bias": True}, "attention_bias is True, which is not supported"),
     (GEMMA3, {"attention_bias": True}, "attention_bias is True, which is not supported"),
@@ -161,7 +160,6 @@ def test_options_that_change_nothing_are_accepted(config: Config) -> None:
         "mlp_bias": False,
         "attention_bias": False,
         "final_logit_softcapping": None,
-        "quantization_config": None,
         "use_cache": True,
         "transformers_version": "4.30",
     }

@@ -168,9 +168,7 @@ def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes, 
 
 def test_tensors_that_are_not_floats_are_refused_before_any_is_read(folder: Path) -> None:
     save_file({**tensors(), "model.norm.weight": torch.zeros(12, dtype=torch.int32)}, folder / SINGLE_FILE)
-    assert (
-        refusal(folder) == f"{SINGLE_FILE}: model.norm.weight is of type I32; weights are read as F64, F32, F16, BF16"
-    )
+    assert refusal(folder) == f"{SINGLE_FILE}: model.norm.weight is of type I32; it is read as F64, F32, F16, BF16"
 
 
 def test_tensors_missing_left_over_or_misshapen_are_named(folder: Path) -> None:

@@ -1,0 +1,92 @@
+"""FP8 weights: e4m3 numbers with a scale for each output, or for each block of outputs and inputs.
+
+w = scale * value, so y = x @ w.T. Tokens may be rounded to e4m3 as well, each with a scale of its own
+(`round_tokens`). Made by the readers of checkpoints, or from floats at load; called by `layers.linear`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from roost.layers.quantised import QuantisedWeight
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0  # the largest e4m3 number
+_SCALE_LEAST = 1e-12  # of a row of zeros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fp8Weight(QuantisedWeight):
+    """e4m3 values, and what each block of them is multiplied by."""
+
+    form: ClassVar[str] = "fp8"
+
+    values: Tensor  # [out_len, in_len], e4m3
+    scales: Tensor  # [ceil(out_len / rows), ceil(in_len / columns)], float32
+    block: tuple[int, int]  # rows and columns that share a scale; (1, in_len): a scale for each output
+    rounds_tokens: bool = True  # activations may be e4m3, too; False: the checkpoint has quantised weights alone
+
+    def __post_init__(self) -> None:
+        rows, columns = self.block
+        expected = (-(-self.values.shape[0] // rows), -(-self.values.shape[1] // columns))
+        assert self.values.dtype == FP8 and self.scales.dtype == torch.float32, (self.values.dtype, self.scales.dtype)
+        assert tuple(self.scales.shape) == expected, (self.scales.shape, expected)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether each output has one scale."""
+        return self.block == (1, self.shape[1])
+
+    def dequantise(self) -> Tensor:
+        """The floats that it stands for."""
+        (out_len, in_len), (rows, columns) = self.shape, self.block
+        scales = self.scales if rows == 1 else self.scales.repeat_interleave(rows, 0)[:out_len]
+        return self.values.float() * (scales if columns == in_len else scales.repeat_interleave(columns, 1)[:, :in_len])
+
+    @classmethod
+    def stack(cls, weights: Sequence[Self]) -> Self | None:
+        """One matrix of several; blocks that would straddle two of them are cut into rows."""
+        if len({each.rounds_tokens for each in weights}) > 1 or len({each.block[1] for each in weights}) > 1:
+            return None
+        rows = weights[0].block[0]
+        if any(each.block[0] != rows or each.shape[0] % rows for each in weights):
+            weights = [each._by_rows() for each in weights]
+        return replace(
+            weights[0],
+            values=torch.cat([each.values for each in weights]),
+            scales=torch.cat([each.scales for each in weights]),
+        )
+
+    def _by_rows(self) -> Self:
+        """The same with a scale for each row of a block."""
+        rows, columns = self.block
+        scales = self.scales.repeat_interleave(rows, 0)[: self.shape[0]]
+        return replace(self, scales=scales, block=(1, columns))
+
+    def linear(self, bias: Tensor | None) -> partial[Tensor]:
+        """The projection by the floats that it stands for."""
+        added = None if bias is None else bias.to(torch.bfloat16)
+        return partial(linear, weight=self.dequantise().to(torch.bfloat16), bias=added)
+
+
+def quantise(weight: Tensor) -> Fp8Weight:
+    """The nearest e4m3 numbers to a matrix, with a scale for each output."""
+    values, scales = round_tokens(weight)
+    return Fp8Weight(values=values, scales=scales, block=(1, weight.shape[1]))
+
+
+def round_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as e4m3 numbers [num_rows, row_len] and a float32 scale for each [num_rows, 1]."""
+    wide = hidden.float()
+    scales = wide.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST) / FP8_MAX
+    return (wide / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales

@@ -1,0 +1,119 @@
+"""A Hugging Face folder with quantised projections: each is found as a matrix under its name, `….weight`.
+
+The tensors that a projection is made of (values, scales, zero points) are not listed beside it. Which modules are
+quantised is read from the tensors, and must agree with the config. Every tensor is part of a projection, left out by
+its packing's rule, or listed as it is. Called by `load`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.layers.quantised import QuantisedWeight
+from roost.text.language import Language
+from roost.weights.folder import Folder
+from roost.weights.fp8_formats import FP8_PACKING
+from roost.weights.header import FLOATS
+from roost.weights.packing import Packing
+from roost.weights.quantisation import Quantisation
+from roost.weights.source import Source
+
+PACKINGS: dict[tuple[str, str], Packing] = {  # by the form of the weights and the packing's name
+    ("fp8", "fp8"): FP8_PACKING,
+    ("fp8", "fbgemm_fp8"): FP8_PACKING,
+    ("fp8", "compressed-tensors"): FP8_PACKING,
+}
+_HEAD = "lm_head"  # left in floats by most, whether or not they say so
+
+
+class QuantisedFolder(Source):
+    """The tensors of a folder whose projections are quantised; each is read from disk when it is looked up."""
+
+    def __init__(self, folder: Path, quantisation: Quantisation) -> None:
+        self._quantisation, self._packing = quantisation, _packing(quantisation)
+        self._folder = Folder(folder, allowed=self._dtypes)
+        modules = {_module(name) for name in self._folder if _part(name) in self._packing.marks}
+        self._parts: dict[str, dict[str, str]] = {module: {} for module in sorted(modules)}
+        self._plain: list[str] = []
+        for name in self._folder:
+            if _module(name) in modules and _part(name) in self._packing.parts:
+                self._parts[_module(name)][_part(name)] = name
+            elif _part(name) not in self._packing.unused:
+                self._plain.append(name)
+        for module in self._parts:
+            if quantisation.ignores(module):
+                raise ConfigError(f"the checkpoint's {module} is quantised, although its config lists it as left out")
+
+    @property
+    def form(self) -> str:
+        """The form of its projections, as --weights names it."""
+        return self._quantisation.form
+
+    def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
+        """The matrix `name` as it is kept; one that the config says is quantised, and is not, is refused."""
+        module = _module(name)
+        if module not in self._parts:
+            if self._quantisation.covers(module) and module != _HEAD:
+                raise ConfigError(
+                    f"the checkpoint's {name} has no {' or '.join(self._packing.marks)}, and its config does not list "
+                    f"it as left out of the quantisation"
+                )
+            return None
+        try:
+            tensors = {part: self._folder[each].to(device) for part, each in self._parts[module].items()}
+            return self._packing.read(tensors, self._quantisation)
+        except ConfigError as error:
+            raise ConfigError(f"the checkpoint's {module}: {error}") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        if _part(name) == "weight" and _module(name) in self._parts:
+            weight = self.quantised(name, torch.device("cpu"))
+            assert weight is not None
+            return weight.dequantise()
+        return self._folder[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._plain
+        yield from (f"{module}.weight" for module in self._parts)
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._parts)
+
+    def config(self) -> dict[str, object]:
+        """The contents of config.json."""
+        return self._folder.config()
+
+    def language(self) -> Language:
+        """Its tokenizer and chat template."""
+        return self._folder.language()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What of the checkpoint is not used."""
+        said = []
+        if self._quantisation.activations == "static":
+            said.append("the checkpoint's scales of activations are not used: each token is scaled by its own largest")
+        if self._quantisation.kv_scales:
+            said.append("the checkpoint's scales of keys and values are not used")
+        return tuple(said)
+
+    def _dtypes(self, name: str) -> tuple[str, ...]:
+        return (*FLOATS, *self._packing.parts.get(_part(name), ()))
+
+
+def _packing(quantisation: Quantisation) -> Packing:
+    key = (quantisation.form, quantisation.packing)
+    if key not in PACKINGS:
+        known = ", ".join(f"{form} of {packing}" for form, packing in PACKINGS)
+        raise ConfigError(f"config.json: {key[0]} weights of {key[1]} are not supported; supported are {known}")
+    return PACKINGS[key]
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _part(name: str) -> str:
+    return name.rpartition(".")[2]
