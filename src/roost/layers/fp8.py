@@ -1,10 +1,11 @@
 """FP8 weights: e4m3 numbers with a scale for each output, or for each block of outputs and inputs.
 
-w = scale * value, so y = x @ w.T. Tokens may be rounded to e4m3 as well, each with a scale of its own
+w = scale * value, so y = x @ w.T. On a GPU the products are `kernels.fp8_linear`'s; elsewhere by the floats that they
+stand for, which is the reference. Tokens may be rounded to e4m3 as well, each with a scale of its own
 (`round_tokens`). Made by the readers of checkpoints, or from floats at load; called by `layers.linear`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Self
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from roost.layers.quantised import QuantisedWeight
+from roost.lazy_import import load_symbol
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the largest e4m3 number
-_SCALE_LEAST = 1e-12  # of a row of zeros
+SCALE_LEAST = 1e-12  # of a row of zeros
+_KERNEL = "roost.kernels.fp8_linear:make_projection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,10 +76,13 @@ class Fp8Weight(QuantisedWeight):
         scales = self.scales.repeat_interleave(rows, 0)[: self.shape[0]]
         return replace(self, scales=scales, block=(1, columns))
 
-    def linear(self, bias: Tensor | None) -> partial[Tensor]:
-        """The projection by the floats that it stands for."""
+    def linear(self, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The projection: a kernel's on a GPU, by the floats that it stands for elsewhere."""
         added = None if bias is None else bias.to(torch.bfloat16)
-        return partial(linear, weight=self.dequantise().to(torch.bfloat16), bias=added)
+        if self.values.device.type == "cpu":
+            return partial(linear, weight=self.dequantise().to(torch.bfloat16), bias=added)
+        projection: Callable[[Tensor], Tensor] = load_symbol(_KERNEL)(self, added)
+        return projection
 
 
 def quantise(weight: Tensor) -> Fp8Weight:
@@ -88,5 +94,5 @@ def quantise(weight: Tensor) -> Fp8Weight:
 def round_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as e4m3 numbers [num_rows, row_len] and a float32 scale for each [num_rows, 1]."""
     wide = hidden.float()
-    scales = wide.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST) / FP8_MAX
+    scales = wide.abs().amax(dim=-1, keepdim=True).clamp_(min=SCALE_LEAST) / FP8_MAX
     return (wide / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales

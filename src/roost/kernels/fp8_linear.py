@@ -1,0 +1,267 @@
+"""Products by FP8 weights: read as they are kept and converted in registers (W8A16), or with FP8 tokens (W8A8).
+
+y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of value[n, k] * x[m, k], + bias[n]; x [num_tokens, in],
+sums in float32, rounded once. Reads the values once for each tile of tokens: one byte a weight. The inputs may be split
+among programs, so that all multiprocessors read; the last of a tile to arrive adds the parts up in order, so that the
+same input gives the same bits. For many tokens these are rounded, and `torch._scaled_mm` multiplies. The reference is
+`layers.fp8`. Called by linear layers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from roost.kernels.fp8_tokens import round_tokens
+from roost.layers.fp8 import Fp8Weight
+
+ROUNDED_FROM = 128  # tokens; with fewer, reading bfloat16 tokens costs nothing, and is more exact
+_ALIGNED = 16  # what torch._scaled_mm needs outputs and inputs to be multiples of
+_NUM_PROGRAMS = 128  # about one for each multiprocessor
+_INTERPRETED = knobs.runtime.interpret
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is cut into programs."""
+
+    block_m: int  # tokens; 1: multiplied and summed without tensor cores
+    block_n: int  # outputs
+    block_k: int  # inputs of an iteration
+    num_stages: int = 4
+    num_warps: int = 4
+    num_splits: int = 1  # of the inputs
+    swapped: bool = False  # weights are the left factor, so that they need not pass through shared memory again
+
+
+def make_projection(weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The projection [num_tokens, in_len] -> [num_tokens, out_len] by a weight, in bfloat16."""
+    columns = weight.block[1]
+    if not weight.is_per_channel and columns % _ALIGNED:
+        return partial(torch.nn.functional.linear, weight=weight.dequantise().to(torch.bfloat16), bias=bias)
+    arrivals = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.values.device)
+    return partial(_project, weight=weight, bias=bias, arrivals=arrivals)
+
+
+def _project(hidden: Tensor, weight: Fp8Weight, bias: Tensor | None, arrivals: Tensor) -> Tensor:
+    num_tokens, (out_len, in_len) = len(hidden), weight.shape
+    is_aligned = out_len % _ALIGNED == in_len % _ALIGNED == 0
+    if num_tokens >= ROUNDED_FROM and weight.rounds_tokens and weight.is_per_channel and is_aligned:
+        return _scaled(hidden, weight, bias)
+    columns = 0 if weight.is_per_channel else weight.block[1]
+    tiling = choose_tiling(num_tokens, out_len, in_len, columns)
+    return fp8_linear(hidden, weight, tiling, bias=bias, arrivals=arrivals)
+
+
+def _scaled(hidden: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+    """W8A8: tokens are rounded, too."""
+    values, scales = round_tokens(hidden)
+    product = torch._scaled_mm(
+        values, weight.values.t(), scale_a=scales, scale_b=weight.scales.t(), out_dtype=torch.bfloat16
+    )
+    return product if bias is None else product.add_(bias)
+
+
+@cache
+def choose_tiling(num_tokens: int, out_len: int, in_len: int, columns: int) -> Tiling:
+    """How a product is cut; `columns`: inputs that share a scale, 0 for all."""
+    block_m = 16 if num_tokens <= 16 else 64 if num_tokens <= 64 else 128
+    block_n = next((n for n in (64, 32) if out_len >= n * _NUM_PROGRAMS), 16) if block_m == 16 else 64
+    block_k = 256 if block_m == 16 else 128
+    while columns and columns % block_k:
+        block_k //= 2
+    return Tiling(block_m, block_n, block_k, swapped=block_m > 16)
+
+
+def fp8_linear(
+    x: Tensor,
+    weight: Fp8Weight,
+    tiling: Tiling,
+    *,
+    token_scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product [num_tokens, out_len] in bfloat16; x is bfloat16, or e4m3 with `token_scales` [num_tokens, 1].
+
+    `arrivals` (int32, all zero, and so again afterwards) counts the splits of each tile that are done.
+    """
+    (num_tokens, in_len), (out_len, _) = x.shape, weight.shape
+    assert weight.shape[1] == in_len and weight.values.is_contiguous() and weight.scales.is_contiguous()
+    assert x.stride(1) == 1 and (weight.is_per_channel or weight.block[1] % tiling.block_k == 0), (weight.block, tiling)
+    output = torch.empty((num_tokens, out_len), dtype=torch.bfloat16, device=x.device) if out is None else out
+    tiles_m, tiles_n = triton.cdiv(num_tokens, tiling.block_m), triton.cdiv(out_len, tiling.block_n)
+    iterations = triton.cdiv(in_len, tiling.block_k * tiling.num_splits)
+    partials = None
+    if tiling.num_splits > 1:
+        assert arrivals is not None and arrivals.numel() >= tiles_m * tiles_n, (tiles_m, tiles_n)
+        cells = tiles_m * tiles_n * tiling.num_splits * tiling.block_m * tiling.block_n
+        partials = torch.empty(cells, dtype=torch.float32, device=x.device)
+    if num_tokens:
+        _fp8_linear[(tiles_n, tiling.num_splits, tiles_m)](
+            *(
+                x,
+                weight.values,
+                weight.scales,
+                token_scales,
+                bias,
+                output,
+                partials,
+                arrivals if partials is not None else None,
+            ),
+            *(num_tokens, x.stride(0)),
+            OUT_LEN=out_len,
+            IN_LEN=in_len,
+            SCALE_ROWS=weight.block[0],
+            SCALE_COLUMNS=weight.block[1],
+            SPLIT_LEN=iterations * tiling.block_k,
+            NUM_SPLITS=tiling.num_splits,
+            BLOCK_M=tiling.block_m,
+            BLOCK_N=tiling.block_n,
+            BLOCK_K=tiling.block_k,
+            STAGES=tiling.num_stages,
+            SWAPPED=tiling.swapped,
+            WIDE=_INTERPRETED,
+            num_warps=tiling.num_warps,
+        )
+    return output
+
+
+# e4m3 to bfloat16, four at a time: exponent and mantissa move to bfloat16's places, where the number is smaller by
+# 2^120, which one product mends, subnormal numbers included.
+_CONVERT = tl.constexpr(
+    "{ .reg .b32 a, b, s, t, up; mov.b32 up, 0x7b807b80; "
+    "prmt.b32 a, 0, $2, 0x5140; prmt.b32 b, 0, $2, 0x7362; "
+    "and.b32 s, a, 0x80008000; and.b32 a, a, 0x7f007f00; shr.b32 a, a, 4; or.b32 a, a, s; mul.rn.bf16x2 $0, a, up; "
+    "and.b32 t, b, 0x80008000; and.b32 b, b, 0x7f007f00; shr.b32 b, b, 4; or.b32 b, b, t; mul.rn.bf16x2 $1, b, up; }"
+)
+
+
+@triton.jit
+def _converted(values, WIDE: tl.constexpr):
+    """e4m3 numbers as bfloat16, exactly; Triton's own conversion goes through float32, at a quarter of the rate."""
+    if WIDE:
+        numbers = values.to(tl.float32)
+    else:
+        numbers = tl.inline_asm_elementwise(_CONVERT, "=r,=r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return numbers
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _fp8_linear(
+    x,  # [num_tokens, IN_LEN]
+    values,  # [OUT_LEN, IN_LEN]
+    scales,  # [OUT_LEN / SCALE_ROWS, IN_LEN / SCALE_COLUMNS], both rounded up
+    token_scales,  # [num_tokens] where x is e4m3, or None
+    bias,  # [OUT_LEN] or None
+    output,  # [num_tokens, OUT_LEN]
+    partials,  # [tiles, NUM_SPLITS, BLOCK_M, BLOCK_N] or None
+    arrivals,  # [tiles] or None
+    num_tokens,
+    x_stride,
+    OUT_LEN: tl.constexpr,
+    IN_LEN: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    SPLIT_LEN: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    WIDE: tl.constexpr,  # the interpreter has no products of bfloat16
+):
+    EVEN: tl.constexpr = OUT_LEN % BLOCK_N == 0 and SPLIT_LEN * NUM_SPLITS == IN_LEN
+    NUM_COLUMNS: tl.constexpr = (IN_LEN + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    split = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_token, is_column = token < num_tokens, column < OUT_LEN
+    rows = x + token.to(tl.int64)[:, None] * x_stride
+    cells = values + column.to(tl.int64)[:, None] * IN_LEN
+    scale_cells = scales + (column // SCALE_ROWS) * NUM_COLUMNS
+    # outputs come first where the weights are the left factor, or where sums stay apart until the end
+    LEFT: tl.constexpr = SWAPPED or BLOCK_M == 1
+    WIDTH: tl.constexpr = BLOCK_K if BLOCK_M == 1 else BLOCK_M
+    sums = tl.zeros((BLOCK_N, WIDTH) if LEFT else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in tl.range(0, SPLIT_LEN, BLOCK_K, num_stages=STAGES):
+        k = split * SPLIT_LEN + start + tl.arange(0, BLOCK_K)
+        if EVEN:
+            w = tl.load(cells + k[None, :], eviction_policy="evict_first")
+            taken = tl.load(rows + k[None, :], mask=is_token[:, None], other=0.0)
+        else:
+            is_k = (k < IN_LEN)[None, :]
+            w = tl.load(cells + k[None, :], mask=is_column[:, None] & is_k, other=0.0, eviction_policy="evict_first")
+            taken = tl.load(rows + k[None, :], mask=is_token[:, None] & is_k, other=0.0)
+        if NUM_COLUMNS == 1:
+            sums = _added(sums, w, taken, BLOCK_M == 1, SWAPPED, WIDE)
+        else:
+            at = (split * SPLIT_LEN + start) // SCALE_COLUMNS
+            scale = tl.load(scale_cells + at, mask=is_column & (at < NUM_COLUMNS), other=0.0)
+            part = _added(tl.zeros_like(sums), w, taken, BLOCK_M == 1, SWAPPED, WIDE)
+            sums += part * (scale[:, None] if LEFT else scale[None, :])
+    if BLOCK_M == 1:
+        sums = tl.sum(sums, 1)[None, :]
+    elif SWAPPED:
+        sums = sums.T
+    if NUM_COLUMNS == 1:
+        sums *= tl.load(scale_cells, mask=is_column, other=0.0)[None, :]
+    if token_scales is not None:
+        sums *= tl.load(token_scales + token, mask=is_token, other=0.0)[:, None]
+    _finish(sums, bias, output, partials, arrivals, token, column, num_tokens, OUT_LEN, NUM_SPLITS, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _added(sums, w, x, APART: tl.constexpr, SWAPPED: tl.constexpr, WIDE: tl.constexpr):
+    """Sums and the products of a tile of weights [BLOCK_N, BLOCK_K] and one of tokens [BLOCK_M, BLOCK_K]."""
+    if APART:
+        sums += w.to(tl.float32) * x.to(tl.float32)
+    else:
+        if x.dtype != w.dtype or WIDE:
+            w = _converted(w, WIDE)
+        sums = tl.dot(w, x.to(w.dtype).T, sums) if SWAPPED else tl.dot(x.to(w.dtype), w.T, sums)
+    return sums
+
+
+@triton.jit
+def _finish(
+    sums,  # [BLOCK_M, BLOCK_N]
+    bias,
+    output,
+    partials,
+    arrivals,
+    token,
+    column,
+    num_tokens,
+    OUT_LEN: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Write a tile; of several splits, the last to arrive adds up all of them."""
+    is_last = True
+    if NUM_SPLITS > 1:
+        tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        held = partials + tile * (NUM_SPLITS * BLOCK_M * BLOCK_N) + place
+        tl.store(held + tl.program_id(1) * (BLOCK_M * BLOCK_N), sums)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == NUM_SPLITS - 1
+        if is_last:
+            tl.store(arrivals + tile, 0)  # as the next launch expects it
+            sums = tl.zeros_like(sums)
+            for number in range(NUM_SPLITS):
+                sums += tl.load(held + number * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+    if is_last:
+        if bias is not None:
+            sums += tl.load(bias + column, mask=column < OUT_LEN, other=0.0).to(tl.float32)[None, :]
+        is_cell = (token < num_tokens)[:, None] & (column < OUT_LEN)[None, :]
+        places = output + token.to(tl.int64)[:, None] * OUT_LEN + column[None, :]
+        tl.store(places, sums.to(output.dtype.element_ty), mask=is_cell)
