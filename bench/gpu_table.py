@@ -44,6 +44,7 @@ CHAIN = SpecConfig(spec="eagle3", draft="-", spec_steps=3)
 NUM_PARTS = 5  # of a run, to take the median of
 BANDWIDTH = 4.8e12  # bytes a second, H200
 FLOPS = 989e12  # bf16, dense
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
 
 def shape(num_layers: int, hidden: int, wide: int, heads: int, kv_heads: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -297,15 +298,16 @@ def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30)
     }
 
 
-def floor(config: DecoderConfig, batch: int, length: int) -> dict[str, float]:
+def floor(config: DecoderConfig, form: str, batch: int, length: int) -> dict[str, float]:
     """Bytes and operations of a plain step, and the time they take at the ceiling."""
     hidden, wide, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
     layer = hidden * (2 * config.num_heads * config.head_dim + 2 * kv + 3 * wide)
     weights = len(config.layers) * layer + config.vocab_size * hidden
     kv_bytes = batch * length * len(config.layers) * 2 * kv * 2
-    seconds = (2 * weights + kv_bytes) / BANDWIDTH
+    weight_bytes = weights * WEIGHT_BYTES[form]
+    seconds = (weight_bytes + kv_bytes) / BANDWIDTH
     return {
-        "weight_bytes": 2 * weights,
+        "weight_bytes": weight_bytes,
         "kv_bytes": kv_bytes,
         "operations": 2 * weights * batch,
         "ms_from_bytes": 1e3 * seconds,
@@ -367,12 +369,14 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["8b", "135m"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--pages", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--weights", choices=list(WEIGHT_BYTES), default="bf16")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU (rehearsal)"
-    report: dict[str, Any] = {"device": name, "torch": torch.__version__, "cells": [], "profiles": [], "floors": []}
+    report: dict[str, Any] = {"device": name, "torch": torch.__version__, "weights": args.weights}
+    report |= {"cells": [], "profiles": [], "floors": []}
     print(f"{name}, torch {torch.__version__}", flush=True)
 
     def keep(kind: str, row: dict[str, Any]) -> None:
@@ -384,10 +388,10 @@ def main() -> int:
     for shape_name in args.shapes:
         config = SHAPES[shape_name]
         backend = backend_of(EngineConfig(), DEVICE)
-        model = Decoder(config, RandomState(config), "bf16", DEVICE, ops_of(backend))
-        head = untrained_head("eagle3", model, "bf16", DEVICE, num_tokens=min(32000, config.vocab_size))
+        model = Decoder(config, RandomState(config), args.weights, DEVICE, ops_of(backend))
+        head = untrained_head("eagle3", model, args.weights, DEVICE, num_tokens=min(32000, config.vocab_size))
         for batch in args.batches:
-            keep("floors", {"shape": shape_name, "batch": batch, **floor(config, batch, 640)})
+            keep("floors", {"shape": shape_name, "batch": batch, **floor(config, args.weights, batch, 640)})
         for case in cases(args.batches, args.pages):
             keep("cells", {"shape": shape_name, **measure(model, head, case)})
         for batch in args.batches:

@@ -16,6 +16,7 @@ from tests.planted.size_bugs import SIZE_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.text_bugs import TEXT_BUGS
 from tests.planted.threshold_bugs import THRESHOLD_BUGS
+from tests.planted.weight_bugs import WEIGHT_BUGS
 from tests.planted.wish_bugs import WISH_BUGS
 
 _SIMULATED = (
@@ -402,5 +403,6 @@ BUGS = (
     *THRESHOLD_BUGS,
     *SIZE_BUGS,
     *BUDGET_BUGS,
+    *WEIGHT_BUGS,
     *mode_bugs(_SIMULATED),
 )

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from roost.kernels.fp8_tokens import round_tokens
+from roost.kernels.overlap import can_overlap, launch_options
 from roost.layers.fp8 import Fp8Weight
 
 ROUNDED_FROM = 128  # tokens; with fewer, reading bfloat16 tokens costs nothing, and is more exact
@@ -36,6 +38,7 @@ class Tiling:
     num_stages: int = 4
     num_warps: int = 4
     num_splits: int = 1  # of the inputs
+    prefetched: int = 4  # lines of 128 weights of each row, asked for while the kernel in front still runs
     swapped: bool = False  # weights are the left factor, so that they need not pass through shared memory again
 
 
@@ -98,7 +101,7 @@ def fp8_linear(
     output = torch.empty((num_tokens, out_len), dtype=torch.bfloat16, device=x.device) if out is None else out
     tiles_m, tiles_n = triton.cdiv(num_tokens, tiling.block_m), triton.cdiv(out_len, tiling.block_n)
     iterations = triton.cdiv(in_len, tiling.block_k * tiling.num_splits)
-    partials = None
+    overlap, partials = can_overlap(x.device), None
     if tiling.num_splits > 1:
         assert arrivals is not None and arrivals.numel() >= tiles_m * tiles_n, (tiles_m, tiles_n)
         cells = tiles_m * tiles_n * tiling.num_splits * tiling.block_m * tiling.block_n
@@ -126,9 +129,12 @@ def fp8_linear(
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
             STAGES=tiling.num_stages,
+            PREFETCHED=tiling.prefetched,
+            OVERLAP=overlap,
             SWAPPED=tiling.swapped,
             WIDE=_INTERPRETED,
             num_warps=tiling.num_warps,
+            **launch_options(overlap),
         )
     return output
 
@@ -175,6 +181,8 @@ def _fp8_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCHED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     SWAPPED: tl.constexpr,
     WIDE: tl.constexpr,  # the interpreter has no products of bfloat16
 ):
@@ -191,6 +199,11 @@ def _fp8_linear(
     LEFT: tl.constexpr = SWAPPED or BLOCK_M == 1
     WIDTH: tl.constexpr = BLOCK_K if BLOCK_M == 1 else BLOCK_M
     sums = tl.zeros((BLOCK_N, WIDTH) if LEFT else (BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if OVERLAP:
+        if PREFETCHED > 0:
+            _prefetch(values, column, split * SPLIT_LEN, OUT_LEN, IN_LEN, PREFETCHED)
+        gdc_wait()
+        gdc_launch_dependents()
     for start in tl.range(0, SPLIT_LEN, BLOCK_K, num_stages=STAGES):
         k = split * SPLIT_LEN + start + tl.arange(0, BLOCK_K)
         if EVEN:
@@ -216,6 +229,20 @@ def _fp8_linear(
     if token_scales is not None:
         sums *= tl.load(token_scales + token, mask=is_token, other=0.0)[:, None]
     _finish(sums, bias, output, partials, arrivals, token, column, num_tokens, OUT_LEN, NUM_SPLITS, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _prefetch(values, column, begin, OUT_LEN: tl.constexpr, IN_LEN: tl.constexpr, LINES: tl.constexpr):
+    """Ask for the first lines of each row to be brought to L2."""
+    row, line = tl.minimum(column, OUT_LEN - 1).to(tl.int64)[:, None], tl.arange(0, LINES)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [values + row * IN_LEN + tl.minimum(begin + line * 128, IN_LEN - 1)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from roost.kernels.overlap import can_overlap, launch_options
 from roost.layers.fp8 import FP8, FP8_MAX, SCALE_LEAST
 
 _INTERPRETED = knobs.runtime.interpret
@@ -21,7 +23,7 @@ def round_tokens(hidden: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, 
     num_rows, row_len = hidden.shape
     values = torch.empty((num_rows, row_len), dtype=FP8, device=hidden.device) if out is None else out
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=hidden.device)
-    block = triton.next_power_of_2(row_len)
+    block, overlap = triton.next_power_of_2(row_len), can_overlap(hidden.device)
     if num_rows:
         _round_tokens[(num_rows,)](
             *(hidden, values, scales, hidden.stride(0)),
@@ -29,8 +31,10 @@ def round_tokens(hidden: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, 
             LARGEST=FP8_MAX,
             SCALE_LEAST=SCALE_LEAST,
             BLOCK=block,
+            OVERLAP=overlap,
             WIDE=_INTERPRETED,
             num_warps=max(1, min(16, block // 512)),
+            **launch_options(overlap),
         )
     return values, scales
 
@@ -45,8 +49,12 @@ def _round_tokens(
     LARGEST: tl.constexpr,
     SCALE_LEAST: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
     WIDE: tl.constexpr,  # round before the conversion: the interpreter's loses carries
 ):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     is_in = place < ROW_LEN
