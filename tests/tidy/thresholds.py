@@ -117,8 +117,14 @@ TESTED: dict[str, str] = {
     "roost.kernels.rounds._BLOCK": _KERNELS + "test_rounds.py::test_more_rounds_than_a_program_takes_have_their_places",
     "roost.kernels.fp8_linear.ROUNDED_FROM": _KERNELS + "test_fp8_linear.py::test_a_projection_of_any_number_of_tokens",
     "roost.kernels.fp8_linear._ALIGNED": _KERNELS + "test_fp8_linear.py::test_a_projection_of_odd_sizes",
-    "roost.kernels.fp8_linear._NUM_PROGRAMS": _KERNELS
+    "roost.kernels.fp8_tilings.ROUNDED_FROM": _KERNELS
     + "test_fp8_linear.py::test_a_projection_of_any_number_of_tokens",
+    "roost.kernels.fp8_tilings.SCALED_MM_FROM": _KERNELS
+    + "test_fp8_linear.py::test_a_projection_of_any_number_of_tokens",
+    "roost.kernels.fp8_tilings._WIDE": _KERNELS
+    + "test_fp8_linear.py::test_tilings_cover_the_weights_and_keep_multiprocessors_busy",
+    "roost.kernels.fp8_tilings._LONG": _KERNELS
+    + "test_fp8_linear.py::test_tilings_cover_the_weights_and_keep_multiprocessors_busy",
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",
@@ -235,6 +241,7 @@ UNTESTED: dict[str, str] = {
     "roost.kernels.linear_tilings._NARROW": _CUT,
     "roost.kernels.linear_tilings._PROGRAMS": _CUT,
     "roost.kernels.linear_tilings._ITEM_BYTES": _NUMBER,
+    "roost.kernels.fp8_linear._PREFETCHED": "what is asked for early, not what is read",
     "roost.kernels.overlap._ARCH_MIN": "only a GPU's: kernels give the same numbers either way",
     "roost.layers.fp8.FP8_MAX": _NUMBER,
     "roost.layers.fp8.SCALE_LEAST": _NUMBER,

@@ -3,88 +3,76 @@
 y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of value[n, k] * x[m, k], + bias[n]; x [num_tokens, in],
 sums in float32, rounded once. Reads the values once for each tile of tokens: one byte a weight. The inputs may be split
 among programs, so that all multiprocessors read; the last of a tile to arrive adds the parts up in order, so that the
-same input gives the same bits. For many tokens these are rounded, and `torch._scaled_mm` multiplies. The reference is
-`layers.fp8`. Called by linear layers.
+same input gives the same bits. More than a few tokens are rounded; of many, `torch._scaled_mm` makes the product. The
+reference is `layers.fp8`. Called by linear layers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import linear
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from roost.kernels.fp8_tilings import ROUNDED_FROM, SCALED_MM_FROM, Fp8Tiling, fp8_tiling
 from roost.kernels.fp8_tokens import round_tokens
 from roost.kernels.overlap import can_overlap, launch_options
 from roost.layers.fp8 import Fp8Weight
 
-ROUNDED_FROM = 128  # tokens; with fewer, reading bfloat16 tokens costs nothing, and is more exact
-_ALIGNED = 16  # what torch._scaled_mm needs outputs and inputs to be multiples of
-_NUM_PROGRAMS = 128  # about one for each multiprocessor
+_ALIGNED = 16  # what torch._scaled_mm needs outputs and inputs to be multiples of, and tensor cores a block's inputs
+_PREFETCHED = 4  # lines of 128 weights of each row, asked for while the kernel in front still runs
 _INTERPRETED = knobs.runtime.interpret
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product is cut into programs."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Linear:
+    """A projection by FP8 weights; kernels that fuse it with what stands around it may read its fields."""
 
-    block_m: int  # tokens; 1: multiplied and summed without tensor cores
-    block_n: int  # outputs
-    block_k: int  # inputs of an iteration
-    num_stages: int = 4
-    num_warps: int = 4
-    num_splits: int = 1  # of the inputs
-    prefetched: int = 4  # lines of 128 weights of each row, asked for while the kernel in front still runs
-    swapped: bool = False  # weights are the left factor, so that they need not pass through shared memory again
+    weight: Fp8Weight
+    bias: Tensor | None
+    arrivals: Tensor  # of splits, by tile: all zero between launches
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, in_len] -> [num_tokens, out_len]."""
+        weight, (out_len, in_len) = self.weight, self.weight.shape
+        is_rounded = weight.rounds_tokens and weight.is_per_channel and len(hidden) >= ROUNDED_FROM
+        token_scales = None
+        if is_rounded:
+            hidden, token_scales = round_tokens(hidden)
+            if len(hidden) >= SCALED_MM_FROM and out_len % _ALIGNED == in_len % _ALIGNED == 0:
+                return self._scaled_mm(hidden, token_scales)
+        tiling = fp8_tiling(len(hidden), out_len, in_len, columns=weight.block[1], is_rounded=is_rounded)
+        return fp8_linear(hidden, weight, tiling, token_scales=token_scales, bias=self.bias, arrivals=self.arrivals)
+
+    def _scaled_mm(self, tokens: Tensor, token_scales: Tensor) -> Tensor:
+        # sums in fewer bits ("fast") are no further from the floats than rounded tokens are: 2.66% of the norm
+        product = torch._scaled_mm(
+            tokens,
+            self.weight.values.t(),
+            scale_a=token_scales,
+            scale_b=self.weight.scales.t(),
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        return product if self.bias is None else product.add_(self.bias)
 
 
 def make_projection(weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The projection [num_tokens, in_len] -> [num_tokens, out_len] by a weight, in bfloat16."""
-    columns = weight.block[1]
-    if not weight.is_per_channel and columns % _ALIGNED:
-        return partial(torch.nn.functional.linear, weight=weight.dequantise().to(torch.bfloat16), bias=bias)
-    arrivals = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.values.device)
-    return partial(_project, weight=weight, bias=bias, arrivals=arrivals)
-
-
-def _project(hidden: Tensor, weight: Fp8Weight, bias: Tensor | None, arrivals: Tensor) -> Tensor:
-    num_tokens, (out_len, in_len) = len(hidden), weight.shape
-    is_aligned = out_len % _ALIGNED == in_len % _ALIGNED == 0
-    if num_tokens >= ROUNDED_FROM and weight.rounds_tokens and weight.is_per_channel and is_aligned:
-        return _scaled(hidden, weight, bias)
-    columns = 0 if weight.is_per_channel else weight.block[1]
-    tiling = choose_tiling(num_tokens, out_len, in_len, columns)
-    return fp8_linear(hidden, weight, tiling, bias=bias, arrivals=arrivals)
-
-
-def _scaled(hidden: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
-    """W8A8: tokens are rounded, too."""
-    values, scales = round_tokens(hidden)
-    product = torch._scaled_mm(
-        values, weight.values.t(), scale_a=scales, scale_b=weight.scales.t(), out_dtype=torch.bfloat16
-    )
-    return product if bias is None else product.add_(bias)
-
-
-@cache
-def choose_tiling(num_tokens: int, out_len: int, in_len: int, columns: int) -> Tiling:
-    """How a product is cut; `columns`: inputs that share a scale, 0 for all."""
-    block_m = 16 if num_tokens <= 16 else 64 if num_tokens <= 64 else 128
-    block_n = next((n for n in (64, 32) if out_len >= n * _NUM_PROGRAMS), 16) if block_m == 16 else 64
-    block_k = 256 if block_m == 16 else 128
-    while columns and columns % block_k:
-        block_k //= 2
-    return Tiling(block_m, block_n, block_k, swapped=block_m > 16)
+    """The projection by a weight, in bfloat16."""
+    if not weight.is_per_channel and weight.block[1] % _ALIGNED:
+        return partial(linear, weight=weight.dequantise().to(torch.bfloat16), bias=bias)
+    return Fp8Linear(weight, bias, torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.values.device))
 
 
 def fp8_linear(
     x: Tensor,
     weight: Fp8Weight,
-    tiling: Tiling,
+    tiling: Fp8Tiling,
     *,
     token_scales: Tensor | None = None,
     bias: Tensor | None = None,
@@ -128,8 +116,8 @@ def fp8_linear(
             BLOCK_M=tiling.block_m,
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
-            STAGES=tiling.num_stages,
-            PREFETCHED=tiling.prefetched,
+            STAGES=tiling.num_stages if overlap else min(2, tiling.num_stages),  # older GPUs have less shared memory
+            PREFETCHED=_PREFETCHED,
             OVERLAP=overlap,
             SWAPPED=tiling.swapped,
             WIDE=_INTERPRETED,
