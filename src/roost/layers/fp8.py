@@ -20,6 +20,7 @@ from roost.lazy_import import load_symbol
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the largest e4m3 number
 SCALE_LEAST = 1e-12  # of a row of zeros
+_ROWS_AT_ONCE = 8192  # of a matrix that is rounded, so that its floats need little memory
 _KERNEL = "roost.kernels.fp8_linear:make_projection"
 
 
@@ -87,7 +88,13 @@ class Fp8Weight(QuantisedWeight):
 
 def quantise(weight: Tensor) -> Fp8Weight:
     """The nearest e4m3 numbers to a matrix, with a scale for each output."""
-    values, scales = round_tokens(weight)
+    values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scales = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)
+    parts = (each.split(_ROWS_AT_ONCE) for each in (weight, values, scales))
+    for floats, own_values, own_scales in zip(*parts, strict=True):
+        rounded, found = round_tokens(floats)
+        own_values.copy_(rounded)
+        own_scales.copy_(found)
     return Fp8Weight(values=values, scales=scales, block=(1, weight.shape[1]))
 
 
