@@ -111,7 +111,7 @@ class _Loaded:
 def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
-    weights = choose_weights(config.model.weights, source.form, device)
+    weights = choose_weights(config.model.weights, source.form, device, stored=source.stored_form)
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
     if spec.draft is not None:
         check_hooks(family)
@@ -243,20 +243,23 @@ def forms_of(device: torch.device) -> tuple[str, ...]:
     """The forms of weights that a device computes with."""
     if device.type == "cpu":
         return "int8", "fp32", "bf16"
-    return ("bf16", "fp32", "fp8") if has_fp8(device) else ("bf16", "fp32")
+    return ("bf16", "fp32", *(("fp8",) if has_fp8(device) else ()), "int4", "gguf")
 
 
-def choose_weights(asked: str, found: str | None, device: torch.device) -> str:
-    """The form to keep weights in: `found` is that of a quantised checkpoint.
+def choose_weights(asked: str, found: str | None, device: torch.device, *, stored: str | None = None) -> str:
+    """The form to keep weights in: `found` is that of a quantised checkpoint, `stored` that of a GGUF file's blocks.
 
     Unless told, a quantised checkpoint stays as it is where the device computes with its form, and is dequantised where
     it does not. Other weights are bf16 on a GPU, and int8 on a CPU, where decoding is bound by reading them.
     """
     kept = forms_of(device)
     if asked == AUTO:
-        return found if found in kept else kept[0]
+        return next((form for form in (found, stored) if form in kept), kept[0])
+    plain = tuple(form for form in kept if FORMS[form].quantise is None and not FORMS[form].is_stored)
+    if FORMS[asked].is_stored and asked != stored:
+        raise ConfigError(f"--weights {asked}: the checkpoint is not stored so; use {_either(plain)}")
     if found is not None and asked != found and FORMS[asked].quantise is not None:
-        allowed = tuple(form for form in kept if form == found or FORMS[form].quantise is None)
+        allowed = (*plain, found) if found in kept else plain
         raise ConfigError(f"--weights {asked}: the checkpoint's weights are {found} already; use {_either(allowed)}")
     return asked
 

@@ -16,6 +16,8 @@ _TIMES = "tests/unit/step_times/test_times.py::"
 _BUDGET = "tests/unit/sched/test_step_budget.py::"
 _LATE = "tests/unit/sched/test_late_planning.py::"
 _KERNELS = "tests/kernels/"
+_GROUPED = _KERNELS + "test_grouped_linear.py::"
+_INT4 = "tests/unit/layers/test_int4.py::"
 _OFFLOAD = "tests/unit/server/test_background_threads.py::"
 _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
@@ -126,6 +128,14 @@ TESTED: dict[str, str] = {
     "roost.kernels.fp8_tilings._LONG": _KERNELS
     + "test_fp8_linear.py::test_tilings_cover_the_weights_and_keep_multiprocessors_busy",
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
+    "roost.kernels.grouped_linear._DENSE_FROM": _GROUPED + "test_many_tokens_are_multiplied_by_floats_part_after_part",
+    "roost.kernels.grouped_linear._DENSE_WEIGHTS": _GROUPED
+    + "test_many_tokens_are_multiplied_by_floats_part_after_part",
+    "roost.kernels.grouped_linear._DEQUANTISED_ROWS": _GROUPED + "test_rows_made_floats_are_the_reference_rounded_once",
+    "roost.kernels.grouped_linear._OUTS_LEAST": _GROUPED + "test_tiles_cover_all_tokens_and_have_counters",
+    "roost.layers.grouped.SLICE_LEN": _INT4 + "test_a_packed_matrix_has_every_value_scale_and_zero_in_its_place",
+    "roost.layers.grouped.OUT_MULTIPLE": _INT4 + "test_a_packed_matrix_has_every_value_scale_and_zero_in_its_place",
+    "roost.layers.grouped._WORD_BITS": _INT4 + "test_a_packed_matrix_has_every_value_scale_and_zero_in_its_place",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",
     "roost.kernels.ops._ALIGNED": _KERNELS + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
@@ -246,6 +256,12 @@ UNTESTED: dict[str, str] = {
     "roost.layers.fp8.FP8_MAX": _NUMBER,
     "roost.layers.fp8.SCALE_LEAST": _NUMBER,
     "roost.layers.fp8._ROWS_AT_ONCE": "memory while a model loads; rows are rounded each by itself",
+    "roost.layers.fp8._SCALE_LEAST": _NUMBER,
+    "roost.layers.gguf_blocks._BLOCK_LEN": _NUMBER,
+    "roost.layers.int4._STEPS": _NUMBER,
+    "roost.layers.int4._SCALE_LEAST": _NUMBER,
+    "roost.weights.int4_formats._PER_WORD": _NUMBER,
+    "roost.weights.int4_formats._MIDDLE": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
     "roost.kv.ledger._MOVES_KEPT": _KEPT,

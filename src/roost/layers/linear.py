@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from roost.errors import ConfigError
-from roost.layers import fp8
+from roost.layers import fp8, int4
 from roost.layers.batch_invariance import padded_rows, row_multiple
 from roost.layers.quantised import QuantisedWeight
 
@@ -28,6 +28,8 @@ class Form:
 
     activations: torch.dtype  # of KV, too, and of everything that is not a projection
     quantise: Callable[[Tensor], QuantisedWeight] | None = None  # a matrix of floats at load; None: not of this kind
+    is_stored: bool = False  # only what a file stores in this form is kept in it
+    head: str | None = None  # the form of an LM head of floats, where it is another
 
 
 FORMS = {
@@ -35,6 +37,10 @@ FORMS = {
     "bf16": Form(activations=torch.bfloat16),
     "int8": Form(activations=torch.float32),
     "fp8": Form(activations=torch.bfloat16, quantise=fp8.quantise),
+    "int4": Form(activations=torch.bfloat16, quantise=int4.quantise, head="bf16"),  # as 4-bit checkpoints have it
+    "gguf": Form(
+        activations=torch.bfloat16, is_stored=True
+    ),  # blocks as the file has them; what it has as floats is bf16
 }
 
 
@@ -58,6 +64,11 @@ class PlainLinear:
 def plain_form(weights: str) -> str:
     """The form of what a quantised checkpoint leaves in floats: bf16 where `weights` keeps the rest quantised."""
     return weights if _form(weights).quantise is None else "bf16"
+
+
+def head_form(weights: str) -> str:
+    """The form of an LM head that a checkpoint has as floats."""
+    return _form(weights).head or weights
 
 
 def make_linear(weight: Tensor | QuantisedWeight, bias: Tensor | None, weights: str) -> Linear:

@@ -229,9 +229,9 @@ class Decoder:
         self._norm = loader.norm("model.norm.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
-            self._head = make_linear(self._embed, None, tensors.form_of(self._embed, weights))
+            self._head = make_linear(self._embed, None, tensors.form_of(self._embed, weights, is_head=True))
         else:
-            self._head = loader.linear(("lm_head",), (config.vocab_size,), config.hidden_size, bias=False)
+            self._head = loader.head(config.vocab_size)
         tensors.check_all_taken()
         self._frequencies = [frequencies(rope, config.head_dim, device) for rope in ropes]
         # rounded as the embedding is, since its rows are what it scales
@@ -327,6 +327,11 @@ class Loader:
         biases = tuple(f"{name}.bias" for name in names)
         added = self._tensors.take_stacked(biases, out_lens) if bias else None
         return make_linear(weight, added, self._tensors.form_of(weight, self._weights))
+
+    def head(self, num_tokens: int) -> Linear:
+        """The LM head: from hidden states to the logits of so many tokens."""
+        weight = self._tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
+        return make_linear(weight, None, self._tensors.form_of(weight, self._weights, is_head=True))
 
     def norm(self, name: str, length: int | None = None) -> Tensor:
         """A norm's weight, as long as the hidden state unless told."""

@@ -211,7 +211,7 @@ class Eagle3:
         """Its own head, or the target's where it has none and that fits."""
         config = self._config
         if tensors.has("lm_head.weight"):
-            return loader.linear(("lm_head",), (config.num_tokens,), config.layers.hidden_size, bias=False)
+            return loader.head(config.num_tokens)
         if config.layers.tied:
             raise ConfigError("config.json: tie_word_embeddings is True without an lm_head, which is not supported")
         if self._ids is not None or config.num_tokens != model.traits.vocab_size:

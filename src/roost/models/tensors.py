@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.layers.linear import plain_form
+from roost.layers.linear import head_form, plain_form
 from roost.layers.quantised import QuantisedWeight, stack
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -74,10 +74,12 @@ class Tensors:
             self._remove(name)
         return whole
 
-    def form_of(self, weight: Tensor | QuantisedWeight, weights: str) -> str:
+    def form_of(self, weight: Tensor | QuantisedWeight, weights: str, *, is_head: bool = False) -> str:
         """The form to keep a matrix in: what a quantised checkpoint leaves in floats stays so."""
-        has_plain = isinstance(self._state, QuantisedState) and self._state.form is not None
-        return plain_form(weights) if has_plain and isinstance(weight, Tensor) else weights
+        if not isinstance(weight, Tensor):
+            return weights
+        form = plain_form(weights) if self._has_plain else weights
+        return head_form(form) if is_head else form
 
     def take_integers(self, name: str, length: int) -> Tensor:
         """A copy of a list of integers or booleans, as int64."""
@@ -89,9 +91,16 @@ class Tensors:
         self._left = {name: None for name in self._left if not is_known(name)}
 
     def check_all_taken(self) -> None:
-        """Refuse tensors that the model would ignore."""
+        """Refuse tensors that the model would ignore, but for biases of zeros that some quantisers write."""
+        if self._has_plain:
+            self.drop_if(lambda name: name.endswith("_proj.bias") and not self._state[name].any())
         if self._left:
             raise ConfigError(f"the checkpoint has tensors that this model does not use: {_listed(self._left)}")
+
+    @property
+    def _has_plain(self) -> bool:
+        """Whether it is a quantised checkpoint, in which floats are what was left out."""
+        return isinstance(self._state, QuantisedState) and self._state.form is not None
 
     def _quantised(self, name: str) -> QuantisedWeight | None:
         if not isinstance(self._state, QuantisedState) or name not in self._left:

@@ -1,8 +1,8 @@
 """A GGUF file of the `llama` architecture: its metadata as plain values, its tensors under Hugging Face's names.
 
-Tensors are dequantised one at a time when they are asked for. Rows of queries and keys are reordered from GGUF's
-interleaved rotary pairs to the two halves that the layers expect. Errors say what is wrong with the file. Called by
-`load`.
+Tensors are dequantised one at a time when they are asked for, or given as the blocks they are stored in. Rows of
+queries and keys are reordered from GGUF's interleaved rotary pairs to the two halves that the layers expect. Errors say
+what is wrong with the file. Called by `load`.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.layers.gguf_blocks import BLOCK_KINDS, GgufWeight
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.language import Language, make_template
 from roost.weights.source import Source
@@ -30,6 +31,7 @@ _BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ROTATED = ("q_proj.weight", "k_proj.weight")
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling: what each frequency is divided by
 _ROPE_SCALES = ("rope.scaling.factor", "rope.scale_linear")  # the second is the older name
@@ -55,6 +57,22 @@ class GgufFile(Source):
         self._factors = [tensor for tensor in tensors if tensor.name == _ROPE_FACTORS]
         self._tensors = {_hub_name(path, each.name): each for each in tensors if each.name != _ROPE_FACTORS}
 
+    @property
+    def stored_form(self) -> str | None:
+        """Blocks, as `layers.gguf_blocks` knows them."""
+        return GgufWeight.form
+
+    def quantised(self, name: str, device: torch.device) -> GgufWeight | None:
+        """The matrix `name` as blocks on a device; None where it is stored in another way."""
+        tensor = self._tensors[name]
+        kind = BLOCK_KINDS.get(tensor.tensor_type.name)
+        if kind is None:
+            return None
+        rows = torch.from_numpy(tensor.data.copy()).to(device)
+        if name.endswith(_ROTATED):
+            rows = self._in_halves(rows, name)
+        return GgufWeight(blocks=rows.unflatten(1, (-1, kind.num_bytes)), kind=kind)
+
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:
@@ -62,7 +80,7 @@ class GgufFile(Source):
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if name.endswith(_ROTATED):
             return self._in_halves(values, name)
         return values
 

@@ -17,6 +17,7 @@ from roost.text.language import Language
 from roost.weights.folder import Folder
 from roost.weights.fp8_formats import FP8_PACKING
 from roost.weights.header import FLOATS
+from roost.weights.int4_formats import AWQ_PACKING, COMPRESSED_PACKING, GPTQ_PACKING
 from roost.weights.packing import Packing
 from roost.weights.quantisation import Quantisation
 from roost.weights.source import Source
@@ -25,6 +26,10 @@ PACKINGS: dict[tuple[str, str], Packing] = {  # by the form of the weights and t
     ("fp8", "fp8"): FP8_PACKING,
     ("fp8", "fbgemm_fp8"): FP8_PACKING,
     ("fp8", "compressed-tensors"): FP8_PACKING,
+    ("int4", "awq"): AWQ_PACKING,
+    ("int4", "gptq"): GPTQ_PACKING,
+    ("int4", "gptq_v2"): GPTQ_PACKING,
+    ("int4", "compressed-tensors"): COMPRESSED_PACKING,
 }
 _HEAD = "lm_head"  # left in floats by most, whether or not they say so
 

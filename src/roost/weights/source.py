@@ -30,6 +30,11 @@ class Source(QuantisedState):
         """None: it has no quantised matrices."""
         return None
 
+    @property
+    def stored_form(self) -> str | None:
+        """A form in which its matrices can be kept as they are stored, although they stand for floats otherwise."""
+        return None
+
     def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
         """None: no matrix is quantised."""
         return None

@@ -220,7 +220,7 @@ def test_help_has_choices_defaults_and_examples_that_can_be_parsed(
             says_default = action.default in (None, []) or action.dest == "chat" or "(default: " in action.help
             assert says_default, action.dest
     if command in ("serve", "chat", "generate", "bench"):
-        assert "--weights {auto,int8,fp32,bf16,fp8}" in options and "(default: 64)" in options
+        assert "--weights {auto,int8,fp32,bf16,fp8,int4,gguf}" in options and "(default: 64)" in options
         assert "prefill chunks and decode rounds in one step (default: on)" in options
 
 

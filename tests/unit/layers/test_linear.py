@@ -40,5 +40,5 @@ def test_rows_and_outputs_of_zeros_stay_zero() -> None:
 
 
 def test_an_unknown_form_is_refused_with_the_flag() -> None:
-    with pytest.raises(ConfigError, match="--weights must be one of fp32, bf16, int8, fp8, got int3"):
+    with pytest.raises(ConfigError, match="--weights must be one of fp32, bf16, int8, fp8, int4, gguf, got int3"):
         make_linear(torch.zeros(2, 2), None, "int3")

@@ -1,0 +1,307 @@
+"""Products by 4-bit and 8-bit weights in groups, which are read as they are kept and become floats in registers.
+
+y[m, n] = sum over groups g of scale[g, n] * sum over k in g of (value[n, k] - zero[g, n]) * x[m, k], + bias[n], in
+float32 and rounded once; with minimums, weights are rounded to bfloat16 first, as they are where a matrix is kept so.
+x [num_tokens, in_len] is bfloat16. Moves bits / 8 bytes a weight for each tile of tokens. Inputs are split among
+programs, so that every multiprocessor reads; the last program of a tile to arrive adds the parts up in their order, so
+that a product has the same bits in every run. Many tokens are multiplied by weights that were made floats, a part of
+the outputs at a time. The reference is `layers.grouped`. Called by linear layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from roost.layers.grouped import OUT_MULTIPLE, SLICE_LEN, PackedMatrix
+
+_INTERPRETED = knobs.runtime.interpret
+_DENSE_FROM = 192  # tokens from which on weights are made floats first
+_DENSE_WEIGHTS = 2**24  # at a time: as bfloat16 they stay in a GPU's L2 cache
+_OUTS_LEAST = 32  # outputs of the smallest tile
+
+# Two words at a time, a field of 4 bits of each: behind the bits of 128.0 in bfloat16 it is 128 + value, exactly.
+_UNPACK = tl.constexpr(
+    tuple(
+        "{ .reg .b32 pair, one; mov.b32 one, 0x3f803f80; "
+        f"shr.b32 pair, $1, {shift}; lop3.b32 pair, pair, 0x000f000f, 0x43004300, 0xea; "
+        "fma.rn.bf16x2 $0, pair, one, $2; }"
+        for shift in (0, 4, 8, 12)
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """How a product is cut into programs."""
+
+    tokens: int
+    outs: int
+    splits: int = 1  # of the inputs
+    num_warps: int = 4
+    num_stages: int = 4
+    weights_first: bool = False  # weights @ x.T instead of x @ weights.T
+
+
+class GroupedLinear:
+    """A projection by a packed matrix."""
+
+    def __init__(self, matrix: PackedMatrix, bias: Tensor | None) -> None:
+        self._matrix = matrix
+        self._bias = None if bias is None else bias.to(torch.bfloat16)
+        # programs of a tile that are done; zero between launches
+        self._arrivals = torch.zeros(
+            matrix.words.shape[1] // _OUTS_LEAST, dtype=torch.int32, device=matrix.words.device
+        )
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, in_len] -> [num_tokens, out_len]."""
+        if len(hidden) >= _DENSE_FROM:
+            return dense_product(hidden, self._matrix, self._bias)
+        return product(hidden, self._matrix, self._bias, self._arrivals, choose_tile(len(hidden), self._matrix))
+
+
+def choose_tile(num_tokens: int, matrix: PackedMatrix) -> Tile:
+    """A tile that keeps all multiprocessors busy; its numbers were measured on an H200."""
+    num_blocks, out_padded, _ = matrix.words.shape
+    tokens = max(16, min(64, triton.next_power_of_2(num_tokens)))
+    outs = 64
+    programs = out_padded // outs * triton.cdiv(num_tokens, tokens)
+    splits = 1
+    while splits < 16 and programs * splits < 256 and num_blocks // (2 * splits) >= 4 and num_tokens <= tokens:
+        splits *= 2
+    return Tile(tokens=tokens, outs=outs, splits=splits)
+
+
+def product(
+    hidden: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    arrivals: Tensor,
+    tile: Tile,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product in one launch; `arrivals` has a zero for each tile, and has them again afterwards."""
+    assert hidden.ndim == 2 and hidden.shape[1] == matrix.in_len and hidden.stride(1) == 1, hidden.shape
+    num_tokens, (num_blocks, out_padded, _) = len(hidden), matrix.words.shape
+    if out is None:
+        out = torch.empty((num_tokens, matrix.out_len), dtype=hidden.dtype, device=hidden.device)
+    num_tiles, splits = triton.cdiv(num_tokens, tile.tokens), min(tile.splits, num_blocks)
+    assert splits == 1 or num_tiles * (out_padded // tile.outs) <= len(arrivals), (tile, arrivals.shape)
+    parts = out
+    if splits > 1:
+        parts = torch.empty((splits, num_tokens, out_padded), dtype=torch.float32, device=hidden.device)
+    if num_tokens:
+        _product[(out_padded // tile.outs, splits, num_tiles)](
+            *(hidden, matrix.words, matrix.scales, matrix.zeros, matrix.minimums, bias, out, parts, arrivals),
+            *(num_tokens, matrix.in_len, hidden.stride(0), matrix.out_len, num_blocks, out_padded),
+            BITS=matrix.bits,
+            GROUP_LEN=matrix.group_len,
+            SLICE_LEN=SLICE_LEN,
+            SPLITS=splits,
+            IS_EVEN=matrix.in_len % matrix.block_len == 0,
+            WEIGHTS_FIRST=tile.weights_first,
+            WIDE=_INTERPRETED,
+            BLOCK_M=tile.tokens,
+            BLOCK_N=tile.outs,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return out
+
+
+def dense_product(hidden: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """The product by weights made bfloat16, a part of the outputs at a time."""
+    out = torch.empty((len(hidden), matrix.out_len), dtype=hidden.dtype, device=hidden.device)
+    step = max(OUT_MULTIPLE, _DENSE_WEIGHTS // matrix.in_len // OUT_MULTIPLE * OUT_MULTIPLE)
+    floats = torch.empty((min(step, matrix.out_len), matrix.in_len), dtype=hidden.dtype, device=hidden.device)
+    for start in range(0, matrix.out_len, step):
+        end = min(start + step, matrix.out_len)
+        weights = dequantise_rows(matrix, start, floats[: end - start]).t()
+        if bias is None:
+            torch.mm(hidden, weights, out=out[:, start:end])
+        else:
+            torch.addmm(bias[start:end], hidden, weights, out=out[:, start:end])
+    return out
+
+
+def dequantise_rows(matrix: PackedMatrix, start: int, out: Tensor) -> Tensor:
+    """Rows of the matrix from `start` on as floats [num_rows, in_len]."""
+    num_blocks, out_padded, _ = matrix.words.shape
+    assert out.is_contiguous() and out.shape[1] == matrix.in_len and start + len(out) <= matrix.out_len
+    _dequantise[(triton.cdiv(len(out), _DEQUANTISED_ROWS), num_blocks)](
+        *(matrix.words, matrix.scales, matrix.zeros, matrix.minimums, out, start, len(out), matrix.in_len, out_padded),
+        BITS=matrix.bits,
+        GROUP_LEN=matrix.group_len,
+        SLICE_LEN=SLICE_LEN,
+        BLOCK_N=_DEQUANTISED_ROWS,
+    )
+    return out
+
+
+_DEQUANTISED_ROWS = 64  # of a program
+
+
+@triton.jit
+def _weights(words, FIELD: tl.constexpr, BITS: tl.constexpr, zero, WIDE: tl.constexpr):
+    """Field FIELD of each word less zero, as bfloat16: exact, since all are small whole numbers."""
+    if BITS == 4 and not WIDE:
+        return tl.inline_asm_elementwise(
+            _UNPACK[FIELD], "=r,r,r", [words, -(zero + 128.0).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    values = (words.to(tl.int32) >> (BITS * FIELD)) & ((1 << BITS) - 1)
+    return (values.to(tl.float32) - zero).to(tl.bfloat16)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
+def _product(
+    x,
+    words,
+    scales,
+    zeros,
+    minimums,
+    bias,
+    out,
+    parts,
+    arrivals,
+    num_tokens,
+    in_len,
+    x_stride,
+    out_len,
+    num_blocks,
+    out_padded,
+    BITS: tl.constexpr,
+    GROUP_LEN: tl.constexpr,
+    SLICE_LEN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_EVEN: tl.constexpr,  # the inputs are whole blocks
+    WEIGHTS_FIRST: tl.constexpr,
+    WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    FIELDS: tl.constexpr = 16 // BITS
+    BLOCK_LEN: tl.constexpr = FIELDS * SLICE_LEN
+    GROUPS: tl.constexpr = BLOCK_LEN // GROUP_LEN if GROUP_LEN < BLOCK_LEN else 1  # of a block
+    PER_GROUP: tl.constexpr = FIELDS // GROUPS
+    tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, SLICE_LEN)
+    # Axes of a product: where tokens, outputs and inputs lie.
+    TOKENS: tl.constexpr = 0 if WEIGHTS_FIRST else 1
+    OUTS: tl.constexpr = 1 - TOKENS
+    x_places = x + tl.expand_dims(tokens.to(tl.int64) * x_stride, TOKENS) + tl.expand_dims(inner, OUTS)
+    is_token = tl.expand_dims(tokens < num_tokens, TOKENS)
+    word_places = words + tl.expand_dims(outs * SLICE_LEN, OUTS) + tl.expand_dims(inner, TOKENS)
+    total = tl.zeros((BLOCK_N, BLOCK_M) if WEIGHTS_FIRST else (BLOCK_M, BLOCK_N), tl.float32)
+    share = tl.cdiv(num_blocks, SPLITS)
+    first = tl.program_id(1) * share
+    for block in range(first, tl.minimum(first + share, num_blocks)):
+        packed = tl.load(word_places + block * (out_padded * SLICE_LEN), eviction_policy="evict_first")
+        for group in tl.static_range(GROUPS):
+            cells = (block * BLOCK_LEN // GROUP_LEN + group) * out_padded + outs
+            scale = tl.expand_dims(tl.load(scales + cells).to(tl.float32), OUTS)
+            zero = tl.full(scale.shape, 2 ** (BITS - 1), tl.float32)
+            if zeros is not None:
+                zero = tl.expand_dims(tl.load(zeros + cells).to(tl.float32), OUTS)
+            if minimums is not None:
+                zero, least = tl.zeros_like(zero), tl.expand_dims(tl.load(minimums + cells).to(tl.float32), OUTS)
+            summed = tl.zeros_like(total)
+            for field in tl.static_range(group * PER_GROUP, (group + 1) * PER_GROUP):
+                start = block * BLOCK_LEN + field * SLICE_LEN
+                seen = is_token if IS_EVEN else is_token & tl.expand_dims(start + inner < in_len, OUTS)
+                x_slice = tl.load(x_places + start, mask=seen, other=0.0)
+                weight = _weights(packed, field, BITS, zero, WIDE)
+                if minimums is not None:
+                    weight = (weight.to(tl.float32) * scale + least).to(tl.bfloat16)
+                if WIDE:
+                    x_slice, weight = x_slice.to(tl.float32), weight.to(tl.float32)
+                if WEIGHTS_FIRST:
+                    summed = tl.dot(weight, x_slice, summed, input_precision="ieee")
+                else:
+                    summed = tl.dot(x_slice, weight, summed, input_precision="ieee")
+            total += summed if minimums is not None else summed * scale
+    if WEIGHTS_FIRST:
+        total = tl.trans(total)
+    _finish(
+        *(total, bias, out, parts, arrivals, tokens, outs, num_tokens, out_len, out_padded),
+        *(SPLITS, BLOCK_M, BLOCK_N),
+    )
+
+
+@triton.jit
+def _finish(
+    total,
+    bias,
+    out,
+    parts,
+    arrivals,
+    tokens,
+    outs,
+    num_tokens,
+    out_len,
+    out_padded,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Write a tile, or this program's part of it; the last program adds the parts up."""
+    is_in = (tokens < num_tokens)[:, None] & (outs < out_len)[None, :]
+    places = out + tokens[:, None].to(tl.int64) * out_len + outs[None, :]
+    if SPLITS == 1:
+        if bias is not None:
+            total += tl.load(bias + outs, mask=outs < out_len, other=0.0).to(tl.float32)[None, :]
+        tl.store(places, total.to(out.dtype.element_ty), mask=is_in)
+    else:
+        cells = parts + tokens[:, None] * out_padded + outs[None, :]
+        tl.store(cells + tl.program_id(1) * num_tokens * out_padded, total, mask=is_in)
+        tl.debug_barrier()  # all threads have written before the program counts as done
+        arrival = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == SPLITS - 1:
+            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for split in tl.static_range(SPLITS):
+                total += tl.load(cells + split * num_tokens * out_padded, mask=is_in, other=0.0, cache_modifier=".cg")
+            if bias is not None:
+                total += tl.load(bias + outs, mask=outs < out_len, other=0.0).to(tl.float32)[None, :]
+            tl.store(places, total.to(out.dtype.element_ty), mask=is_in)
+            tl.store(arrival, 0)  # as the next launch expects it
+
+
+@triton.jit(do_not_specialize=["start", "num_rows"])
+def _dequantise(
+    words,
+    scales,
+    zeros,
+    minimums,
+    out,
+    start,
+    num_rows,
+    in_len,
+    out_padded,
+    BITS: tl.constexpr,
+    GROUP_LEN: tl.constexpr,
+    SLICE_LEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    FIELDS: tl.constexpr = 16 // BITS
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, inner = tl.program_id(1), tl.arange(0, SLICE_LEN)
+    outs, is_row = start + rows, rows < num_rows
+    packed = tl.load(words + (block * out_padded + outs[:, None]) * SLICE_LEN + inner[None, :], mask=is_row[:, None])
+    for field in tl.static_range(FIELDS):
+        first = (block * FIELDS + field) * SLICE_LEN
+        cells = first // GROUP_LEN * out_padded + outs
+        scale = tl.load(scales + cells, mask=is_row).to(tl.float32)[:, None]
+        value = ((packed.to(tl.int32) >> (BITS * field)) & ((1 << BITS) - 1)).to(tl.float32)
+        if minimums is not None:
+            value = value * scale + tl.load(minimums + cells, mask=is_row).to(tl.float32)[:, None]
+        elif zeros is not None:
+            value = (value - tl.load(zeros + cells, mask=is_row).to(tl.float32)[:, None]) * scale
+        else:
+            value = (value - 2 ** (BITS - 1)) * scale
+        places = out + rows[:, None].to(tl.int64) * in_len + first + inner[None, :]
+        tl.store(places, value.to(out.dtype.element_ty), mask=is_row[:, None] & (first + inner < in_len)[None, :])
