@@ -34,9 +34,10 @@ def assert_near(ours: Tensor, hidden: Tensor, matrix: GroupedMatrix, bias: Tenso
 
 
 def tokens(num_tokens: int, in_len: int, device: torch.device) -> Tensor:
-    """Rows that lie further apart than they are long."""
-    generator = torch.Generator().manual_seed(num_tokens)
-    return torch.randn((num_tokens, in_len + 8), generator=generator).to(device, torch.bfloat16)[:, :in_len]
+    """Rows that lie further apart than they are long, with nothing to be read between them."""
+    rows = torch.randn((num_tokens, in_len + 8), generator=torch.Generator().manual_seed(num_tokens))
+    rows[:, in_len:] = torch.nan
+    return rows.to(device, torch.bfloat16)[:, :in_len]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 17, 70])
@@ -103,7 +104,14 @@ def test_many_tokens_are_multiplied_by_floats_part_after_part(
 def test_tiles_cover_all_tokens_and_have_counters(num_tokens: int, out_len: int, in_len: int) -> None:
     words = torch.empty((-(-in_len // 128), -(-out_len // 128) * 128, 32), dtype=torch.int16, device="meta")
     matrix = kernel.PackedMatrix(
-        words=words, scales=words, zeros=None, minimums=None, bits=4, group_len=64, out_len=out_len, in_len=in_len
+        words=words,
+        tables=words,
+        scale_dtype=torch.float16,
+        has_minimums=False,
+        bits=4,
+        group_len=64,
+        out_len=out_len,
+        in_len=in_len,
     )
     tile = kernel.choose_tile(num_tokens, matrix)
     assert words.shape[1] % tile.outs == 0 and tile.outs >= kernel._OUTS_LEAST and tile.splits <= words.shape[0]

@@ -10,6 +10,7 @@ from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
+from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
@@ -399,6 +400,7 @@ BUGS = (
     *FOREIGN_BUGS,
     *EDGE_BUGS,
     *KV_TYPE_BUGS,
+    *INT4_BUGS,
     *TEXT_BUGS,
     *THRESHOLD_BUGS,
     *SIZE_BUGS,

@@ -258,6 +258,7 @@ UNTESTED: dict[str, str] = {
     "roost.layers.fp8._ROWS_AT_ONCE": "memory while a model loads; rows are rounded each by itself",
     "roost.layers.fp8._SCALE_LEAST": _NUMBER,
     "roost.layers.gguf_blocks._BLOCK_LEN": _NUMBER,
+    "roost.layers.grouped.ZERO_BASE": _NUMBER,
     "roost.layers.int4._STEPS": _NUMBER,
     "roost.layers.int4._SCALE_LEAST": _NUMBER,
     "roost.weights.int4_formats._PER_WORD": _NUMBER,

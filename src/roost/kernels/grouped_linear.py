@@ -19,8 +19,9 @@ from triton import knobs
 from roost.layers.grouped import OUT_MULTIPLE, SLICE_LEN, PackedMatrix
 
 _INTERPRETED = knobs.runtime.interpret
+_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _DENSE_FROM = 192  # tokens from which on weights are made floats first
-_DENSE_WEIGHTS = 2**24  # at a time: as bfloat16 they stay in a GPU's L2 cache
+_DENSE_WEIGHTS = 2**25  # of one part: 64 MiB as bfloat16
 _OUTS_LEAST = 32  # outputs of the smallest tile
 
 # Two words at a time, a field of 4 bits of each: behind the bits of 128.0 in bfloat16 it is 128 + value, exactly.
@@ -67,13 +68,13 @@ class GroupedLinear:
 def choose_tile(num_tokens: int, matrix: PackedMatrix) -> Tile:
     """A tile that keeps all multiprocessors busy; its numbers were measured on an H200."""
     num_blocks, out_padded, _ = matrix.words.shape
-    tokens = max(16, min(64, triton.next_power_of_2(num_tokens)))
-    outs = 64
+    tokens = max(8, min(64, triton.next_power_of_2(num_tokens)))
+    outs = 128
     programs = out_padded // outs * triton.cdiv(num_tokens, tokens)
     splits = 1
     while splits < 16 and programs * splits < 256 and num_blocks // (2 * splits) >= 4 and num_tokens <= tokens:
         splits *= 2
-    return Tile(tokens=tokens, outs=outs, splits=splits)
+    return Tile(tokens=tokens, outs=outs, splits=splits, num_warps=outs // 32, weights_first=True)
 
 
 def product(
@@ -97,12 +98,14 @@ def product(
         parts = torch.empty((splits, num_tokens, out_padded), dtype=torch.float32, device=hidden.device)
     if num_tokens:
         _product[(out_padded // tile.outs, splits, num_tiles)](
-            *(hidden, matrix.words, matrix.scales, matrix.zeros, matrix.minimums, bias, out, parts, arrivals),
+            *(hidden, matrix.words, matrix.tables, bias, out, parts, arrivals),
             *(num_tokens, matrix.in_len, hidden.stride(0), matrix.out_len, num_blocks, out_padded),
             BITS=matrix.bits,
             GROUP_LEN=matrix.group_len,
             SLICE_LEN=SLICE_LEN,
             SPLITS=splits,
+            SCALE_DTYPE=_DTYPES[matrix.scale_dtype],
+            HAS_MINIMUMS=matrix.has_minimums,
             IS_EVEN=matrix.in_len % matrix.block_len == 0,
             WEIGHTS_FIRST=tile.weights_first,
             WIDE=_INTERPRETED,
@@ -117,7 +120,8 @@ def product(
 def dense_product(hidden: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """The product by weights made bfloat16, a part of the outputs at a time."""
     out = torch.empty((len(hidden), matrix.out_len), dtype=hidden.dtype, device=hidden.device)
-    step = max(OUT_MULTIPLE, _DENSE_WEIGHTS // matrix.in_len // OUT_MULTIPLE * OUT_MULTIPLE)
+    num_parts = triton.cdiv(matrix.out_len * matrix.in_len, _DENSE_WEIGHTS)
+    step = triton.cdiv(triton.cdiv(matrix.out_len, num_parts), OUT_MULTIPLE) * OUT_MULTIPLE
     floats = torch.empty((min(step, matrix.out_len), matrix.in_len), dtype=hidden.dtype, device=hidden.device)
     for start in range(0, matrix.out_len, step):
         end = min(start + step, matrix.out_len)
@@ -134,10 +138,12 @@ def dequantise_rows(matrix: PackedMatrix, start: int, out: Tensor) -> Tensor:
     num_blocks, out_padded, _ = matrix.words.shape
     assert out.is_contiguous() and out.shape[1] == matrix.in_len and start + len(out) <= matrix.out_len
     _dequantise[(triton.cdiv(len(out), _DEQUANTISED_ROWS), num_blocks)](
-        *(matrix.words, matrix.scales, matrix.zeros, matrix.minimums, out, start, len(out), matrix.in_len, out_padded),
+        *(matrix.words, matrix.tables, out, start, len(out), matrix.in_len, out_padded),
         BITS=matrix.bits,
         GROUP_LEN=matrix.group_len,
         SLICE_LEN=SLICE_LEN,
+        SCALE_DTYPE=_DTYPES[matrix.scale_dtype],
+        HAS_MINIMUMS=matrix.has_minimums,
         BLOCK_N=_DEQUANTISED_ROWS,
     )
     return out
@@ -147,23 +153,33 @@ _DEQUANTISED_ROWS = 64  # of a program
 
 
 @triton.jit
-def _weights(words, FIELD: tl.constexpr, BITS: tl.constexpr, zero, WIDE: tl.constexpr):
-    """Field FIELD of each word less zero, as bfloat16: exact, since all are small whole numbers."""
+def _half(table, DTYPE: tl.constexpr):
+    """The low half of each number, as float32."""
+    return table.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _fields(words, FIELD: tl.constexpr, BITS: tl.constexpr):
+    """Field FIELD of each word, as float32."""
+    return ((words.to(tl.int32) >> (BITS * FIELD)) & ((1 << BITS) - 1)).to(tl.float32)
+
+
+@triton.jit
+def _less_zero(words, FIELD: tl.constexpr, BITS: tl.constexpr, table, WIDE: tl.constexpr):
+    """Field FIELD of each word less its zero, as bfloat16: exact, since both are small whole numbers."""
     if BITS == 4 and not WIDE:
+        start = (table >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
         return tl.inline_asm_elementwise(
-            _UNPACK[FIELD], "=r,r,r", [words, -(zero + 128.0).to(tl.bfloat16)], dtype=tl.bfloat16, is_pure=True, pack=2
+            _UNPACK[FIELD], "=r,r,r", [words, start], dtype=tl.bfloat16, is_pure=True, pack=2
         )
-    values = (words.to(tl.int32) >> (BITS * FIELD)) & ((1 << BITS) - 1)
-    return (values.to(tl.float32) - zero).to(tl.bfloat16)
+    return (_fields(words, FIELD, BITS) + 128 + _half(table >> 16, tl.bfloat16)).to(tl.bfloat16)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _product(
     x,
     words,
-    scales,
-    zeros,
-    minimums,
+    tables,
     bias,
     out,
     parts,
@@ -178,6 +194,8 @@ def _product(
     GROUP_LEN: tl.constexpr,
     SLICE_LEN: tl.constexpr,
     SPLITS: tl.constexpr,
+    SCALE_DTYPE: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
     IS_EVEN: tl.constexpr,  # the inputs are whole blocks
     WEIGHTS_FIRST: tl.constexpr,
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
@@ -203,28 +221,27 @@ def _product(
     for block in range(first, tl.minimum(first + share, num_blocks)):
         packed = tl.load(word_places + block * (out_padded * SLICE_LEN), eviction_policy="evict_first")
         for group in tl.static_range(GROUPS):
-            cells = (block * BLOCK_LEN // GROUP_LEN + group) * out_padded + outs
-            scale = tl.expand_dims(tl.load(scales + cells).to(tl.float32), OUTS)
-            zero = tl.full(scale.shape, 2 ** (BITS - 1), tl.float32)
-            if zeros is not None:
-                zero = tl.expand_dims(tl.load(zeros + cells).to(tl.float32), OUTS)
-            if minimums is not None:
-                zero, least = tl.zeros_like(zero), tl.expand_dims(tl.load(minimums + cells).to(tl.float32), OUTS)
+            # Since half of it feeds the product, the compiler loads it ahead, as it does words and x.
+            table = tl.load(tables + (block * BLOCK_LEN // GROUP_LEN + group) * out_padded + outs)
+            table = tl.expand_dims(table, OUTS)
+            scale = _half(table, SCALE_DTYPE)
             summed = tl.zeros_like(total)
             for field in tl.static_range(group * PER_GROUP, (group + 1) * PER_GROUP):
                 start = block * BLOCK_LEN + field * SLICE_LEN
                 seen = is_token if IS_EVEN else is_token & tl.expand_dims(start + inner < in_len, OUTS)
                 x_slice = tl.load(x_places + start, mask=seen, other=0.0)
-                weight = _weights(packed, field, BITS, zero, WIDE)
-                if minimums is not None:
-                    weight = (weight.to(tl.float32) * scale + least).to(tl.bfloat16)
+                if HAS_MINIMUMS:
+                    weight = _fields(packed, field, BITS) * scale + _half(table >> 16, SCALE_DTYPE)
+                    weight = weight.to(tl.bfloat16)
+                else:
+                    weight = _less_zero(packed, field, BITS, table, WIDE)
                 if WIDE:
                     x_slice, weight = x_slice.to(tl.float32), weight.to(tl.float32)
                 if WEIGHTS_FIRST:
                     summed = tl.dot(weight, x_slice, summed, input_precision="ieee")
                 else:
                     summed = tl.dot(x_slice, weight, summed, input_precision="ieee")
-            total += summed if minimums is not None else summed * scale
+            total += summed if HAS_MINIMUMS else summed * scale
     if WEIGHTS_FIRST:
         total = tl.trans(total)
     _finish(
@@ -274,9 +291,7 @@ def _finish(
 @triton.jit(do_not_specialize=["start", "num_rows"])
 def _dequantise(
     words,
-    scales,
-    zeros,
-    minimums,
+    tables,
     out,
     start,
     num_rows,
@@ -285,6 +300,8 @@ def _dequantise(
     BITS: tl.constexpr,
     GROUP_LEN: tl.constexpr,
     SLICE_LEN: tl.constexpr,
+    SCALE_DTYPE: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     FIELDS: tl.constexpr = 16 // BITS
@@ -295,13 +312,11 @@ def _dequantise(
     for field in tl.static_range(FIELDS):
         first = (block * FIELDS + field) * SLICE_LEN
         cells = first // GROUP_LEN * out_padded + outs
-        scale = tl.load(scales + cells, mask=is_row).to(tl.float32)[:, None]
-        value = ((packed.to(tl.int32) >> (BITS * field)) & ((1 << BITS) - 1)).to(tl.float32)
-        if minimums is not None:
-            value = value * scale + tl.load(minimums + cells, mask=is_row).to(tl.float32)[:, None]
-        elif zeros is not None:
-            value = (value - tl.load(zeros + cells, mask=is_row).to(tl.float32)[:, None]) * scale
+        table = tl.load(tables + cells, mask=is_row, other=0)[:, None]
+        value, scale = _fields(packed, field, BITS), _half(table, SCALE_DTYPE)
+        if HAS_MINIMUMS:
+            value = value * scale + _half(table >> 16, SCALE_DTYPE)
         else:
-            value = (value - 2 ** (BITS - 1)) * scale
+            value = (value + 128 + _half(table >> 16, tl.bfloat16)) * scale
         places = out + rows[:, None].to(tl.int64) * in_len + first + inner[None, :]
         tl.store(places, value.to(out.dtype.element_ty), mask=is_row[:, None] & (first + inner < in_len)[None, :])

@@ -17,6 +17,7 @@ from roost.errors import ConfigError
 
 SLICE_LEN = 32  # inputs that one field of a block's words stands for
 OUT_MULTIPLE = 128  # outputs are padded to a multiple of it, so that the kernel's tiles are whole
+ZERO_BASE = 128  # in bfloat16 a value of 4 bits becomes 128 + value by writing it behind the bits of 128.0
 _WORD_BITS = 16
 
 
@@ -26,9 +27,7 @@ class GroupedMatrix:
 
     values: Tensor  # [out_len, in_len] uint8
     scales: Tensor  # [out_len, num_groups] bfloat16 or float16
-    zeros: Tensor | None = (
-        None  # [out_len, num_groups] uint8; None: half the range of the bits, as in symmetric formats
-    )
+    zeros: Tensor | None = None  # [out_len, num_groups] uint8, of 4 bits; None: half the range, as symmetric formats
     minimums: Tensor | None = None  # [out_len, num_groups], instead of zeros
     bits: int = 4
 
@@ -37,7 +36,7 @@ class GroupedMatrix:
         for table in (self.scales, self.zeros, self.minimums):
             assert table is None or table.shape == self.scales.shape, (table.shape, self.scales.shape)
         assert self.scales.shape[0] == out_len and in_len % self.scales.shape[1] == 0, self.scales.shape
-        assert self.zeros is None or self.minimums is None
+        assert self.zeros is None or (self.minimums is None and self.bits == 4)
 
     @property
     def group_len(self) -> int:
@@ -59,9 +58,11 @@ class PackedMatrix:
     """The same as the kernel reads it; outputs are padded to `OUT_MULTIPLE`, inputs to whole blocks."""
 
     words: Tensor  # [num_blocks, out_padded, SLICE_LEN] int16
-    scales: Tensor  # [num_groups, out_padded]
-    zeros: Tensor | None  # [num_groups, out_padded] uint8
-    minimums: Tensor | None  # [num_groups, out_padded]
+    # [num_groups, out_padded] int32: the scale in the low half; in the high half the minimum, of the same type, or
+    # -ZERO_BASE - zero as bfloat16, which a kernel adds to ZERO_BASE + value. One load gives both.
+    tables: Tensor
+    scale_dtype: torch.dtype
+    has_minimums: bool
     bits: int
     group_len: int  # all padded inputs where an output has one scale
     out_len: int
@@ -75,8 +76,7 @@ class PackedMatrix:
     @property
     def num_bytes(self) -> int:
         """Bytes that a product by it reads."""
-        tables = (self.words, self.scales, self.zeros, self.minimums)
-        return sum(table.nbytes for table in tables if table is not None)
+        return self.words.nbytes + self.tables.nbytes
 
 
 def block_len(bits: int) -> int:
@@ -124,18 +124,11 @@ def pack(matrix: GroupedMatrix) -> PackedMatrix:
     out_len, in_len = matrix.values.shape
     in_padded, out_padded = _round_up(in_len, block_len(matrix.bits)), _round_up(out_len, OUT_MULTIPLE)
     group_len = in_padded if matrix.scales.shape[1] == 1 else matrix.group_len
-    num_groups = -(-in_padded // group_len)
-
-    def by_group(table: Tensor | None) -> Tensor | None:
-        return None if table is None else _padded(table, out_padded, num_groups).t().contiguous()
-
-    scales = by_group(matrix.scales)
-    assert scales is not None
     return PackedMatrix(
         words=_words(_padded(matrix.values, out_padded, in_padded), matrix.bits),
-        scales=scales,
-        zeros=by_group(matrix.zeros),
-        minimums=by_group(matrix.minimums),
+        tables=_padded(_tables(matrix), out_padded, -(-in_padded // group_len)).t().contiguous(),
+        scale_dtype=matrix.scales.dtype,
+        has_minimums=matrix.minimums is not None,
         bits=matrix.bits,
         group_len=group_len,
         out_len=out_len,
@@ -151,6 +144,13 @@ def _words(values: Tensor, bits: int) -> Tensor:
     for field in range(fields):  # one at a time: little memory beside the matrix
         words |= slices[:, :, field].to(torch.int16) << (bits * field)
     return words
+
+
+def _tables(matrix: GroupedMatrix) -> Tensor:
+    """[out_len, num_groups]: scales, and what values begin at."""
+    starts = -ZERO_BASE - _zeros(matrix).to(torch.bfloat16) if matrix.minimums is None else matrix.minimums
+    low, high = (half.contiguous().view(torch.int16).to(torch.int32) for half in (matrix.scales, starts))
+    return (low & 0xFFFF) | (high << 16)
 
 
 def _zeros(matrix: GroupedMatrix) -> Tensor:

