@@ -250,11 +250,12 @@ def choose_weights(asked: str, found: str | None, device: torch.device, *, store
     """The form to keep weights in: `found` is that of a quantised checkpoint, `stored` that of a GGUF file's blocks.
 
     Unless told, a quantised checkpoint stays as it is where the device computes with its form, and is dequantised where
-    it does not. Other weights are bf16 on a GPU, and int8 on a CPU, where decoding is bound by reading them.
+    it does not. Other weights are bf16 on a GPU, and int8 on a CPU, where decoding is bound by reading them. Blocks of
+    a GGUF file are kept only when asked for: the default model is so small that they make it slower.
     """
     kept = forms_of(device)
     if asked == AUTO:
-        return next((form for form in (found, stored) if form in kept), kept[0])
+        return found if found in kept else kept[0]
     plain = tuple(form for form in kept if FORMS[form].quantise is None and not FORMS[form].is_stored)
     if FORMS[asked].is_stored and asked != stored:
         raise ConfigError(f"--weights {asked}: the checkpoint is not stored so; use {_either(plain)}")

@@ -40,7 +40,7 @@ def tokens(num_tokens: int, in_len: int, device: torch.device) -> Tensor:
     return rows.to(device, torch.bfloat16)[:, :in_len]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 17, 70])
+@pytest.mark.parametrize("num_tokens", [1, 3, 17, 70, 130])
 @pytest.mark.parametrize(
     ("out_len", "in_len", "group_len", "kind"),
     [
@@ -61,15 +61,14 @@ def test_a_projection_equals_the_reference(
     assert_near(kernel.GroupedLinear(pack(matrix), bias)(hidden), hidden, matrix, bias)
 
 
-@pytest.mark.parametrize("weights_first", [False, True])
-@pytest.mark.parametrize("splits", [1, 2, 3, 16])
+@pytest.mark.parametrize(("tile_tokens", "splits"), [(8, 1), (8, 3), (16, 2), (4, 16)])
 def test_however_it_is_cut_it_is_the_same_product_and_the_counters_are_zero_again(
-    splits: int, weights_first: bool, device: torch.device
+    tile_tokens: int, splits: int, device: torch.device
 ) -> None:
     matrix, hidden = drawn(100, 640, 128, "zeros", device), tokens(5, 640, device)
     bias = torch.linspace(-4, 4, 100, device=device, dtype=torch.bfloat16)
     arrivals, out = torch.zeros(4, dtype=torch.int32, device=device), Fenced((5, 100), torch.bfloat16, device)
-    tile = Tile(tokens=16, outs=64, splits=splits, weights_first=weights_first)
+    tile = Tile(tokens=tile_tokens, outs=64, splits=splits)
     ours = kernel.product(hidden, pack(matrix), bias, arrivals, tile, out=out.tensor)
     out.check()
     assert_near(ours, hidden, matrix, bias)
@@ -99,9 +98,19 @@ def test_many_tokens_are_multiplied_by_floats_part_after_part(
     assert project(hidden[:0]).shape == (0, 300)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 16, 17, 64, 100])
-@pytest.mark.parametrize(("out_len", "in_len"), [(6144, 4096), (4096, 14336), (28672, 4096), (576, 576), (960, 576)])
-def test_tiles_cover_all_tokens_and_have_counters(num_tokens: int, out_len: int, in_len: int) -> None:
+SPLITS = {  # outputs and inputs -> how often the inputs are split for 8, 64, 128 and 200 tokens, as measured fastest
+    (6144, 4096): (4, 4, 2, 1),
+    (4096, 4096): (4, 4, 4, 1),
+    (28672, 4096): (1, 1, 1, 1),
+    (4096, 14336): (8, 8, 4, 1),
+    (960, 576): (2, 2, 2, 1),
+    (576, 1536): (4, 4, 4, 1),
+    (128, 128): (1, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("out_len", "in_len"), SPLITS)
+def test_tiles_keep_the_device_busy_and_have_counters(out_len: int, in_len: int) -> None:
     words = torch.empty((-(-in_len // 128), -(-out_len // 128) * 128, 32), dtype=torch.int16, device="meta")
     matrix = kernel.PackedMatrix(
         words=words,
@@ -113,6 +122,9 @@ def test_tiles_cover_all_tokens_and_have_counters(num_tokens: int, out_len: int,
         out_len=out_len,
         in_len=in_len,
     )
-    tile = kernel.choose_tile(num_tokens, matrix)
-    assert words.shape[1] % tile.outs == 0 and tile.outs >= kernel._OUTS_LEAST and tile.splits <= words.shape[0]
-    assert tile.splits == 1 or num_tokens <= tile.tokens
+    tiles = {num_tokens: kernel.choose_tile(num_tokens, matrix) for num_tokens in (1, 8, 9, 17, 33, 64, 65, 128, 200)}
+    assert tuple(tiles[num_tokens].splits for num_tokens in (8, 64, 128, 200)) == SPLITS[out_len, in_len]
+    for num_tokens, tile in tiles.items():
+        assert tile.splits == 1 or num_tokens <= tile.tokens
+        assert words.shape[1] % tile.outs == 0 and tile.outs >= kernel._OUTS_LEAST and tile.splits <= len(words)
+        assert tile.outs == (128 if num_tokens > 32 or (num_tokens > 8 and out_len > 2**14) else 64)

@@ -20,6 +20,7 @@ def _a_gpu_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
         ("auto", "int4", None, GPU, "int4"),
         ("auto", "int4", None, CPU, "int8"),
         ("auto", None, "gguf", CPU, "int8"),
+        ("auto", None, "gguf", GPU, "bf16"),
         ("auto", None, None, GPU, "bf16"),
         ("bf16", "int4", None, GPU, "bf16"),
         ("int4", None, None, GPU, "int4"),

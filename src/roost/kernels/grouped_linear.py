@@ -20,9 +20,17 @@ from roost.layers.grouped import OUT_MULTIPLE, SLICE_LEN, PackedMatrix
 
 _INTERPRETED = knobs.runtime.interpret
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_DENSE_FROM = 192  # tokens from which on weights are made floats first
-_DENSE_WEIGHTS = 2**25  # of one part: 64 MiB as bfloat16
-_OUTS_LEAST = 32  # outputs of the smallest tile
+_DENSE_FROM = 224  # tokens from which on weights are made floats first
+_DENSE_WEIGHTS = 2**26  # of one part: 128 MiB as bfloat16
+_TOKENS_LEAST = 8  # of a tile
+_TOKENS_MAX = 128
+_OUTS_LEAST = 64  # outputs of the smallest tile
+_OUTS_MANY = 2**14  # from which on tiles are larger, unless tokens are very few
+_WARPS_ENOUGH = 760  # of all programs: inputs are not split further
+_WARPS_LEAST = 512  # nor where there are so many and
+_BLOCKS_MANY = 16  # each reads fewer blocks than these
+_BLOCKS_LEAST = 2  # of a split
+_SPLITS_MAX = 8
 
 # Two words at a time, a field of 4 bits of each: behind the bits of 128.0 in bfloat16 it is 128 + value, exactly.
 _UNPACK = tl.constexpr(
@@ -44,7 +52,6 @@ class Tile:
     splits: int = 1  # of the inputs
     num_warps: int = 4
     num_stages: int = 4
-    weights_first: bool = False  # weights @ x.T instead of x @ weights.T
 
 
 class GroupedLinear:
@@ -66,15 +73,21 @@ class GroupedLinear:
 
 
 def choose_tile(num_tokens: int, matrix: PackedMatrix) -> Tile:
-    """A tile that keeps all multiprocessors busy; its numbers were measured on an H200."""
+    """The tile that was fastest on an H200 for matrices of this size, or nearly."""
     num_blocks, out_padded, _ = matrix.words.shape
-    tokens = max(8, min(64, triton.next_power_of_2(num_tokens)))
-    outs = 128
-    programs = out_padded // outs * triton.cdiv(num_tokens, tokens)
-    splits = 1
-    while splits < 16 and programs * splits < 256 and num_blocks // (2 * splits) >= 4 and num_tokens <= tokens:
+    tokens = min(max(_TOKENS_LEAST, triton.next_power_of_2(num_tokens)), _TOKENS_MAX)
+    if num_tokens > _TOKENS_MAX:
+        return Tile(tokens=64, outs=128, num_stages=4)
+    is_wide = tokens >= 64 or (tokens > _TOKENS_LEAST and out_padded >= _OUTS_MANY)
+    outs, num_warps = (128, 8 if tokens == _TOKENS_MAX else 4) if is_wide else (64, 2)
+    splits, num_tiles = 1, out_padded // outs
+    while splits < _SPLITS_MAX and num_blocks // (2 * splits) >= _BLOCKS_LEAST:
+        warps, share = num_tiles * splits * num_warps, num_blocks // splits
+        if warps >= _WARPS_ENOUGH or (warps >= _WARPS_LEAST and share < _BLOCKS_MANY):
+            break
         splits *= 2
-    return Tile(tokens=tokens, outs=outs, splits=splits, num_warps=outs // 32, weights_first=True)
+    num_stages = {16: 5, _TOKENS_MAX: 3}.get(tokens, 4)
+    return Tile(tokens=tokens, outs=outs, splits=splits, num_warps=num_warps, num_stages=num_stages)
 
 
 def product(
@@ -107,7 +120,6 @@ def product(
             SCALE_DTYPE=_DTYPES[matrix.scale_dtype],
             HAS_MINIMUMS=matrix.has_minimums,
             IS_EVEN=matrix.in_len % matrix.block_len == 0,
-            WEIGHTS_FIRST=tile.weights_first,
             WIDE=_INTERPRETED,
             BLOCK_M=tile.tokens,
             BLOCK_N=tile.outs,
@@ -197,7 +209,6 @@ def _product(
     SCALE_DTYPE: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     IS_EVEN: tl.constexpr,  # the inputs are whole blocks
-    WEIGHTS_FIRST: tl.constexpr,
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -209,26 +220,23 @@ def _product(
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, SLICE_LEN)
-    # Axes of a product: where tokens, outputs and inputs lie.
-    TOKENS: tl.constexpr = 0 if WEIGHTS_FIRST else 1
-    OUTS: tl.constexpr = 1 - TOKENS
-    x_places = x + tl.expand_dims(tokens.to(tl.int64) * x_stride, TOKENS) + tl.expand_dims(inner, OUTS)
-    is_token = tl.expand_dims(tokens < num_tokens, TOKENS)
-    word_places = words + tl.expand_dims(outs * SLICE_LEN, OUTS) + tl.expand_dims(inner, TOKENS)
-    total = tl.zeros((BLOCK_N, BLOCK_M) if WEIGHTS_FIRST else (BLOCK_M, BLOCK_N), tl.float32)
+    # Weights come first, y.T = w @ x.T: their floats are never written to shared memory, and tokens may be but 8.
+    x_places = x + tokens[None, :].to(tl.int64) * x_stride + inner[:, None]
+    word_places = words + outs[:, None] * SLICE_LEN + inner[None, :]
+    is_token = (tokens < num_tokens)[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     share = tl.cdiv(num_blocks, SPLITS)
     first = tl.program_id(1) * share
     for block in range(first, tl.minimum(first + share, num_blocks)):
         packed = tl.load(word_places + block * (out_padded * SLICE_LEN), eviction_policy="evict_first")
         for group in tl.static_range(GROUPS):
             # Since half of it feeds the product, the compiler loads it ahead, as it does words and x.
-            table = tl.load(tables + (block * BLOCK_LEN // GROUP_LEN + group) * out_padded + outs)
-            table = tl.expand_dims(table, OUTS)
+            table = tl.load(tables + (block * BLOCK_LEN // GROUP_LEN + group) * out_padded + outs)[:, None]
             scale = _half(table, SCALE_DTYPE)
             summed = tl.zeros_like(total)
             for field in tl.static_range(group * PER_GROUP, (group + 1) * PER_GROUP):
                 start = block * BLOCK_LEN + field * SLICE_LEN
-                seen = is_token if IS_EVEN else is_token & tl.expand_dims(start + inner < in_len, OUTS)
+                seen = is_token if IS_EVEN else is_token & (start + inner < in_len)[:, None]
                 x_slice = tl.load(x_places + start, mask=seen, other=0.0)
                 if HAS_MINIMUMS:
                     weight = _fields(packed, field, BITS) * scale + _half(table >> 16, SCALE_DTYPE)
@@ -237,15 +245,10 @@ def _product(
                     weight = _less_zero(packed, field, BITS, table, WIDE)
                 if WIDE:
                     x_slice, weight = x_slice.to(tl.float32), weight.to(tl.float32)
-                if WEIGHTS_FIRST:
-                    summed = tl.dot(weight, x_slice, summed, input_precision="ieee")
-                else:
-                    summed = tl.dot(x_slice, weight, summed, input_precision="ieee")
+                summed = tl.dot(weight, x_slice, summed, input_precision="ieee")
             total += summed if HAS_MINIMUMS else summed * scale
-    if WEIGHTS_FIRST:
-        total = tl.trans(total)
     _finish(
-        *(total, bias, out, parts, arrivals, tokens, outs, num_tokens, out_len, out_padded),
+        *(tl.trans(total), bias, out, parts, arrivals, tokens, outs, num_tokens, out_len, out_padded),
         *(SPLITS, BLOCK_M, BLOCK_N),
     )
 
