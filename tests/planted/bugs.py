@@ -9,8 +9,8 @@ from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
-from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
+from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
