@@ -117,7 +117,6 @@ TESTED: dict[str, str] = {
     + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",
     "roost.kernels.cos_sin._BLOCK": _KERNELS + "test_cos_sin.py::test_cos_and_sin_equal_the_reference",
     "roost.kernels.rounds._BLOCK": _KERNELS + "test_rounds.py::test_more_rounds_than_a_program_takes_have_their_places",
-    "roost.kernels.fp8_linear.ROUNDED_FROM": _KERNELS + "test_fp8_linear.py::test_a_projection_of_any_number_of_tokens",
     "roost.kernels.fp8_linear._ALIGNED": _KERNELS + "test_fp8_linear.py::test_a_projection_of_odd_sizes",
     "roost.kernels.fp8_tilings.ROUNDED_FROM": _KERNELS
     + "test_fp8_linear.py::test_a_projection_of_any_number_of_tokens",
@@ -265,7 +264,6 @@ UNTESTED: dict[str, str] = {
     "roost.layers.fp8.FP8_MAX": _NUMBER,
     "roost.layers.fp8.SCALE_LEAST": _NUMBER,
     "roost.layers.fp8._ROWS_AT_ONCE": "memory while a model loads; rows are rounded each by itself",
-    "roost.layers.fp8._SCALE_LEAST": _NUMBER,
     "roost.layers.gguf_blocks._BLOCK_LEN": _NUMBER,
     "roost.layers.grouped.ZERO_BASE": _NUMBER,
     "roost.layers.int4._STEPS": _NUMBER,
