@@ -66,6 +66,16 @@ def test_a_stream_equals_the_reference(
     assert_near(layer.run(ours.TRITON_OPS, stream), exact.to(torch.bfloat16), steps=6.0)
 
 
+def test_a_norm_that_was_half_done_for_another_weight_is_done_anew(device: torch.device) -> None:
+    layer, wide = Layer(torch.bfloat16, device, plain), Layer(torch.float32, device, plain)
+    hidden, other = noise(FEW, HIDDEN, seed=2).to(device, torch.bfloat16), torch.full_like(layer.norm, 3.0)
+    results = []
+    for ops, of, x in ((ours.TRITON_OPS, layer, hidden), (TORCH_OPS, wide, hidden.to(torch.float32))):
+        stream = ops.linear_add(x, of.out, x, other)
+        results.append(ops.norm_linear(stream, of.norm, EPS, of.mix)[1])
+    assert_near(results[0], results[1].to(torch.bfloat16), steps=4.0)
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "in_len", "dtype", "wrap", "is_fused"),
     [
