@@ -257,7 +257,7 @@ UNTESTED: dict[str, str] = {
     "roost.kernels.linear_tilings._SHORT": _CUT,
     "roost.kernels.linear_tilings._WIDE": _CUT,
     "roost.kernels.linear_tilings._NARROW": _CUT,
-    "roost.kernels.linear_tilings._PROGRAMS": _CUT,
+    "roost.kernels.linear_tilings._WARPS": _CUT,
     "roost.kernels.linear_tilings._ITEM_BYTES": _NUMBER,
     "roost.kernels.fp8_linear._PREFETCHED": "what is asked for early, not what is read",
     "roost.kernels.overlap._ARCH_MIN": "only a GPU's: kernels give the same numbers either way",

@@ -18,7 +18,10 @@ _UNLIMITED = 2**31  # bytes, in the interpreter
 @cache
 def can_overlap(device: torch.device) -> bool:
     """Whether kernels may start before the one in front ends; the tensor memory accelerator came with that."""
-    return device.type == "cuda" and driver.active.get_current_target().arch >= _ARCH_MIN
+    if device.type != "cuda":
+        return False
+    target = driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch >= _ARCH_MIN
 
 
 @cache

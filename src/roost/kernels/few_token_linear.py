@@ -218,7 +218,7 @@ def _prefetch(weight, column, OUT_LEN: tl.constexpr, IN_LEN: tl.constexpr, LINES
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
-        [weight + row * IN_LEN + line * 64],
+        [weight + row * IN_LEN + tl.minimum(line * 64, IN_LEN - 1)],  # 64 numbers are a line
         dtype=tl.int32,
         is_pure=False,
         pack=1,

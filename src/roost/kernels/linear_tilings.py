@@ -14,7 +14,7 @@ _SHORT = 1024  # inputs
 _WHOLE_MAX = 8192  # inputs of rows that are read whole
 _WIDE = 2**14  # outputs, of which there are enough for one program a tile
 _NARROW = 4096  # outputs, of which there are too few for large tiles
-_PROGRAMS = 4 * 132  # as many as an H200 runs at a time
+_WARPS = 16 * 132  # as many of them as an H200 runs at a time, with the registers that rows take
 _VECTOR = 8  # inputs that are read at once
 _ITEM_BYTES = 2
 
@@ -72,15 +72,15 @@ def linear_tiling(
 
 
 def _of_one_token(out_len: int, in_len: int, is_small: bool, is_gated: bool) -> RowTiling | None:
+    if in_len > _WHOLE_MAX:
+        return None if is_gated else RowTiling(8, 1024, 4)
+    if in_len < _SHORT and not is_small and not is_gated:
+        return RowTiling(8, 256, 4)
     block_k = max(_SHORT, 1 << (in_len - 1).bit_length())
     num_warps = max(2, block_k // 1024)
     if is_small:
-        return RowTiling(4, block_k, num_warps)
-    if in_len > _WHOLE_MAX:
-        return None if is_gated else RowTiling(8, 1024, 4)
-    if in_len < _SHORT and not is_gated:
-        return RowTiling(8, 256, 4)
-    return RowTiling(2, block_k, num_warps, None if out_len >= _WIDE else _PROGRAMS)
+        return RowTiling(4 if block_k <= 2 * _SHORT else 2, block_k, num_warps)
+    return RowTiling(2, block_k, num_warps, None if out_len >= _WIDE else _WARPS // num_warps)
 
 
 def _of_small_weights(num_tokens: int, is_gated: bool) -> BlockTiling | None:
