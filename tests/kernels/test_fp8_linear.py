@@ -136,4 +136,5 @@ def test_tilings_cover_the_weights_and_keep_multiprocessors_busy(num_tokens: int
         assert tiling.block_m >= min(num_tokens, 64)  # weights are read once
         assert columns == in_len or columns % tiling.block_k == 0
         assert tiling.num_splits == 1 or tiling.num_splits * tiling.block_k <= in_len
+        assert 2 * tiling.stage_bytes(1 if is_rounded else 2) < 100_000  # two stages fit every GPU that has FP8
         assert out_len < 4096 or -(-out_len // tiling.block_n) * tiling.num_splits >= 64

@@ -260,7 +260,6 @@ UNTESTED: dict[str, str] = {
     "roost.kernels.linear_tilings._WARPS": _CUT,
     "roost.kernels.linear_tilings._ITEM_BYTES": _NUMBER,
     "roost.kernels.fp8_linear._PREFETCHED": "what is asked for early, not what is read",
-    "roost.kernels.overlap._ARCH_MIN": "only a GPU's: kernels give the same numbers either way",
     "roost.layers.fp8.FP8_MAX": _NUMBER,
     "roost.layers.fp8.SCALE_LEAST": _NUMBER,
     "roost.layers.fp8._ROWS_AT_ONCE": "memory while a model loads; rows are rounded each by itself",

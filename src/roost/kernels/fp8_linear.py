@@ -19,9 +19,9 @@ from torch.nn.functional import linear
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from roost.kernels.capability import can_overlap, launch_options, shared_bytes
 from roost.kernels.fp8_tilings import ROUNDED_FROM, SCALED_MM_FROM, Fp8Tiling, fp8_tiling
 from roost.kernels.fp8_tokens import round_tokens
-from roost.kernels.overlap import can_overlap, launch_options
 from roost.layers.fp8 import Fp8Weight
 
 _ALIGNED = 16  # what torch._scaled_mm needs outputs and inputs to be multiples of, and tensor cores a block's inputs
@@ -116,7 +116,7 @@ def fp8_linear(
             BLOCK_M=tiling.block_m,
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
-            STAGES=tiling.num_stages if overlap else min(2, tiling.num_stages),  # older GPUs have less shared memory
+            STAGES=min(tiling.num_stages, shared_bytes(x.device) // tiling.stage_bytes(x.element_size())),
             PREFETCHED=_PREFETCHED,
             OVERLAP=overlap,
             SWAPPED=tiling.swapped,

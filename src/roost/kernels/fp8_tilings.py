@@ -25,6 +25,10 @@ class Fp8Tiling:
     num_splits: int = 1  # of the inputs
     swapped: bool = False  # weights are the left factor, which tensor cores take from registers
 
+    def stage_bytes(self, token_bytes: int) -> int:
+        """Shared memory of one iteration: weights of a byte each, and tokens whose numbers have `token_bytes`."""
+        return self.block_k * (self.block_n + self.block_m * token_bytes)
+
 
 @cache
 def fp8_tiling(num_tokens: int, out_len: int, in_len: int, *, columns: int, is_rounded: bool) -> Fp8Tiling:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from roost.kernels.overlap import can_overlap, launch_options
+from roost.kernels.capability import can_overlap, launch_options
 from roost.layers.fp8 import FP8, FP8_MAX, SCALE_LEAST
 
 _INTERPRETED = knobs.runtime.interpret
