@@ -1,16 +1,23 @@
 """FP8 checkpoints as they are published: the logits are those of the floats that they stand for, and they serve."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from roost.config.options import EngineConfig, ModelConfig
 from roost.layers.attention import Attend
+from roost.layers.fp8 import quantise
 from roost.layers.quantised import QuantisedWeight
 from roost.models.decoder import Decoder
+from roost.startup import start
+from roost.weights.folder import CONFIG, SINGLE_FILE
 from roost.weights.load import load_decoder, open_source
 from tests.support.fp8_folders import FORMATS, is_plain, write_fp8
+from tests.support.tiny_folder import write_model
 from tests.support.tiny_models import CPU, DEVICE, Served, configure, ops, prompts
 
 LAYOUTS = pytest.mark.parametrize("layout", FORMATS)
@@ -82,3 +89,21 @@ def test_it_generates_beside_others_in_every_form(weights: str, tmp_path: Path) 
     assert all(len(output) == 8 for output in outputs[0])
     if DEVICE.type == "cpu":  # where fp8 is computed as floats; kernels round differently
         assert outputs[0] == outputs[1]
+
+
+def test_at_start_on_a_cpu_it_is_dequantised_and_the_settings_say_so(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    state = load_file(tmp_path / SINGLE_FILE)
+    for name in [name for name in state if name.endswith("_proj.weight")]:
+        rounded = quantise(state[name])
+        state[name], state[f"{name}_scale"] = rounded.values, rounded.scales
+    save_file(state, tmp_path / SINGLE_FILE)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "quantization_config": FORMATS["compressed"].config}))
+    running = start(EngineConfig(model=ModelConfig(model=str(tmp_path), device="cpu")))
+    try:
+        assert running.settings["weights"] == "int8"
+        said = "this device does not compute with fp8 weights: the checkpoint is dequantised and kept as int8"
+        assert said in running.settings["warnings"]  # type: ignore[operator]
+    finally:
+        running.executor.close()
