@@ -30,6 +30,7 @@ from roost.drafters.accept import Accepted
 from roost.drafters.tree import Trees
 from roost.forward.layout import StepLayout
 from roost.forward.passes import Passes, TargetOutput
+from roost.layers.linear import head_form
 from roost.layers.rotary import Rope
 from roost.layers.rounds import NOTHING, ChainInputs
 from roost.messages import Event, Finished, Submit, Tokens
@@ -44,7 +45,7 @@ CHAIN = SpecConfig(spec="eagle3", draft="-", spec_steps=3)
 NUM_PARTS = 5  # of a run, to take the median of
 BANDWIDTH = 4.8e12  # bytes a second, H200
 FLOPS = 989e12  # bf16, dense
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}  # with the scales of groups
 
 
 def shape(num_layers: int, hidden: int, wide: int, heads: int, kv_heads: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -302,9 +303,10 @@ def floor(config: DecoderConfig, form: str, batch: int, length: int) -> dict[str
     """Bytes and operations of a plain step, and the time they take at the ceiling."""
     hidden, wide, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
     layer = hidden * (2 * config.num_heads * config.head_dim + 2 * kv + 3 * wide)
-    weights = len(config.layers) * layer + config.vocab_size * hidden
+    layers, lm_head = len(config.layers) * layer, config.vocab_size * hidden
+    weights = layers + lm_head
     kv_bytes = batch * length * len(config.layers) * 2 * kv * 2
-    weight_bytes = weights * WEIGHT_BYTES[form]
+    weight_bytes = layers * WEIGHT_BYTES[form] + lm_head * WEIGHT_BYTES[head_form(form)]
     seconds = (weight_bytes + kv_bytes) / BANDWIDTH
     return {
         "weight_bytes": weight_bytes,
