@@ -52,9 +52,9 @@ def paged_attention(
 ) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
 
-    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values.
-    A tile whose segment is -1 is padding. Tokens that no tile holds keep what was in the output's memory. Where there
-    are many tokens, tiles are best of 64 or 128 rows: tile_len times the heads that share a KV head.
+    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values. A tile whose segment is -1 is
+    padding. Tokens that no tile holds keep what was in the output's memory. Where there are many tokens, tiles are
+    best of 64 or 128 rows: tile_len times the heads that share a KV head.
     """
     group, num_kv_heads = query.shape[1] // keys.shape[1], keys.shape[1]
     parts = next(n for n in range(1, group + 1) if group % n == 0 and segments.tile_len * (group // n) <= _BLOCK_M_MAX)
@@ -232,10 +232,10 @@ def _attend(
             place = block + tl.arange(0, BLOCK_N)
             is_live = (place >= low) & (place < high)
             slot = _slots(table, block, place, is_live, base, shift, PAGE_SIZE, BLOCK_N)
-            is_kept = is_live if phase == 1 else is_live | True
-            key = kv_block(keys, slot * slot_stride, is_kept, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
-            value = kv_block(values, slot * slot_stride, is_kept, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
-            score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_live)
+            is_read = is_live if phase == 1 else None
+            key = kv_block(keys, slot * slot_stride, is_read, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
+            value = kv_block(values, slot * slot_stride, is_read, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
+            score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_read)
             if phase == 1:
                 seen = place[None, :] <= reach[:, None]
                 if tree_mask is not None:
@@ -250,7 +250,7 @@ def _attend(
             level = tl.where(rise == float("-inf"), 0.0, rise)  # a row that has seen nothing yet
             weight, fade = tl.exp2(score - level[:, None]), tl.exp2(peak - level)
             peak, total = rise, total * fade + tl.sum(weight, 1)
-            weight = scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)
+            weight = scaled(weight, scales, num_slots + slot, is_read).to(value.dtype)
             mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision="ieee")
     has_seen = total != 0  # some key, in this split
     total = tl.where(has_seen, total, 1.0)

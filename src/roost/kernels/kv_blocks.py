@@ -65,6 +65,20 @@ def _unpacked(pairs, CODE_MAX: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _cells(cache, start, is_live, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Lines [BLOCK_N, BLOCK] of `LENGTH` cells; zeros past them, and where a line is not live (None: all are)."""
+    column = tl.arange(0, BLOCK)
+    cells = cache + start[:, None] + column[None, :]
+    if is_live is not None:
+        lines = tl.load(cells, mask=is_live[:, None] & (column < LENGTH)[None, :], other=0)
+    elif LENGTH < BLOCK:
+        lines = tl.load(cells, mask=(column < LENGTH)[None, :], other=0)
+    else:
+        lines = tl.load(cells)
+    return lines
+
+
+@triton.jit
 def kv_block(
     cache,
     start,
@@ -75,15 +89,11 @@ def kv_block(
     CODE_MAX: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Keys or values that begin at `start`, [BLOCK_N, BLOCK_D] with columns in the order of `column_dims`."""
+    """Keys or values of live slots that begin at `start`, [BLOCK_N, BLOCK_D], columns in the order of `column_dims`."""
     if CODE_MAX == 0.0:
-        dims = tl.arange(0, BLOCK_D)
-        is_cell = is_live[:, None] & (dims < HEAD_DIM)[None, :]
-        block = tl.load(cache + start[:, None] + dims[None, :], mask=is_cell, other=0.0)
+        block = _cells(cache, start, is_live, HEAD_DIM, BLOCK_D)
     else:
-        pair = tl.arange(0, BLOCK_D // 2)
-        is_cell = is_live[:, None] & (pair < HEAD_DIM // 2)[None, :]
-        pairs = tl.load(cache + start[:, None] + pair[None, :], mask=is_cell, other=0)
+        pairs = _cells(cache, start, is_live, HEAD_DIM // 2, BLOCK_D // 2)
         low, high = _unpacked(pairs, CODE_MAX, WIDE)
         block = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (start.shape[0], BLOCK_D))
     return block.to(dtype)
@@ -91,7 +101,8 @@ def kv_block(
 
 @triton.jit
 def scaled(lines, scales, slot, is_live):
-    """What [BLOCK_M, BLOCK_N] has of each key, times the scale of its slot; as it is where KV is not quantised."""
+    """What [BLOCK_M, BLOCK_N] has of each live key, times the scale of its slot; as it is where KV is not quantised."""
     if scales is not None:
-        lines *= tl.load(scales + slot, mask=is_live, other=0.0)[None, :]
+        scale = tl.load(scales + slot) if is_live is None else tl.load(scales + slot, mask=is_live, other=0.0)
+        lines *= scale[None, :]
     return lines
