@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roost.layers.segments import segment_attention
+from roost.attention.kv_cache import LayerKv
+from roost.layers.segments import Segments, Tiles, segment_attention, tiles
+from roost.models.model import KvShape
 from tests.support.attention_batches import NOWHERE, Batch, Shape, make, padded
 from tests.support.canaries import DTYPES, SENTINEL, Fenced, assert_near
 
 attention = pytest.importorskip("roost.kernels.attention")
+backends = pytest.importorskip("roost.attention.triton_backend")
 SCALE = 0.21
 BF16, FP16, FP32 = DTYPES
 
@@ -26,13 +31,22 @@ def expected(batch: Batch, shape: Shape) -> Tensor:
     return segment_attention(batch.query, keys, values, table, batch.segments, **how)
 
 
+def arrivals_of(batch: Batch) -> Tensor:
+    """Zeros, one for each tile and KV head at least."""
+    return torch.zeros(
+        len(batch.segments.tile_segments) * batch.query.shape[1], dtype=torch.int32, device=batch.query.device
+    )
+
+
 def check(batch: Batch, shape: Shape, num_splits: int) -> None:
     """The kernel's result is the reference's, written between canaries."""
     out = Fenced(batch.query.shape, shape.dtype, batch.query.device)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE, "num_splits": num_splits}
     args = (batch.query, batch.keys, batch.values, batch.table, batch.segments)
-    ours = attention.paged_attention(*args, **how, out=out.tensor)
+    arrivals = arrivals_of(batch)
+    ours = attention.paged_attention(*args, **how, arrivals=arrivals, out=out.tensor)
     out.check()
+    assert not arrivals.any()
     assert_near(ours, expected(batch, shape), steps=2)
 
 
@@ -113,10 +127,42 @@ def test_padding_and_segments_of_no_width_write_nothing(num_splits: int, device:
     how = {"page_size": 4, "window": None, "scale": SCALE, "num_splits": num_splits}
     out = Fenced(batch.query.shape, FP32, device)
     out.tensor.fill_(SENTINEL)
-    attention.paged_attention(batch.query, batch.keys, batch.values, batch.table, segments, **how, out=out.tensor)
+    arrivals = torch.zeros(len(segments.tile_segments), dtype=torch.int32, device=device)
+    args = (batch.query, batch.keys, batch.values, batch.table, segments)
+    attention.paged_attention(*args, **how, arrivals=arrivals, out=out.tensor)
     out.check()
+    assert not arrivals.any()
     assert (out.tensor[0] == SENTINEL).all()
     assert_near(out.tensor[1:], expected(batch, shape)[1:], steps=2)
+
+
+@pytest.mark.parametrize("num_processors", [1, 132])
+def test_chunks_beside_rounds_are_read_in_tiles_of_two_lengths(num_processors: int, device: torch.device) -> None:
+    shape = Shape(num_kv_heads=1, group=4, head_dim=32, page_size=16, dtype=FP32, tile_len=4)
+    batch = make(shape, [(70, 4), (150, 37), (33, 2), (0, 90), (9, 1)], device, trees=(0,))
+    lens = batch.segments.query_lens.cpu().numpy().astype(np.int64)
+    narrow, wide = (
+        [torch.tensor(each, dtype=torch.int32, device=device) for each in cut] for cut in cut_tiles(lens, 4)
+    )
+    segments = replace(
+        batch.segments,
+        tile_segments=narrow[0],
+        tile_offsets=narrow[1],
+        wide_tiles=Tiles(segments=wide[0], offsets=wide[1], tile_len=32),
+    )
+    assert len(narrow[0]) == 3 and len(wide[0]) == 2 + 3
+    backend = backends.TritonAttention(SimpleNamespace(num_processors=num_processors, torch=device))
+    table = SimpleNamespace(pages=batch.table, page_size=16, window=None)
+    kv = KvShape(num_kv_heads=1, head_dim=32, scale=SCALE, dtype=FP32)
+    read = backend.read(table, segments, kv)
+    ours = read(batch.query, LayerKv(batch.keys, batch.values, None))
+    assert_near(ours, expected(batch, shape), steps=2)
+    assert torch.equal(read(batch.query, batch.keys, batch.values), ours)
+
+
+def cut_tiles(lens: np.ndarray, tile_len: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tiles of what is as long as one at most, and wide ones of the rest."""
+    return [tiles(np.where(lens <= tile_len, lens, 0), tile_len), tiles(np.where(lens > tile_len, lens, 0), 32)]
 
 
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -150,9 +196,10 @@ def test_a_graph_reads_lengths_anew_and_nothing_is_compiled_for_them(device: tor
     batch = make(shape, [(200, 1), (90, 1), (333, 1)], device)
     how = {"page_size": 16, "window": None, "scale": SCALE, "num_splits": 3}
     args = (batch.query, batch.keys, batch.values, batch.table)
+    how["arrivals"] = arrivals_of(batch)
     attention.paged_attention(*args, batch.segments, **how)
-    kernels = [each.device_caches[torch.cuda.current_device()][0] for each in (attention._attend, attention._merge)]
-    num_compiled = [len(each) for each in kernels]
+    kernels = attention._attend.device_caches[torch.cuda.current_device()][0]
+    num_compiled = len(kernels)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ours = attention.paged_attention(*args, batch.segments, **how)
@@ -163,12 +210,29 @@ def test_a_graph_reads_lengths_anew_and_nothing_is_compiled_for_them(device: tor
     unaligned = torch.cat([batch.segments.rows[:1], batch.segments.rows])[1:]
     ours = attention.paged_attention(*args, replace(batch.segments, rows=unaligned), **{**how, "num_splits": 16})
     assert_near(ours, expected(batch, shape), steps=2)
-    assert [len(each) for each in kernels] == num_compiled
+    assert len(kernels) == num_compiled
 
 
-def test_splits_fill_the_device_and_no_more() -> None:
-    assert attention.num_splits(1, 8, 132, 8192) == 32
-    assert attention.num_splits(1, 8, 132, 512) == 8
-    assert attention.num_splits(8, 8, 132, 8192) == 4
-    assert attention.num_splits(64, 8, 132, 8192) == 1
-    assert attention.num_splits(1, 3, 132, 1) == attention.num_splits(0, 3, 132, 0) == 1
+@pytest.mark.parametrize(
+    ("num_tiles", "tile_len", "num_tokens", "keys_max", "num_splits"),
+    [
+        (1, 1, 1, 8192, 32),
+        (1, 1, 1, 512, 8),  # one for every 64 keys
+        (8, 1, 8, 8192, 4),
+        (64, 1, 64, 8192, 1),
+        (64, 4, 256, 8192, 1),
+        (4, 32, 128, 8192, 4),  # a multiprocessor has room for one program of 128 rows
+        (40, 32, 128, 8192, 4),  # of a graph that could need many more
+        (512, 32, 128, 8192, 4),
+        (513, 32, 128, 8192, 1),  # more than can be counted
+        (0, 1, 0, 0, 1),
+    ],
+)
+def test_splits_fill_the_device_and_no_more(
+    num_tiles: int, tile_len: int, num_tokens: int, keys_max: int, num_splits: int
+) -> None:
+    none = torch.zeros(0)
+    columns = dict.fromkeys(("rows", "start_positions", "offsets", "query_lens", "tile_offsets"), none)
+    segments = Segments(**columns, tile_segments=torch.zeros(num_tiles), tile_len=tile_len)
+    query = torch.zeros(num_tokens, 32, 1)
+    assert attention.num_splits(segments, query, 8, 132, keys_max) == num_splits

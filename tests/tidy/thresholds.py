@@ -110,8 +110,10 @@ TESTED: dict[str, str] = {
     "test_the_smallest_scale_is_one_that_has_a_reciprocal",
     "roost.kernels.argmax._CHUNK": _KERNELS + "test_argmax.py::test_the_lowest_id_of_the_largest_score",
     "roost.kernels.attention._SPLITS_MAX": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
-    "roost.kernels.attention._SPLIT_LEN_MIN": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
-    "roost.kernels.attention._BLOCK_M_MAX": _KERNELS + "test_attention.py::test_a_token_of_a_chunk_reads_up_to_itself",
+    "roost.kernels.attention._SPLIT_LEN": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
+    "roost.kernels.attention.ARRIVALS_MAX": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
+    "roost.kernels.attention._TILE_CELLS_MAX": _KERNELS
+    + "test_attention.py::test_a_token_of_a_chunk_reads_up_to_itself",
     "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
     "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS
     + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",

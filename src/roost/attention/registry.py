@@ -34,7 +34,7 @@ class Backend:
     fp8_capability: tuple[int, int] | None = None  # compute capability of CUDA devices that it needs for fp8
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
     copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
-    tile_len_max: int  # tokens of a row that are one tile of its work; a power of two
+    tile_len_max: int  # tokens of a row that are one tile of its work, at most; a power of two
 
     def __post_init__(self) -> None:
         assert set(self.default_for) <= set(self.devices), self
@@ -77,7 +77,7 @@ TRITON = Backend(
     fp8_capability=(8, 9),
     needs_host_lengths=False,
     copied_max=1024,
-    tile_len_max=16,
+    tile_len_max=32,
 )
 
 BACKENDS = (TORCH, TRITON)

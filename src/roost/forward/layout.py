@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.drafters.tree import Trees
-from roost.layers.segments import HostSegments, Index, Segments, aranges, tiles
+from roost.layers.segments import HostSegments, Index, Segments, Tiles, aranges, tiles
 from roost.spec_shape import SpecShape
 from roost.step import StepPlan
 
@@ -53,6 +53,7 @@ class StepLayout:
         self.is_sent = False  # whether the device has them
         self._sent: dict[str, Tensor] = {}
         self._tile_lens: dict[str, int] = {}  # by batch
+        self._tile_len_max = 1
 
     @cached_property
     def is_rounds(self) -> bool:
@@ -98,10 +99,8 @@ class StepLayout:
         places[self.sampling] = np.arange(len(self.sampling))
         return places
 
-    def lay_out(
-        self, *, has_drafter: bool, tile_len_max: int, has_full_tiles: bool = False, chunks: HostColumns | None = None
-    ) -> "StepLayout":
-        """Work out what the device has to know; tiles are no longer than the step's rows, unless told otherwise."""
+    def lay_out(self, *, has_drafter: bool, tile_len_max: int, chunks: HostColumns | None = None) -> "StepLayout":
+        """Work out what the device has to know."""
         sampling, num_nodes = self.sampling, self.num_nodes
         segment, index = np.repeat(np.arange(len(self.query_lens)), self.query_lens), aranges(self.query_lens)
         self.columns = {
@@ -114,7 +113,7 @@ class StepLayout:
             "node_sampling": np.repeat(np.arange(len(sampling)), num_nodes),  # which of the sampling rows it is of
             "node_cells": np.repeat(np.arange(len(sampling)) * self.tree_width, num_nodes) + aranges(num_nodes),
             "node_offsets": np.cumsum(num_nodes) - num_nodes,  # first node of each sampling row
-            **self._segment_columns(TOKENS, self.query_lens, tile_len_max, has_full_tiles),
+            **self._segment_columns(TOKENS, self.query_lens, tile_len_max),
             "tokens.tree_of": self._tree_of,
             **(chunks or {}),
         }
@@ -122,10 +121,10 @@ class StepLayout:
             cells = self._sampling_of[segment] * self.tree_width + index
             self.columns["token_cells"] = np.where(self.is_prefill[segment], -1, cells)
         if has_drafter:
-            self.columns |= self._segment_columns(PAIRS, self.num_pairs, tile_len_max, has_full_tiles)
+            self.columns |= self._segment_columns(PAIRS, self.num_pairs, tile_len_max)
             self.columns |= self._pair_columns()
         if has_drafter and len(self.drafting):
-            self.columns |= self._segment_columns(ROOTS, np.ones_like(self.drafting), tile_len_max, False)
+            self.columns |= self._segment_columns(ROOTS, np.ones_like(self.drafting), tile_len_max)
             self.columns |= {"drafting": self._tree_of[self.drafting], "draft_widths": self.query_lens[self.drafting]}
         return self
 
@@ -160,11 +159,17 @@ class StepLayout:
             tile_segments=self._sent[f"{batch}.tile_segments"],
             tile_offsets=self._sent[f"{batch}.tile_offsets"],
             tile_len=self._tile_lens[batch],
+            wide_tiles=self._wide_tiles(batch),
             tree_of=None if trees is None else self._sent["tokens.tree_of"],
             tree_depths=None if trees is None else trees.depths,
             tree_mask=None if trees is None else trees.mask,
             host=self._host_segments(batch),
         )
+
+    def _wide_tiles(self, batch: str) -> Tiles | None:
+        """Those of one of the flat batches, if it has any."""
+        of, offsets = self._sent[f"{batch}.wide_tile_segments"], self._sent[f"{batch}.wide_tile_offsets"]
+        return Tiles(segments=of, offsets=offsets, tile_len=self._tile_len_max) if len(of) else None
 
     def _host_segments(self, batch: str) -> HostSegments | None:
         """The same on the host, if the start positions are known there."""
@@ -183,17 +188,21 @@ class StepLayout:
             tree_of=self._tree_of,
         )
 
-    def _segment_columns(self, batch: str, query_lens: Index, tile_len_max: int, has_full_tiles: bool) -> HostColumns:
-        """Segments of some lengths in a flat batch, and their tiles: full ones, or no longer than the longest needs."""
-        longest = tile_len_max if has_full_tiles else int(query_lens.max(initial=1))
-        tile_len = self._tile_lens[batch] = min(tile_len_max, 1 << (longest - 1).bit_length())
-        tile_segments, tile_offsets = tiles(query_lens, tile_len)
-        return {
-            f"{batch}.offsets": np.cumsum(query_lens) - query_lens,
-            f"{batch}.query_lens": query_lens,
-            f"{batch}.tile_segments": tile_segments,
-            f"{batch}.tile_offsets": tile_offsets,
-        }
+    def _segment_columns(self, batch: str, query_lens: Index, tile_len_max: int) -> HostColumns:
+        """Segments of some lengths in a flat batch; tiles that hold any round, and wide ones of what is longer."""
+        self._tile_len_max = tile_len_max
+        tile_len = self._tile_lens[batch] = min(tile_len_max, 1 << (self._round_len(batch) - 1).bit_length())
+        is_wide = query_lens > tile_len
+        columns = {f"{batch}.offsets": np.cumsum(query_lens) - query_lens, f"{batch}.query_lens": query_lens}
+        cuts = (("tile", ~is_wide, tile_len), ("wide_tile", is_wide, tile_len_max))
+        for name, is_cut, length in cuts:
+            tile_segments, tile_offsets = tiles(np.where(is_cut, query_lens, 0), length)
+            columns |= {f"{batch}.{name}_segments": tile_segments, f"{batch}.{name}_offsets": tile_offsets}
+        return columns
+
+    def _round_len(self, batch: str) -> int:
+        """Tokens of the widest round in one of the flat batches."""
+        return {TOKENS: self.tree_width, PAIRS: self.shape.accept_max_of(self.tree_width), ROOTS: 1}[batch]
 
     def _pair_columns(self) -> HostColumns:
         """A round's pairs are its accepted path; a final chunk's last pair ends in the token just sampled."""

@@ -64,9 +64,8 @@ class MixedGraphs:
             model.ops.argmax(model.logits(hidden))
 
     def _lay_out(self, layout: StepLayout, chunks: HostColumns) -> None:
-        """Tiles are full ones: how long the step's rows are, a graph does not know."""
         tile_len_max, has_drafter = self._resolved.backend.tile_len_max, self._passes.drafter is not None
-        layout.lay_out(has_drafter=has_drafter, tile_len_max=tile_len_max, has_full_tiles=True, chunks=chunks)
+        layout.lay_out(has_drafter=has_drafter, tile_len_max=tile_len_max, chunks=chunks)
 
     def _capture(self, num_tokens: int) -> GraphedMixed | None:
         """Capture a step of padding."""
@@ -101,7 +100,7 @@ class PaddedColumns:
     def __init__(self, num_tokens: int, num_rows: int, tree_width: int, tile_len: int, padding_row: int) -> None:
         last = num_rows - 1  # both among the rows and among those that sample
         num_nodes = min(num_tokens, num_rows * tree_width)
-        num_tiles = num_tokens // tile_len + num_rows  # each row can end in the middle of one
+        num_wide = num_tokens // tile_len + num_rows  # each row can end in the middle of one
         # name -> number of entries, and the value of padding
         self._entries: dict[str, tuple[int, int]] = {
             "rows": (num_rows, padding_row),
@@ -129,8 +128,10 @@ class PaddedColumns:
             self._entries |= {
                 f"{batch}.offsets": (num_rows, 0),
                 f"{batch}.query_lens": (num_rows, 0),
-                f"{batch}.tile_segments": (num_tiles, -1),
-                f"{batch}.tile_offsets": (num_tiles, 0),
+                f"{batch}.tile_segments": (num_rows, -1),
+                f"{batch}.tile_offsets": (num_rows, 0),
+                f"{batch}.wide_tile_segments": (num_wide, -1),
+                f"{batch}.wide_tile_offsets": (num_wide, 0),
             }
         self._packed = np.zeros(sum(number for number, _ in self._entries.values()), dtype=np.int64)
 

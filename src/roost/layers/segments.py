@@ -35,12 +35,21 @@ class HostSegments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tiles:
+    """Pieces of segments, each the work of one program at a time."""
+
+    segments: Tensor  # [num_tiles] int32: the segment of each; -1: the tile is padding
+    offsets: Tensor  # [num_tiles] int32: its first token, within the segment
+    tile_len: int  # tokens, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segments:
     """One segment for each row. Token i is at position start + i, and reads what is before it in its row, and itself.
 
     A segment may be a tree of drafts: then a token's position is the start plus its depth, and of its own segment it
     reads its ancestors alone. All trees are padded to T nodes. A draft branch lies apart from its prefix: from its base
-    on, position x is kept at row position x + shift.
+    on, position x is kept at row position x + shift. A segment is cut either into tiles or into wide ones.
     """
 
     rows: Tensor  # [num_segments] int64: rows of the page table
@@ -49,7 +58,8 @@ class Segments:
     query_lens: Tensor  # [num_segments] int32: tokens
     tile_segments: Tensor  # [num_tiles] int32: the segment of each tile; -1: the tile is padding
     tile_offsets: Tensor  # [num_tiles] int32: its first token, within the segment
-    tile_len: int  # tokens of a tile
+    tile_len: int  # tokens of a tile, at most
+    wide_tiles: Tiles | None = None  # of segments that are longer than a tile
     tree_of: Tensor | None = None  # [num_segments] int32: the segment's tree; -1: its tokens follow one another
     tree_depths: Tensor | None = None  # [num_trees, T] int64
     tree_mask: Tensor | None = None  # [num_trees, T, T] bool: which nodes each one reads, itself included

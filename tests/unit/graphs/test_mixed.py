@@ -37,7 +37,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
 def laid_out(plan: StepPlan) -> StepLayout:
     layout = plan_layout(plan, SHAPE.tokens)
     chunks = chunk_columns(plan, layout, has_drafter=True)
-    return layout.lay_out(has_drafter=True, tile_len_max=TILE_LEN, has_full_tiles=True, chunks=chunks)
+    return layout.lay_out(has_drafter=True, tile_len_max=TILE_LEN, chunks=chunks)
 
 
 def kept(columns: PaddedColumns, plan: StepPlan) -> dict[str, np.ndarray]:
