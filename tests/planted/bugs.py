@@ -334,7 +334,7 @@ _SIMULATED = (
     Bug(
         "suspects_alone",
         "roost.sched.planner",
-        "        chosen = _choose_from(state, suspects[:1])",
+        "        chosen = _choose_from(state, [suspect])",
         "        chosen = _choose_from(state, ready)",
         "35: a request that breaks every step breaks those of the others, until steps are small enough",
         test="tests/unit/sched/test_engine.py::"

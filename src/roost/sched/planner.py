@@ -64,12 +64,11 @@ def _choose(state: State) -> Chosen | None:
     """Rows that have work and pages, oldest first."""
     ready = [request for request in state.running if not request.mark]
     suspects = [request for request in ready if request.num_failures]
-    if suspects:  # one runs alone, so that a second failure can only be its own
-        chosen = _choose_from(state, suspects[:1])
+    for suspect in suspects:  # one runs alone, so that a second failure can only be its own
+        chosen = _choose_from(state, [suspect])
         if chosen is not None:
             return chosen
-        ready = [request for request in ready if not request.num_failures]
-    return _choose_from(state, ready)
+    return _choose_from(state, [request for request in ready if not request.num_failures])
 
 
 def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
@@ -138,6 +137,7 @@ def _with_room(
     unused = 0  # prefill left over by prompts that could not run all of their share
     for request, lease, hi in candidates:
         if request.mark:  # preempted for the sake of an older one, just now
+            unused += shares.get(request.turn.id, 0)
             continue
         chunk = 0
         if hi < request.turn.prefill_len:

@@ -123,6 +123,18 @@ def test_after_a_broken_step_each_of_its_requests_runs_alone_before_they_run_tog
     assert {row for rows in executor.launched[:num_alone] for row in rows} == set(executor.launched[num_alone])
 
 
+def test_a_suspect_that_has_nothing_left_to_launch_does_not_hold_up_the_next() -> None:
+    executor = Breaking(witness(resolved()), _breaks(1), at_launch=False)
+    at = engine_client(executor)
+    for name, max_new_tokens in (("short", 2), ("long", 9)):
+        at.engine.post(Submit(request_id=name, tokens=(1, 2, 3), max_new_tokens=max_new_tokens), at.events.append)
+    at.tick(4)  # step 1, with a round of each, breaks in the fourth
+    assert {request.num_failures for request in at.engine.state.requests.values()} == {1}
+    at.tick()
+    short, long = (at.engine.state.requests[name].row for name in ("short", "long"))
+    assert executor.launched == [[short], [long]], "the last token of one is on its way, the other goes on"
+
+
 def test_a_request_is_not_blamed_for_a_step_it_was_only_launched_behind() -> None:
     at = engine_client(Breaking(witness(resolved()), _breaks(0), at_launch=False))
     for name in ("a", "b"):  # b joins in step 1, while step 0 is out
