@@ -1,9 +1,9 @@
 """Rules: what must hold of the queue, of followers, rows and pages, whatever the clients do.
 
 The order is by priority, then by arrival. No request starts while one before it waits, except a few that need fewer
-pages or whose client has fewer running. The rows of a step are in order and share its prefill; the first request is
-never preempted. A follower starts once its leader has its first token or has ended, and then finds the leader's pages.
-Reads the engine's state; never changes it.
+pages or whose client has fewer running. The rows of a step are in order; the first request is never preempted. A
+follower starts once its leader has its first token or has ended, and then finds the leader's pages. Reads the engine's
+state; never changes it.
 """
 
 from collections import Counter
@@ -186,13 +186,11 @@ class Rules:
 
     # --- plans -------------------------------------------------------------------------------------------------
 
-    def launched(self, plan: StepPlan, named: Named, tick: int) -> None:
-        """Rows are in order, those before them had their chance, and each row that begins is set up as asked."""
+    def launched(self, plan: StepPlan, named: Named) -> None:
+        """Rows are in order, and each row that begins is set up as asked."""
         requests = [request for request, _, _ in named]
         if requests != sorted(requests, key=self._order):
             raise Broken(f"order: step {plan.step} has rows for {[each.id for each in requests]}")
-        if plan.is_prefill.any() and not requests[0].num_failures:
-            self._check_shares(plan, requests, tick)
         rows = {request.row: request for request in requests}
         begin = {request.row for request in requests if request.id in self._begins}
         if sorted(setup.row for setup in plan.setups) != sorted(row for row in begin if row is not None):
@@ -202,36 +200,6 @@ class Rules:
         self._begins -= {request.id for request in requests}
         self._check_widths(plan, requests)
         self._check_size(plan)
-
-    def _check_shares(self, plan: StepPlan, requests: list[Request], tick: int) -> None:
-        """A prompt gets less only in favour of a shorter prompt, a higher priority or a client that has had less."""
-        running = [each for each in self._state.running if each.mark is Mark.NONE and not each.num_failures]
-        widths = dict(zip((each.id for each in requests), (plan.query_lens * plan.is_prefill).tolist(), strict=True))
-        asks = self._checker.asks
-        is_even = (
-            all(asks[each.id].sat_out_at != tick for each in running) and self._state.step_limits.tokens.most is None
-        )
-        waiting = [each for each in running if widths.get(each.id) or each.in_prefill]
-        shares = [
-            (each, widths.get(each.id, 0), each.turn.prefill_len - each.lease.claimed_len)
-            for each in sorted(waiting, key=self._order)
-            if asks[each.id].sat_out_at != tick
-        ]  # what each has of the step, and what it still lacks after it
-        for at, (each, has, lacks) in enumerate(shares):
-            if not lacks:
-                continue
-            for other, got, _ in shares[at + 1 :]:
-                if got and other.submit.priority < each.submit.priority and is_even:
-                    raise Broken(f"share: step {plan.step} has a chunk for {other.id}, {each.id} lacks {lacks}")
-            own = [share for share in shares if share[0].submit.client == each.submit.client]
-            own = [share for share in own if share[0].submit.priority == each.submit.priority]
-            others = sum(got for other, got, _ in own[1:])
-            if own[0][0] is each and has < others:
-                raise Broken(f"share: step {plan.step} has {has} tokens for {each.id}, {others} for those behind it")
-            first = next(number for number, (_, _, left) in enumerate(own) if left)  # all before it have all they want
-            longer = [other.id for other, got, left in own[first + 1 :] if got and got + left > has + lacks]
-            if own[first][0] is not each and longer and is_even:
-                raise Broken(f"share: step {plan.step} has chunks for {longer}, {each.id} is shorter")
 
     def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
         """All rounds of a step have one width: fixed, chosen, or 1 where more rows decode than may carry drafts."""

@@ -2,7 +2,8 @@
 
 For tests that need one exact situation: explicit options, chosen accept counts, and a device that runs steps as late as
 stream order allows. Everything that clients receive, and every live row of a collected step, is compared with the
-oracle; after every tick, no page that a step in flight names may belong to another owner.
+oracle; after every tick, no page that a step in flight names may belong to another owner, and what users were promised
+holds (`promises.py`).
 """
 
 from collections import Counter
@@ -35,12 +36,14 @@ from roost.messages import (
     Submit,
     Tokens,
 )
+from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
-from roost.sched.request import Mark, Request
+from roost.sched.request import Request
 from roost.sched.state import State
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
 from tests.sim import model as oracle
+from tests.sim.promises import Promises
 from tests.sim.witness import Witness, drafts_of
 from tests.support.spec_configs import spec_config
 
@@ -205,6 +208,7 @@ class Watch:
     """The witness device, with every launched step remembered until it is collected."""
 
     state: State  # of the engine that launches here
+    promises: Promises  # to its clients
 
     def __init__(self, witness: Witness, model: oracle.Model) -> None:
         self.named: dict[int, list[Named]] = {}  # by step
@@ -231,6 +235,7 @@ class Watch:
             for user, num_drafts in zip(users, drafts_of(plan), strict=True)
         ]
         self.plans.append(plan)
+        self.promises.launched(plan, users)
         return self._witness.launch(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -274,8 +279,9 @@ class Script:
         self.model = ScriptedModel(vocab=VOCAB, window_1=None, window_2=setting.window, draft_skill=setting.draft_skill)
         self.watch = Watch(Witness(resolved, self.model, (0, len(resolved.books) - 1), decide), self.model)
         self._clock = VirtualClock()
-        self.engine = Engine(resolved, self.watch, self._clock)
+        self.engine = Engine(resolved, self.watch, self._clock, Trace(self._noted))
         self.state = self.watch.state = self.engine.state
+        self.promises = self.watch.promises = Promises(self.state)
         self.histories: dict[str, list[int]] = {}  # what each open session's finished turns make
         self.closed: list[str] = []
         self.ended: list[Finished] = []
@@ -391,6 +397,9 @@ class Script:
 
     # --- the engine --------------------------------------------------------------------------------------------
 
+    def _noted(self, note: Note) -> None:
+        self.promises.noted(note)
+
     def tick(self, count: int = 1) -> None:
         """Run the loop a number of times."""
         for _ in range(count):
@@ -399,6 +408,7 @@ class Script:
             raised = [note for note in self.state.trace.last() if note[0] == "lost_client"]
             assert not raised, raised  # the engine shields itself from clients that raise: ours are the checks
             self.watch.check_pages()
+            self.promises.after_tick()
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Tick until something holds."""
@@ -424,7 +434,7 @@ class Script:
 
     def preempt(self, handle: Handle) -> None:
         """Have a running request preempted, as if its pages were needed."""
-        self.state.mark(self.request(handle), Mark.PREEMPT)
+        self.promises.preempt(self.request(handle))
 
     def lease(self, session_id: str) -> Lease:
         """The lease that an idle, resident session keeps."""

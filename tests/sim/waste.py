@@ -1,8 +1,8 @@
 """Waste: nothing is evicted, preempted or reserved beyond what the need at hand requires.
 
 An eviction takes the least recently used pages, as many as are missing and at most one node too many. A preemption
-takes no request that could be spared. An admitted request fits beside what the running ones were promised. Prefill gets
-its share of a mixed step. Reads the engine's state; never changes it.
+takes no request that could be spared; nobody sits a step out who could be helped. An admitted request fits beside what
+the running ones were promised. Reads the engine's state; never changes it.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,22 @@ from roost.sched.state import State
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
-CHUNK_FIRST = 512  # prompt tokens of a step, at least, where all steps take no time
+
+def pages_wanted(resolved: Resolved, request: Request, length: int, book: int) -> int:
+    """Pages that a request of so many tokens may need for its prompt and for the rounds that can be in flight."""
+    rounds = 2 if resolved.sched.overlap else 1
+    most = resolved.length_to_fit(book, request.length_max)
+    return resolved.pages_to_hold(book, min(length + rounds * resolved.reserves[book], most))
 
 
 class Waste:
     """Watches what one engine takes away from requests, sessions and the cache."""
 
-    def __init__(self, state: State, resolved: Resolved) -> None:
-        self._state, self._resolved = state, resolved
+    def __init__(self, state: State) -> None:
+        self._state, self._resolved = state, state.resolved
         self._short: OutOfPages | None = None  # the shortage that is being resolved
-        self._was_short = False  # since the last step: then a share may have been left by who sat out
         self._asked: dict[int, list[int]] = {}  # by lease: the lengths, per book, that it last had room made for
-        self._victims: list[tuple[Request, int, int]] = []  # preempted for that, with the book and the need
+        self._victims: list[Request] = []  # preempted for that
         self._watch_reserving()
         self._watch_evicting()
 
@@ -47,7 +51,7 @@ class Waste:
             try:
                 reserve(lease, length, reserves)
             except OutOfPages as short:
-                self._short, self._was_short = short, True
+                self._short = short
                 raise
             for end, had, pages in zip(lengths, before, lease.pages, strict=True):
                 if len(pages) > max(had, ceil_div(end, store.page_size)):
@@ -108,23 +112,36 @@ class Waste:
     # --- preemptions ----------------------------------------------------------------------------------------------
 
     def preempted(self, request_id: str, book: int, need: int) -> None:
-        """A request was marked for preemption; more may follow for the same need."""
-        self._victims.append((self._state.requests[request_id], book, need))
+        """A request was marked for preemption, for as many pages as there is a need of; more may follow for it."""
+        short = self._short
+        if short is None or (short.book, short.need) != (book, need):
+            raise Broken(f"preempt: {request_id} is preempted for {need} pages of book {book}, the need is {short}")
+        self._victims.append(self._state.requests[request_id])
 
-    def sits_out(self) -> None:
-        """All preemptions for one need are known: each is necessary, and together they suffice."""
-        victims, self._victims, self._short = self._victims, [], None
-        if not victims:
-            return
-        state = self._state
-        _, book, need = victims[0]
-        chosen = [request for request, _, _ in victims]
-        missing = need - state.store.ledger.num_free(book) - state.store.ledger.num_retiring(book)
+    def sits_out(self, request_id: str, is_injected: bool) -> None:
+        """A request has no pages for this step: nothing could be evicted or reclaimed, and who should be is preempted.
+
+        All preemptions for this need are known now: each is necessary, and together they suffice.
+        """
+        chosen, self._victims, short, self._short = self._victims, [], self._short, None
+        assert short is not None
+        state, book, need = self._state, short.book, short.need
+        ledger, request = state.store.ledger, state.requests[request_id]
+        missing = need - ledger.num_free(book) - ledger.num_retiring(book)
+        idle = [session.id for session in state.sessions.idle() if session.lease is not None]
+        is_spared = state.store.tree.num_evictable(book) > 0 or bool(idle)  # cached and idle pages go first
+        if not is_injected and (ledger.num_free(book) >= need or (missing > 0 and is_spared)):
+            raise Broken(f"sit out: {request_id} does, though pages of book {book} are free, cached or kept by {idle}")
         leaving = [each for each in state.running if each.mark is not Mark.NONE and each not in chosen]
 
         def brings(requests: list[Request]) -> int:
             return num_freed(state.store, [each.lease for each in leaving + requests], book)
 
+        newer = [each for each in state.running if each.order > request.order and each not in leaving]
+        if not chosen:
+            if brings([]) < missing <= brings(newer):
+                raise Broken(f"preempt: nobody is preempted for {request_id}, those behind it bring {missing} pages")
+            return
         if brings(chosen) < missing:
             raise Broken(f"preempt: {[each.id for each in chosen]} bring {brings(chosen)} pages of {missing}: in vain")
         for victim in chosen:
@@ -152,35 +169,16 @@ class Waste:
 
     def _may_want(self, request: Request, book: int) -> int:
         """Pages that a request may need beyond those it holds, before one of its results is settled."""
-        resolved, lease = self._resolved, request.lease
-        rounds = 2 if resolved.sched.overlap else 1
-        length = max(request.turn.prefill_len, lease.device_len_max) + rounds * resolved.reserves[book]
-        length = min(length, resolved.length_to_fit(book, request.length_max))
-        return max(0, resolved.pages_to_hold(book, length) - num_held(self._state.store, lease, book))
+        length = max(request.turn.prefill_len, request.lease.device_len_max)
+        held = num_held(self._state.store, request.lease, book)
+        return max(0, pages_wanted(self._resolved, request, length, book) - held)
 
     # --- steps -------------------------------------------------------------------------------------------------
 
     def launched(self, plan: StepPlan, requests: list[Request]) -> None:
-        """Pages were reserved for what the step writes; its prefill is at most a chunk, and at least its share."""
+        """Pages were reserved for exactly what the step writes."""
         for i, request in enumerate(requests):
             end, reserves = int(plan.device_lens_max[i] + plan.query_lens[i]), self._resolved.reserves
             needs = [end if plan.is_prefill[i] else int(plan.device_lens_max[i]) + reserve for reserve in reserves]
             if self._asked[request.lease.id] != needs:
                 raise Broken(f"reserve: {request.id} had room made to {self._asked[request.lease.id]}, needs {needs}")
-        total, chunk = len(plan.tokens), self._resolved.chunk
-        if total > chunk:
-            raise Broken(f"chunk: step {plan.step} has {total} prompt tokens, --chunk is {chunk}")
-        halved = 2 if self._resolved.widths.is_auto else 1  # chunks are shortened at times, to learn what they cost
-        least = max(1, min(chunk, CHUNK_FIRST) // halved) if self._state.step_times.num_tokens_seen == 0 else 1
-        ends = plan.start_positions + plan.query_lens
-        cut_short = [
-            request.id
-            for i, request in enumerate(requests)
-            if plan.is_prefill[i] and ends[i] < request.turn.prefill_len
-        ]
-        is_full = self._state.step_limits.tokens.most is not None  # the device was found too small for more
-        was_short, self._was_short = self._was_short, False
-        if cut_short and total < least and not is_full and not was_short:
-            raise Broken(
-                f"chunk: step {plan.step} has {total} prompt tokens, {cut_short} have more: {least} is a share"
-            )

@@ -22,11 +22,11 @@ from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.device_time import DeviceTime
 from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
+from tests.sim.promises import Promises
 from tests.sim.questions import Questions
 from tests.sim.report import Report
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
-from tests.sim.waste import Waste
 from tests.sim.wishes import SimStopFinder, draw_extras, first_stop
 from tests.sim.witness import Witness, drafts_of
 
@@ -64,7 +64,7 @@ class World:
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
         self._prompts = prompts
         self._inject_allocation_faults()
-        self.waste = Waste(self.engine.state, resolved)
+        self.promises = Promises(self.engine.state)
 
     # --- the executor, watched ---------------------------------------------------------------------------------
 
@@ -75,8 +75,8 @@ class World:
             raise Broken(f"plan: a row has two roles in step {plan.step}: {rows}")
         by_row = {request.row: request for request in self.engine.state.running}
         named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
-        self.rules.launched(plan, named, self.report.ticks)
-        self.waste.launched(plan, [request for request, _, _ in named])
+        self.rules.launched(plan, named)
+        self.promises.launched(plan, [request for request, _, _ in named])
         for step, before in self.rules.out.items():
             for request, _, _ in before:
                 user = by_row.get(self._rows[step][request.id])
@@ -202,17 +202,15 @@ class World:
             self.visits.expired(subject)
         elif kind == "admit":
             self.rules.admitted(subject, numbers[0])
-            self.waste.admitted()
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
         elif kind == "sit_out":
             self.checker.asks[subject].sat_out_at = self.report.ticks
-            self.waste.sits_out()
         elif kind == "preempt":
             self.checker.asks[subject].sat_out_at = self.report.ticks
             self.rules.preempted(subject, *numbers)
-            self.waste.preempted(subject, *numbers)
+        self.promises.noted(note, self._no_pages_for)
 
     # --- clients -----------------------------------------------------------------------------------------------
 
@@ -379,7 +377,7 @@ class World:
             self._count("fault: preempt")
             victim = rng.choice(running)
             self.checker.asks[victim.id].sat_out_at = self.report.ticks
-            self.engine.state.mark(victim, Mark.PREEMPT)
+            self.promises.preempt(victim)
 
     def _meanwhile(self) -> None:
         """What clients do while the loop waits: they are read at once."""
@@ -427,7 +425,7 @@ class World:
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
-        self.waste.after_tick()
+        self.promises.after_tick()
         self.visits.after_tick()
         self.report.audits += 1
         for ask in aborted:
