@@ -12,11 +12,12 @@ from itertools import groupby
 from roost.config.resolved import Resolved
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
-from roost.sched.step_limits import PATIENCE, SizeLimit
+from roost.sched.step_limits import SizeLimit
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
 PREFILL_PARTS = 4  # a mixed step leaves at least 1/4 of its tokens to prefill
+PATIENCE = 64  # good steps until a larger one is tried
 
 
 def prompt_budget(resolved: Resolved, num_rounds: int, round_width: int, most: int | None) -> tuple[int, int]:

@@ -9,11 +9,13 @@ from collections import Counter
 from itertools import pairwise
 
 from roost.kv.page_counts import num_freed, num_held
-from roost.sched.admission import LOOKED_AT_MAX, OVERTAKEN_MAX
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from tests.sim.checker import Broken
 from tests.sim.waste import pages_wanted
+
+OVERTAKEN_MAX = 8  # requests that start before one that waits for pages
+LOOKED_AT_MAX = 32  # requests behind it that may be among them
 
 
 class Waiting:
