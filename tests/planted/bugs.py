@@ -12,6 +12,7 @@ from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.mode_bugs import mode_bugs
+from tests.planted.progress_bugs import PROGRESS_BUGS
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
@@ -406,5 +407,6 @@ BUGS = (
     *SIZE_BUGS,
     *BUDGET_BUGS,
     *WEIGHT_BUGS,
+    *PROGRESS_BUGS,
     *mode_bugs(_SIMULATED),
 )

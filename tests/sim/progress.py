@@ -171,7 +171,7 @@ class Progress:
         shorter still; not counting the steps in which it or another prompt had no pages or no place, in which a suspect
         ran alone, in which prompts of a higher priority took all, and, without `--mixed`, the rounds in between.
         """
-        if any(each.is_out for each in prompts) or self._state.step_limits.tokens.most is not None:
+        if any(each.is_out for each in prompts) or self._is_full(plan, 1):
             return
         left = len(plan.tokens)
         for _, group in groupby(prompts, key=lambda each: each.request.submit.priority):
