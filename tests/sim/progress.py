@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from roost.config.resolved import Resolved
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.sched.step_limits import SizeLimit
@@ -20,20 +19,18 @@ PREFILL_PARTS = 4  # a mixed step leaves at least 1/4 of its tokens to prefill
 PATIENCE = 64  # good steps until a larger one is tried
 
 
-def prompt_budget(resolved: Resolved, num_rounds: int, round_width: int, most: int | None) -> tuple[int, int]:
+def prompt_budget(state: State, num_rounds: int, round_width: int) -> tuple[int, int]:
     """The rule in force: fewest and most prompt tokens of a step beside so many rounds, while prompts have more.
 
-    `most` is the limit on a step's tokens, if there is one. Where the draft length is chosen by cost, drafts take
-    nothing from prompts, and chunks are halved at times, to learn what they cost.
+    Where the draft length is chosen by cost, drafts take nothing from prompts, and chunks are halved at times, to learn
+    what they cost. Where steps are limited in tokens, the limit takes the place of `--chunk`.
     """
+    resolved, most = state.resolved, state.step_limits.tokens.most
     chunk = resolved.sched.chunk if most is None else max(1, min(resolved.sched.chunk, most))
-    if not num_rounds:
-        return chunk, chunk
-    if resolved.widths.is_auto:
-        budget = max(chunk - num_rounds, chunk // PREFILL_PARTS, 1)
-        return max(1, budget // 2), budget
-    budget = max(chunk - num_rounds * round_width, chunk // PREFILL_PARTS, 1)
-    return budget, budget
+    counted = 1 if resolved.widths.is_auto else round_width
+    budget = max(chunk - num_rounds * counted, chunk // PREFILL_PARTS, 1)
+    is_halved = num_rounds > 0 and resolved.widths.is_auto
+    return max(1, budget // 2) if is_halved else budget, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +140,8 @@ class Progress:
 
         What somebody without pages leaves over goes to those behind it; nobody may be behind it.
         """
-        limit = self._state.step_limits.tokens.most
-        least, most = prompt_budget(self._resolved, num_rounds, round_width, limit)
-        total = len(plan.tokens)
+        limit, total = self._state.step_limits.tokens.most, len(plan.tokens)
+        least, most = prompt_budget(self._state, num_rounds, round_width)
         if total > most:
             raise Broken(
                 f"budget: step {plan.step} has {total} prompt tokens beside {num_rounds} rounds, {most} are due"

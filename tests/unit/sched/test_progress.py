@@ -24,8 +24,8 @@ def _decoding(setting: Setting) -> Script:
 
 def _least(script: Script) -> int:
     """Prompt tokens that each step with prefill has at least, beside the answers under way."""
-    resolved = script.state.resolved
-    return prompt_budget(resolved, NUM_DECODING if resolved.sched.mixed else 0, CHAIN.tokens, None)[0]
+    num_rounds = NUM_DECODING if script.state.resolved.sched.mixed else 0
+    return prompt_budget(script.state, num_rounds, CHAIN.tokens)[0]
 
 
 def _steps_to_first_token(script: Script, handle: Handle) -> int:
