@@ -350,6 +350,27 @@ PROGRESS_BUGS = (
         "    return refusal.reason",
         "who was refused for want of pages waits until nobody runs",
     ),
+    Bug(
+        "no_more_run_than_may",
+        _ADMISSION,
+        "    if len(state.running) >= state.resolved.sched.max_running:",
+        "    if len(state.running) > state.resolved.sched.max_running:",
+        "at depth 1 one request more runs than --max-running allows",
+    ),
+    Bug(
+        "no_more_run_than_a_step_holds",
+        _ADMISSION,
+        "    is_suspect = request.num_failures > 0  # it will run alone first, so the size of steps does not matter",
+        "    is_suspect = True",
+        "requests start, and hold pages, that have no place in any step",
+    ),
+    Bug(
+        "as_many_run_as_a_step_holds",
+        _ADMISSION,
+        "    return state.step_limits.has_place(num_running - 1, (num_running - 1) * width, width)",
+        "    return state.step_limits.has_place(num_running - 1, num_running * width, width)",
+        "where steps are limited in tokens, one request less runs than could",
+    ),
     # --- limits outlast their cause ---
     Bug(
         "good_steps_are_counted",

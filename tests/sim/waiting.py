@@ -49,7 +49,11 @@ class Waiting:
     # --- the queue ---------------------------------------------------------------------------------------------
 
     def admitted(self, request: Request) -> None:
-        """A request was admitted."""
+        """A request was admitted: as many as run now may run, and could all decode in one step."""
+        if len(self._state.running) > self._resolved.sched.max_running:
+            raise Broken(f"limit: {[each.id for each in self._state.running]} run")
+        if not request.num_failures and not self._is_small(len(self._state.running)):
+            raise Broken(f"limit: {request.id} starts, {self._state.step_limits} has no place for one more")
         self._num_overtaken.update(each.id for each in self._state.queued if each.order < request.order)
 
     def launched(self, step: int) -> None:
@@ -110,10 +114,14 @@ class Waiting:
             return False
         if any(each.mark is not Mark.NONE for each in state.running):
             return False
-        rows, tokens = state.step_limits.rows.most, state.step_limits.tokens.most
-        num_tokens = num_running * min(self._resolved.widths.of(num_running))
-        is_small = (rows is None or num_running <= rows) and (tokens is None or num_tokens <= tokens)
-        return is_small or num_running == 1 or request.num_failures > 0
+        return self._is_small(num_running) or request.num_failures > 0
+
+    def _is_small(self, num_rounds: int) -> bool:
+        """Whether the step limits allow a step of so many rounds, as narrow as they can be; one always goes."""
+        rows, tokens = self._state.step_limits.rows.most, self._state.step_limits.tokens.most
+        num_tokens = num_rounds * min(self._resolved.widths.of(num_rounds))
+        has_rows, has_tokens = rows is None or num_rounds <= rows, tokens is None or num_tokens <= tokens
+        return num_rounds == 1 or (has_rows and has_tokens)
 
     def _may_be_overtaken(self, request: Request) -> bool:
         """Whether a request never ran and was not overtaken too often, as counted here where there is one line."""
