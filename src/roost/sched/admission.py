@@ -37,9 +37,12 @@ def _start(state: State, request: Request) -> str:
     reason = _no_pages(state, request, lease)
     if reason:
         state.sessions.refuse_lease(request.turn, lease, state.now)
-        margins, num_leases_kept = _margins(state), state.sessions.num_leases_kept
         state.last_refusal = AdmissionRefusal(
-            turn=request.turn.id, margins=margins, num_leases_kept=num_leases_kept, reason=reason
+            turn=request.turn.id,
+            margins=_margins(state),
+            num_leases_kept=state.sessions.num_leases_kept,
+            num_grown=state.store.tree.num_grown,
+            reason=reason,
         )
         return reason
     state.sessions.begin(request.turn, lease)
@@ -85,9 +88,8 @@ def _refused_before(state: State, request: Request) -> str:
     refusal = state.last_refusal
     if refusal is None or refusal.turn != request.turn.id or not state.running:
         return ""
-    better = state.sessions.num_leases_kept > refusal.num_leases_kept or any(
-        now > then for now, then in zip(_margins(state), refusal.margins, strict=True)
-    )
+    counts = (state.sessions.num_leases_kept, refusal.num_leases_kept), (state.store.tree.num_grown, refusal.num_grown)
+    better = any(now > then for now, then in (*counts, *zip(_margins(state), refusal.margins, strict=True)))
     return "" if better else refusal.reason
 
 

@@ -39,6 +39,20 @@ def test_two_are_let_in_exactly_when_prompts_and_rounds_of_both_fit(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_who_was_refused_starts_once_most_of_its_prompt_is_shared(overlap: bool) -> None:
+    at = engine_client(num_pages=12, overlap=overlap)
+    for number in range(2):
+        tokens = tuple(range(32))  # 8 pages, of which the second needs one of its own
+        at.engine.post(Submit(request_id=f"r{number}", tokens=tokens, max_new_tokens=10), at.events.append)
+    at.tick()
+    assert len(at.engine.state.running) == 1 and at.engine.waiting_for
+    while not at.output("r0"):
+        at.tick()
+    assert len(at.engine.state.running) == 2, "nobody has ended, and no page more is free"
+    at.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_who_has_to_wait_is_not_looked_up_again_before_something_has_changed(overlap: bool) -> None:
     at = engine_client(num_pages=12, overlap=overlap)
     tree, looked_up = at.engine.state.store.tree, list[int]()

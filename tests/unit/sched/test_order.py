@@ -70,7 +70,11 @@ def test_a_preempted_request_keeps_its_place_among_its_equals() -> None:
 def test_the_head_of_the_queue_starts_when_a_session_that_became_idle_makes_room() -> None:
     at = engine_client(num_pages=6)
     at.send(OpenSession(session_id="s"))
-    turn = Submit(request_id="turn", tokens=(9, 8, 7, 6, 5), max_new_tokens=1, session_id="s")
+    at.send(Submit(request_id="before", tokens=(9,), max_new_tokens=0, session_id="s"))
+    at.run()
+    turn = Submit(
+        request_id="turn", tokens=(8, 7, 6, 5), max_new_tokens=1, session_id="s"
+    )  # only a first one is shared
     _post(at, turn, _submit("long", tokens=3, max_new_tokens=10), _submit("head", tokens=8, max_new_tokens=1))
     at.run()
-    assert _ended(at) == ["turn", "head", "long"]
+    assert _ended(at) == ["before", "turn", "head", "long"]
