@@ -199,6 +199,14 @@ PROGRESS_BUGS = (
         _NEWER.replace("each.order > request.order", "each.order < request.order"),
         "nobody makes room for an older request, which waits until those behind it have ended",
     ),
+    Bug(
+        "no_round_too_many",
+        _PLANNER,
+        "    end_len = request.turn.prompt_len + request.max_new_tokens - 1"
+        "  # of the KV: the last token of the output has none",
+        "    end_len = request.turn.prompt_len + request.max_new_tokens",
+        "at depth 1 every answer takes a place in one step more than it has use for",
+    ),
     # --- too many are preempted ---
     Bug(
         "preempt_for_no_page_more",
@@ -227,6 +235,15 @@ PROGRESS_BUGS = (
         "        state.mark(victim, Mark.PREEMPT)",
         "        state.mark(victim, Mark.PREEMPT)\n        state.mark(state.running[-1], Mark.PREEMPT)",
         "the last in line is preempted beside whoever is",
+    ),
+    Bug(
+        "everybody_who_can_be_spared_is",
+        _ROOM,
+        "        others = [each for each in victims if each is not victim]",
+        "        others = [each for each in victims if each is victim]",
+        "of three that bring more than is missing none is spared, unless one alone would do",
+        test="tests/unit/sched/test_reserve.py::"
+        "test_of_three_that_bring_more_than_is_missing_the_last_in_line_is_spared",
     ),
     Bug(
         "pages_of_the_preempted_are_on_their_way",
@@ -370,6 +387,15 @@ PROGRESS_BUGS = (
         "    return state.step_limits.has_place(num_running - 1, (num_running - 1) * width, width)",
         "    return state.step_limits.has_place(num_running - 1, num_running * width, width)",
         "where steps are limited in tokens, one request less runs than could",
+    ),
+    Bug(
+        "refusal_sees_shared_prompts",
+        _ADMISSION,
+        "    counts = (state.sessions.num_leases_kept, refusal.num_leases_kept), "
+        "(state.store.tree.num_grown, refusal.num_grown)",
+        "    counts = ((state.sessions.num_leases_kept, refusal.num_leases_kept),)",
+        "who was refused before a running request shared their prompt waits until that has ended",
+        test="tests/unit/sched/test_admission.py::test_who_was_refused_starts_once_most_of_its_prompt_is_shared",
     ),
     # --- limits outlast their cause ---
     Bug(

@@ -76,6 +76,7 @@ class Progress:
         num_rounds = len(absent) + int((~plan.is_prefill).sum())
         prompts = list(self._prompts(ready, plan, in_step))
         widths = {int(width) for width in plan.query_lens[~plan.is_prefill]} or {self._resolved.spec.tokens}
+        self._check_needed(plan, requests)
         if not self._is_full(plan, max(widths)):
             self._check_rounds(plan, [each for each in absent if not self._is_excused(each)], had_chunks)
         if self._resolved.sched.mixed or self._had_chunks:
@@ -86,12 +87,24 @@ class Progress:
 
     def _wants_round(self, request: Request) -> bool:
         """Whether a request that is not in the step just planned could have had another round."""
-        lease, turn = request.lease, request.turn
-        if lease.device_len_max < turn.prefill_len:
-            return False
-        is_certain = lease.claimed_len >= turn.prompt_len + request.max_new_tokens - 1
-        writes_last = turn.session is not None and self._resolved.depth > 0 and request.max_new_tokens > 0
-        return not is_certain or writes_last
+        lease = request.lease
+        return lease.device_len_max >= request.turn.prefill_len and self._has_use(request, lease.claimed_len)
+
+    def _has_use(self, request: Request, claimed_len: int) -> bool:
+        """Whether a request of which so much is certain to be written has use for a round.
+
+        Its output may not be certain yet; or, where steps overlap, it is a session's: its last round writes the KV of
+        its last token.
+        """
+        turn = request.turn
+        is_certain = claimed_len >= turn.prompt_len + request.max_new_tokens - 1
+        return not is_certain or (turn.session is not None and self._resolved.depth > 0 and request.max_new_tokens > 0)
+
+    def _check_needed(self, plan: StepPlan, requests: list[Request]) -> None:
+        """No round is run for a request whose output is certain without it; each is certain to write one token."""
+        for request, is_chunk in zip(requests, plan.is_prefill.tolist(), strict=True):
+            if not is_chunk and not self._has_use(request, request.lease.claimed_len - 1):
+                raise Broken(f"needless: step {plan.step} has a round for {request.id}, which has all it wants")
 
     def _prompts(self, ready: list[Request], plan: StepPlan, in_step: dict[str, int]) -> Iterator[Prompt]:
         """Who was in prefill when the step was planned, in order."""

@@ -8,9 +8,12 @@ if it was preempted or was in a step that broke. Reads the engine's state; never
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
+
 from roost.kv.page_counts import num_freed, num_held
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
+from roost.session.record import key_of
 from tests.sim.checker import Broken
 from tests.sim.waste import pages_wanted
 
@@ -143,15 +146,35 @@ class Waiting:
         return max(0, pages_wanted(self._resolved, request, length, book) - num_held(self._state.store, lease, book))
 
     def _fits(self, request: Request, margins: list[int], *, may_reclaim: bool) -> bool:
-        """Whether a request fits even if nothing of its prompt is cached; only the first in line reclaims sessions."""
+        """Whether a request fits even if nothing of its prompt is cached.
+
+        The first in line may reclaim idle sessions for that, or else share what others keep in the cache.
+        """
         session, length = request.turn.session, request.turn.next_prefill_len
         own = session.lease if session is not None and may_reclaim else None
         idle = [each.lease for each in self._state.sessions.idle() if each.lease not in (None, own)]
         for book, margin in enumerate(margins):
             need = pages_wanted(self._resolved, request, max(length, own.device_len_max if own else 0), book)
             need -= num_held(self._state.store, own, book) if own else 0
-            if need > margin:
-                spare = num_freed(self._state.store, [each for each in idle if each], book) if may_reclaim else 0
-                if need > margin + spare:
-                    return False
+            if need <= margin:
+                continue
+            spare = num_freed(self._state.store, [each for each in idle if each], book) if may_reclaim else 0
+            shared = self._num_shared(request) if may_reclaim and own is None else 0
+            if need > margin + max(spare, shared):
+                return False
         return True
+
+    def _num_shared(self, request: Request) -> int:
+        """Pages with the beginning of a request's prompt that others keep in the cache."""
+        turn, tree, pair = request.turn, self._state.store.tree, self._resolved.spec.pair
+        if self._state.store.window_book is not None:
+            return 0  # whether the window behind it is cached, too, is another matter
+        tokens = turn.record.slice(0, len(turn.record))
+        if not turn.started:
+            tokens = np.concatenate([tokens, np.array(turn.input_tokens, dtype=np.int32)])
+        key = key_of(tokens if pair else tokens[:-1], pair)[: request.prompt_logprobs_pending]
+        match = tree.match(turn.scoped_salt, key)
+        node, length = (match.node, match.length) if match is not None else (None, 0)
+        while node is not None and not node.pins:
+            node, length = node.parent, node.start
+        return length // self._resolved.page_size if node is not None else 0

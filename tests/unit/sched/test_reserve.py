@@ -52,6 +52,12 @@ def test_whoever_can_be_spared_is_not_preempted(num_missing: int, victims: list[
     assert _marked(at) == victims
 
 
+def test_of_three_that_bring_more_than_is_missing_the_last_in_line_is_spared() -> None:
+    at = _running(14, 4, 12, 4, 4)  # r1 has 3 pages, r2 and r3 have 1 each
+    assert not _ask(at, 4)
+    assert _marked(at) == ["r1", "r2"]
+
+
 def test_pages_that_are_on_their_way_spare_everybody() -> None:
     at = _running(10, 4, 12, 4)
     at.engine.state.mark(at.engine.state.running[2], Mark.PREEMPT)
