@@ -75,12 +75,12 @@ class Progress:
         absent = [each for each in ready if each.id not in in_step and self._wants_round(each)]
         num_rounds = len(absent) + int((~plan.is_prefill).sum())
         prompts = list(self._prompts(ready, plan, in_step))
-        widths = {int(width) for width in plan.query_lens[~plan.is_prefill]} or {self._resolved.spec.tokens}
+        widths = set(plan.query_lens[~plan.is_prefill].tolist()) or set(self._resolved.widths.of(num_rounds))
         self._check_needed(plan, requests)
         if not self._is_full(plan, max(widths)):
             self._check_rounds(plan, [each for each in absent if not self._is_excused(each)], had_chunks)
         if self._resolved.sched.mixed or self._had_chunks:
-            self._check_budget(plan, prompts, num_rounds if self._resolved.sched.mixed else 0, max(widths))
+            self._check_budget(plan, prompts, num_rounds if self._resolved.sched.mixed else 0, widths)
             self._check_shares(plan, prompts)
         elif not had_chunks and any(not each.is_out for each in prompts):
             raise Broken(f"starved: step {plan.step} and the one before have no chunk, prompts wait")
@@ -148,13 +148,15 @@ class Progress:
 
     # --- prompts -----------------------------------------------------------------------------------------------
 
-    def _check_budget(self, plan: StepPlan, prompts: list[Prompt], num_rounds: int, round_width: int) -> None:
+    def _check_budget(self, plan: StepPlan, prompts: list[Prompt], num_rounds: int, widths: set[int]) -> None:
         """A step's prompts have no more than its budget, and all of it while one of them lacks a token.
 
-        What somebody without pages leaves over goes to those behind it; nobody may be behind it.
+        What somebody without pages leaves over goes to those behind it; nobody may be behind it. Where no round is in
+        the step, for want of pages, the width that was planned with is not known: one of `widths`.
         """
         limit, total = self._state.step_limits.tokens.most, len(plan.tokens)
-        least, most = prompt_budget(self._state, num_rounds, round_width)
+        least = prompt_budget(self._state, num_rounds, max(widths))[0]
+        most = prompt_budget(self._state, num_rounds, min(widths))[1]
         if total > most:
             raise Broken(
                 f"budget: step {plan.step} has {total} prompt tokens beside {num_rounds} rounds, {most} are due"
