@@ -36,7 +36,7 @@ class DeviceTime(VirtualClock):
 
     def receive(self, mailbox: "SimpleQueue[T]", until_ns: int) -> T:
         """Let clients act at some time of the wait, the last time at its end."""
-        if mailbox.empty() and until_ns > self.now_ns():
+        while mailbox.empty() and until_ns > self.now_ns():
             ends = self._rng.random() > MEANWHILE
             self.advance(until_ns - self.now_ns() if ends else self._rng.randint(0, until_ns - self.now_ns()))
             self._meanwhile()

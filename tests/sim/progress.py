@@ -11,25 +11,33 @@ from itertools import groupby
 
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
+from roost.sched.step_budget import prompt_budget as learned_budget
 from roost.sched.step_limits import SizeLimit
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
-PREFILL_PARTS = 4  # a mixed step leaves at least 1/4 of its tokens to prefill
+PREFILL_PART = 1 / 4  # of the time of a mixed step, at least
+LIMIT_PARTS = 4  # where steps are limited in tokens, prompts have at least 1/4 of them
+CHUNK_FIRST = 512  # prompt tokens of a step before anything was measured
 PATIENCE = 64  # good steps until a larger one is tried
 
 
-def prompt_budget(state: State, num_rounds: int, round_width: int) -> tuple[int, int]:
+def prompt_budget(state: State, num_rounds: int, round_width: int, *, delays: bool = False) -> tuple[int, int]:
     """The rule in force: fewest and most prompt tokens of a step beside so many rounds, while prompts have more.
 
-    Where the draft length is chosen by cost, drafts take nothing from prompts, and chunks are halved at times, to learn
-    what they cost. Where steps are limited in tokens, the limit takes the place of `--chunk`.
+    It is the budget that was learned (`sched/step_budget.py`), which leaves prompts at least a quarter of a mixed
+    step's time, and is `--chunk` at most. Where the draft length is chosen by cost, it is halved at times, to learn
+    what chunks cost. Where steps are limited in tokens, prompts have what rounds leave of them, or a quarter.
     """
-    resolved, most = state.resolved, state.step_limits.tokens.most
-    chunk = resolved.sched.chunk if most is None else max(1, min(resolved.sched.chunk, most))
-    counted = 1 if resolved.widths.is_auto else round_width
-    budget = max(chunk - num_rounds * counted, chunk // PREFILL_PARTS, 1)
-    is_halved = num_rounds > 0 and resolved.widths.is_auto
+    times, limit, chunk = state.step_times, state.step_limits.tokens.most, state.resolved.chunk
+    budget = learned_budget(state, num_rounds, round_width, chunk, delays=delays)
+    rounds = times.of_rounds_beside(num_rounds, round_width) if num_rounds else None
+    quarter = None if rounds is None else times.num_tokens_within(num_rounds, round_width, rounds / (1 - PREFILL_PART))
+    if not min(chunk, CHUNK_FIRST, max(1, int(quarter or 1))) <= budget <= chunk:
+        raise Broken(f"budget: {budget} prompt tokens beside {num_rounds} rounds, {quarter} take a quarter of a step")
+    if limit is not None:
+        budget = max(1, min(budget, max(limit - num_rounds * round_width, limit // LIMIT_PARTS)))
+    is_halved = num_rounds > 0 and state.resolved.widths.is_auto
     return max(1, budget // 2) if is_halved else budget, budget
 
 
@@ -80,7 +88,7 @@ class Progress:
         if not self._is_full(plan, max(widths)):
             self._check_rounds(plan, [each for each in absent if not self._is_excused(each)], had_chunks)
         if self._resolved.sched.mixed or self._had_chunks:
-            self._check_budget(plan, prompts, num_rounds if self._resolved.sched.mixed else 0, widths)
+            self._check_budget(plan, prompts, num_rounds, widths)
             self._check_shares(plan, prompts)
         elif not had_chunks and any(not each.is_out for each in prompts):
             raise Broken(f"starved: step {plan.step} and the one before have no chunk, prompts wait")
@@ -155,8 +163,9 @@ class Progress:
         the step, for want of pages, the width that was planned with is not known: one of `widths`.
         """
         limit, total = self._state.step_limits.tokens.most, len(plan.tokens)
-        least = prompt_budget(self._state, num_rounds, max(widths))[0]
-        most = prompt_budget(self._state, num_rounds, min(widths))[1]
+        beside = num_rounds if self._resolved.sched.mixed else 0  # else rounds wait for this step to end
+        least = prompt_budget(self._state, beside, max(widths), delays=num_rounds > beside)[0]
+        most = prompt_budget(self._state, beside, min(widths), delays=num_rounds > beside)[1]
         if total > most:
             raise Broken(
                 f"budget: step {plan.step} has {total} prompt tokens beside {num_rounds} rounds, {most} are due"
