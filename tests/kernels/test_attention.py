@@ -157,7 +157,7 @@ def test_chunks_beside_rounds_are_read_in_tiles_of_two_lengths(num_processors: i
     read = backend.read(table, segments, kv)
     ours = read(batch.query, LayerKv(batch.keys, batch.values, None))
     assert_near(ours, expected(batch, shape), steps=2)
-    assert torch.equal(read(batch.query, batch.keys, batch.values), ours)
+    assert torch.equal(read(batch.query, LayerKv(batch.keys, batch.values, None)), ours)
 
 
 def cut_tiles(lens: np.ndarray, tile_len: int) -> list[tuple[np.ndarray, np.ndarray]]:
