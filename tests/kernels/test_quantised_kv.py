@@ -120,12 +120,14 @@ def check(batch: Batch, shape: Shape, codes: torch.dtype, num_splits: int) -> No
     coded, scales, plain = quantised(batch, codes)
     out = Fenced(batch.query.shape, shape.dtype, batch.query.device)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE}
+    arrivals = torch.zeros(attention.ARRIVALS_MAX, dtype=torch.int32, device=batch.query.device)
     ours = attention.paged_attention(
         *(coded.query, coded.keys, coded.values, coded.table, coded.segments),
-        **{**how, "num_splits": num_splits, "scales": scales},
+        **{**how, "num_splits": num_splits, "scales": scales, "arrivals": arrivals},
         out=out.tensor,
     )
     out.check()
+    assert not arrivals.any()
     table = plain.table.where(plain.table < NOWHERE, 0)
     keys, values = plain.keys.nan_to_num(), plain.values.nan_to_num()
     expected = segment_attention(plain.query, keys, values, table, plain.segments, **how)

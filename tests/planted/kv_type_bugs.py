@@ -8,7 +8,7 @@ _PATH = "tests/parity/test_spec_trees.py::test_the_scales_of_quantised_kv_follow
 _TORCH = "roost.attention.torch_backend"
 _ATTENTION = "roost.kernels.attention"
 _ROTARY = "roost.kernels.rotary"
-_SCORE = '            score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee") * scale, scales, slot, is_read)'
+_SCORE = '        score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee"), scales, slot, is_live)'
 
 KV_TYPE_BUGS = (
     Bug(
@@ -46,8 +46,8 @@ KV_TYPE_BUGS = (
     Bug(
         "kernel_values_with_the_keys_scales",
         _ATTENTION,
-        "            weight = scaled(weight, scales, num_slots + slot, is_read).to(value.dtype)",
-        "            weight = scaled(weight, scales, slot, is_read).to(value.dtype)",
+        "        weight = scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)",
+        "        weight = scaled(weight, scales, slot, is_live).to(value.dtype)",
         "the kernel multiplies values by the scales of the keys",
         test=_KERNELS + "test_branches_read_quantised_keys_and_values",
     ),
