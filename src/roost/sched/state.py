@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from roost.config.resolved import Resolved
 from roost.draft_length.choice import DraftLengthPolicy
-from roost.graph_sizes import chunk_sizes
 from roost.kv.lease import TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Reply
@@ -51,7 +50,6 @@ class State:
     sessions: Sessions
     rows: Rows
     spec_counters: SpecCounters
-    step_sizes: tuple[int, ...]  # tokens of captured steps with prefill, in order; empty where none is captured
     step_times: StepTimes
     draft_policy: DraftLengthPolicy
     step_limits: StepLimits = field(default_factory=StepLimits)
@@ -104,14 +102,6 @@ class State:
         request.mark = max(request.mark, mark)
 
 
-def _step_sizes(resolved: Resolved) -> tuple[int, ...]:
-    """How many tokens a captured step with prefill can have."""
-    if not resolved.graphs:
-        return ()
-    most, row_width = resolved.sched.max_running, resolved.row_width
-    return tuple(size.tokens for size in chunk_sizes(resolved.chunk, most, row_width, resolved.backend.tile_len_max))
-
-
 def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder | None = None) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
@@ -124,7 +114,6 @@ def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder |
         sessions=Sessions(store, pair),
         rows=Rows(resolved.num_rows),
         spec_counters=SpecCounters(accept_max=resolved.spec.accept_max),
-        step_sizes=_step_sizes(resolved),
         step_times=step_times,
         draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, step_times),
         new_stop_finder=new_stop_finder,

@@ -45,7 +45,7 @@ def prompt_budget(state: State, num_rounds: int, width: int, num_waiting: int, *
     budget = min(most, _FIRST if fitting is None else max(1, int(fitting)))
     if num_waiting <= budget:
         return budget
-    return fill_size(state.step_sizes, num_rounds * width, min(least, budget), budget)
+    return fill_size(state.resolved.step_sizes, num_rounds * width, min(least, budget), budget)
 
 
 def narrowed(state: State, num_rounds: int, width: int) -> int:

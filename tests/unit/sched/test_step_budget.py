@@ -142,11 +142,7 @@ def test_a_prompt_whose_tokens_get_dearer_keeps_to_the_target() -> None:
 
 def test_the_step_is_filled_to_a_captured_size_unless_that_starves_the_prompts() -> None:
     at = _measured(5, 0.02)
-<<<<<<< HEAD
     at.state.resolved = replace(at.state.resolved, step_sizes=(100, 900, 2000))
-=======
-    at.state.step_sizes = (100, 900, 2000)
->>>>>>> 6292c39 (sched: captured sizes are listed once, at start)
     assert at.budget(8) == 900 - 8
     assert prompt_budget(at.state, 8, 1, 20, delays=False) > 900  # fewer wait: nothing to fill up with
     at.state.step_times = _measured(30, 0.02).state.step_times
