@@ -9,6 +9,7 @@ from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
+from tests.planted.fusion_bugs import FUSION_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.mode_bugs import mode_bugs
@@ -397,6 +398,7 @@ BUGS = (
     *SESSION_BUGS,
     *SPEC_BUGS,
     *DEVICE_BUGS,
+    *FUSION_BUGS,
     *CLIENT_BUGS,
     *FOREIGN_BUGS,
     *EDGE_BUGS,

@@ -9,6 +9,9 @@ _TORCH = "roost.attention.torch_backend"
 _ATTENTION = "roost.kernels.attention"
 _ROTARY = "roost.kernels.rotary"
 _SCORE = '        score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee"), scales, slot, is_live)'
+_WEIGHT = (
+    "        weight, fade, peak, total = _weigh(score, peak, total, scale, scales, num_slots + slot, is_live, True)"
+)
 
 KV_TYPE_BUGS = (
     Bug(
@@ -46,8 +49,8 @@ KV_TYPE_BUGS = (
     Bug(
         "kernel_values_with_the_keys_scales",
         _ATTENTION,
-        "        weight = scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)",
-        "        weight = scaled(weight, scales, slot, is_live).to(value.dtype)",
+        _WEIGHT,
+        _WEIGHT.replace("num_slots + slot", "slot"),
         "the kernel multiplies values by the scales of the keys",
         test=_KERNELS + "test_branches_read_quantised_keys_and_values",
     ),

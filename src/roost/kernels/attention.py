@@ -85,6 +85,8 @@ def paged_attention(
     num_kv_heads = keys.shape[1]
     code_max = CODE_MAX.get(keys.dtype, 0.0)
     blocks = _blocks(query, num_kv_heads, segments, num_splits, is_quantised=code_max > 0)
+    if code_max:
+        keys, values = keys.view(torch.int16), values.view(torch.int16)  # two codes each
     assert 1 <= num_splits <= _SPLITS_MAX, num_splits
     assert num_splits == 1 or arrivals is not None, num_splits
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
@@ -102,8 +104,6 @@ def paged_attention(
     assert all(column is None or column.is_contiguous() for column in (*tiles, *rows, *tree[:3], *branches))
     num_tiles, head_dim = segments.tile_segments.shape[0], query.shape[2]
     sizes = {"TILE_LEN": segments.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
-    if code_max:
-        keys, values = keys.view(torch.int16), values.view(torch.int16)  # two codes each
     if num_tiles:
         _attend[(num_tiles, num_kv_heads * blocks.parts, num_splits)](
             *(query, keys, values, scales, table, output, partials, sums, arrivals if num_splits > 1 else None),
@@ -144,10 +144,12 @@ def _blocks(query: Tensor, num_kv_heads: int, segments: Segments, num_splits: in
         block_m = max(16, triton.next_power_of_2(segments.tile_len * (group // parts)))
         num_programs = len(segments.tile_segments) * num_kv_heads * parts * num_splits
         if block_m < 64:  # where a multiprocessor has four programs, they hide each other's loads
-            wanted = [(64, 2 if is_quantised or num_programs > 3 * num_processors else 3), (32, 2)]
+            wanted = [(64, 2 if num_programs > 3 * num_processors else 3), (32, 2)]
         else:
-            has_wide_blocks = block_m == 128 and not has_trees and not is_quantised
-            wanted = [(128, 3)] * has_wide_blocks + [(64, 3), (64, 2), (32, 2)]
+            has_registers = block_m == 128 and not has_trees and not is_quantised
+            wanted = [(128, 3)] * has_registers + [(64, 3), (64, 2), (32, 2)]
+        if is_quantised and block_m < 64:
+            wanted = [(64, 2), (32, 2)]
         if query.dtype == torch.float32:
             wanted = [(32 if block_m < 64 and head_dim <= 128 else 16, 2)]
         for keys, num_stages in wanted:
@@ -156,8 +158,8 @@ def _blocks(query: Tensor, num_kv_heads: int, segments: Segments, num_splits: in
             reading += 4 * block_m * block_n * has_trees  # what a node sees of its tree is put into another layout
             needed = max(reading, 4 * block_m * block_d)  # so is the output
             if block_m * max(128, block_d) <= _TILE_CELLS_MAX and needed <= shared_memory:
-                # of small tiles with codes, more warps would wait for one another when codes become numbers
-                num_warps = 2 if is_quantised and block_m < 64 else 4 if block_m < 128 else block_m // 16
+                few = 2 if is_quantised else 4  # more would wait for one another when codes become numbers
+                num_warps = few if block_m < 64 else max(4, block_m // 16)
                 return _Blocks(parts, block_m, block_n, num_warps, num_stages)
     raise ValueError(f"tiles of {segments.tile_len} tokens with heads of {head_dim} do not fit into shared memory")
 
@@ -186,24 +188,25 @@ def _slots(page, place, base, shift, BRANCHED: tl.constexpr, PAGE_SIZE: tl.const
 
 
 @triton.jit
-def _weigh(score, peak, total, scale, MASKED: tl.constexpr):
+def _weigh(score, peak, total, scale, scales, slot, is_live, MASKED: tl.constexpr):
     """Weights of a block's keys, how much those before it fade, and the new peak and sum of weights."""
     rise = tl.maximum(peak, tl.max(score, 1) * scale)
     level = tl.where(rise == float("-inf"), 0.0, rise) if MASKED else rise  # of a row that sees nothing yet
     weight, fade = tl.exp2(score * scale - level[:, None]), tl.exp2(peak - level)
-    return weight, fade, rise, total * fade + tl.sum(weight, 1)
+    return scaled(weight, scales, slot, is_live), fade, rise, total * fade + tl.sum(weight, 1)
 
 
 @triton.jit
 def _read_all(
+    scales,
+    num_slots,
     q,
     keys,
     values,
-    scales,
     begin,
     end,
+    dims,
     slot_stride,
-    num_slots,
     scale,
     table,
     high,
@@ -211,7 +214,6 @@ def _read_all(
     shift,
     BRANCHED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     CODE_MAX: tl.constexpr,
     WIDE: tl.constexpr,
@@ -220,17 +222,16 @@ def _read_all(
     """Read blocks of keys that every row sees."""
     peak = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
-    mixed = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
+    mixed = tl.zeros([q.shape[0], dims.shape[0]], tl.float32)
     page = _pages(begin, table, high, base, shift, BRANCHED, PAGE_SIZE, BLOCK_N)
     for block in range(begin, end, BLOCK_N):
         slot = _slots(page, block + tl.arange(0, BLOCK_N), base, shift, BRANCHED, PAGE_SIZE)
         page = _pages(block + BLOCK_N, table, high, base, shift, BRANCHED, PAGE_SIZE, BLOCK_N)  # the next block's
-        key = kv_block(keys, slot * slot_stride, None, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
-        value = kv_block(values, slot * slot_stride, None, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
+        key = kv_block(keys, slot * slot_stride, None, q.dtype, HEAD_DIM, dims.shape[0], CODE_MAX, WIDE)
+        value = kv_block(values, slot * slot_stride, None, q.dtype, HEAD_DIM, dims.shape[0], CODE_MAX, WIDE)
         score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee"), scales, slot, None)
-        weight, fade, peak, total = _weigh(score, peak, total, scale, False)
-        weight = scaled(weight, scales, num_slots + slot, None).to(value.dtype)
-        mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision="ieee")
+        weight, fade, peak, total = _weigh(score, peak, total, scale, scales, num_slots + slot, None, False)
+        mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
     return peak, total, mixed
 
 
@@ -355,17 +356,15 @@ def _attend(
     share = tl.cdiv(tl.cdiv(high - begin, BLOCK_N), num_splits) * BLOCK_N
     begin += split * share
     end = tl.minimum(begin + share, high)
-
     keys, values = keys + kv_head * kv_head_stride, values + kv_head * kv_head_stride
     scales = None if scales is None else scales + kv_head.to(tl.int64) * (2 * num_slots)
     table += row * row_stride
-    if WIDE:
-        q = q.to(tl.float32)
+    q = q.to(tl.float32) if WIDE else q
     pages, masked_from = (table, high, base, shift), begin
     if BLOCK_M >= 64 and WINDOW == 0:  # large tiles first take the blocks that need no mask
         masked_from = tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
-        what = (q, keys, values, scales, begin, masked_from, slot_stride, num_slots, scale)
-        peak, total, mixed = _read_all(*what, *pages, BRANCHED, HEAD_DIM, BLOCK_D, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
+        what = (num_slots, q, keys, values, begin, masked_from, dims, slot_stride, scale)
+        peak, total, mixed = _read_all(scales, *what, *pages, BRANCHED, HEAD_DIM, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
     else:
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total, mixed = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -380,13 +379,10 @@ def _attend(
         value = kv_block(values, slot * slot_stride, is_live, q.dtype, HEAD_DIM, BLOCK_D, CODE_MAX, WIDE)
         score = scaled(tl.dot(q, tl.trans(key), input_precision="ieee"), scales, slot, is_live)
         score = tl.where(_seen(place, node, at, reach, is_row, *own, WINDOW), score, float("-inf"))
-        weight, fade, peak, total = _weigh(score, peak, total, scale, True)
-        weight = scaled(weight, scales, num_slots + slot, is_live).to(value.dtype)
-        mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision="ieee")
-
+        weight, fade, peak, total = _weigh(score, peak, total, scale, scales, num_slots + slot, is_live, True)
+        mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
     has_seen = total != 0  # some key, in this split
-    total = tl.where(has_seen, total, 1.0)
-    mixed = mixed / total[:, None]
+    mixed = mixed / tl.where(has_seen, total, 1.0)[:, None]
     line = token * (tl.num_programs(1) * GROUP) + head
     if partials is not None and num_splits > 1:
         parts = line * tl.num_programs(2)
