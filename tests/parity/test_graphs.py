@@ -158,6 +158,11 @@ def test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds(
     assert len(replays) == num_replays(served.plans)
 
 
+def unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plans that do not depend on what is captured: steps are not filled to captured sizes."""
+    monkeypatch.setattr("roost.sched.step_budget.fill_size", lambda sizes, num_tokens, least, most: most)
+
+
 @pytest.mark.parametrize(
     ("drafter", "kind"),
     [("plain", "gemma3-untied"), ("ngram", "llama"), ("eagle3-chain", "llama"), ("target-tree", "gemma3-untied")],
@@ -169,6 +174,7 @@ def test_every_step_that_is_replayed_tells_and_keeps_what_the_eager_one_does_bit
     head, _ = DRAFTERS[drafter]
     model_of(kind), head and head_of(head, kind)
     told, kept = [], []
+    unfilled(monkeypatch)
     for graphs in (True, False):
         rehearsed(monkeypatch, graphs=graphs)
         served = Matrix(Cell(drafter=drafter, depth=1, page_size=4, kind=kind, load="mixed"))
@@ -210,6 +216,7 @@ def test_steps_with_chunks_that_no_size_holds_run_as_they_come(
     model_of("llama"), head and head_of(head, "llama")
     rehearsed(monkeypatch, graphs=True)
     monkeypatch.setattr("roost.config.resolve.mixed_sizes", lambda most: [7, 18])
+    unfilled(monkeypatch)
     served = serve(Cell(drafter=drafter, depth=1, page_size=4, kind="llama", load="mixed"), replays, graphs=True)
     with_chunks = [plan for plan in served.plans if plan.is_prefill.any()]
     fits = [plan for plan in served.plans if not plan.is_prefill.any() or plan.query_lens.sum() <= 18]

@@ -40,8 +40,6 @@ class MixedGraphs:
         self._tree_width = resolved.spec.tokens  # of the widest round: trees of others are padded to it
         made = [self._capture(size) for size in reversed(resolved.step_sizes)]  # the largest needs most room
         self._by_size = [each for each in reversed(made) if each is not None]
-        if self._by_size:
-            self._warm_up_logits()
 
     def find(self, num_tokens: int) -> GraphedMixed | None:
         """The smallest that holds a step of so many tokens."""
@@ -55,8 +53,11 @@ class MixedGraphs:
         mixed.memory.copy_(self._device.send({"packed": packed})["packed"])
         return layout
 
-    def _warm_up_logits(self) -> None:
-        """Make logits once at every batch size, the most first: memory and kernels they need make the host wait."""
+    def warm_up_logits(self) -> None:
+        """Make logits once at every batch size, the most first: new memory, and new kernels, make the host wait.
+
+        Once nothing is left to capture: that gives unused memory back to the driver.
+        """
         model = self._passes.model
         for number in reversed(batch_sizes(self._resolved.sched.max_running)):
             shape = (number * self._tree_width, model.hidden_size)

@@ -49,6 +49,8 @@ class Runner:
             with torch.inference_mode():
                 self.mixed_graphs = MixedGraphs(self.passes, resolved, device) if resolved.graphs else None
                 self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None
+                if self.mixed_graphs is not None:
+                    self.mixed_graphs.warm_up_logits()
         self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
