@@ -21,3 +21,13 @@ def test_cos_and_sin_equal_the_reference(
     both, wanted = cos_sin_at(positions, frequency, dtype)
     assert_near(cos, both[..., : head_dim // 2])
     assert_near(sin, wanted)
+
+
+def test_branches_of_one_round_share_their_position(device: torch.device) -> None:
+    frequency = frequencies(Rope(theta=10_000.0), 64, device)
+    positions = torch.tensor([[77]], device=device).expand(1, 4).flatten()
+    assert positions.stride() == (0,)
+    cos, sin = kernel.cos_sin(positions, frequency, torch.float32)
+    both, wanted = cos_sin_at(positions, frequency, torch.float32)
+    assert_near(cos, both[..., :32])
+    assert_near(sin, wanted)

@@ -1,5 +1,7 @@
 """What a drafter computes through pages, branches and copies is what it computes densely; no output would show it."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,7 +35,8 @@ def drafted(prompt: tuple[int, ...], shape: SpecShape, page_size: int, head: Hea
     )
     served = Served(tiny(kind).model(), config, head=watched)
     served.submit("r", prompt, 2)
-    served.run()
+    with patch("roost.sched.step_budget._FIRST", 1024):  # the whole prompt in one step
+        served.run()
     passes = watched.passes[1 : shape.steps]  # the first extends over the prompt
     return [[each.tokens, head.logits(each.output)] for each in passes]
 

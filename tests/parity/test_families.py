@@ -99,5 +99,5 @@ def test_a_models_traits_are_those_of_its_layers(kind: str) -> None:
 
 
 def test_weights_of_an_unknown_form_are_refused_with_the_flag() -> None:
-    with pytest.raises(ConfigError, match="--weights must be one of fp32, bf16, int8, got fp8"):
-        tiny("llama").model("fp8")
+    with pytest.raises(ConfigError, match=r"--weights must be one of fp32, .*, got fp9"):
+        tiny("llama").model("fp9")

@@ -131,7 +131,8 @@ def test_a_prompt_is_scored_without_output(depth: int) -> None:
 
 # positions that are scored in one step, on both sides of how many are at one time (256), of one prompt and of several
 @pytest.mark.parametrize("lengths", [(256,), (257,), (258,), (513, 3), (514,), (150, 150), (2, 600, 40)], ids=str)
-def test_a_chunk_of_any_length_is_scored_to_its_end(lengths: tuple[int, ...]) -> None:
+def test_a_chunk_of_any_length_is_scored_to_its_end(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.sched.step_budget._FIRST", 1024)  # tokens of a step before anything is measured
     submits = [
         Submit(request_id=f"r{i}", tokens=prompt, max_new_tokens=0, num_top_logprobs=2, prompt_logprobs_from=0)
         for i, prompt in enumerate(prompts(*lengths, seed=40))

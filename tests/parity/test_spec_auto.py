@@ -215,20 +215,21 @@ def test_rounds_of_every_width_are_captured_and_exact(name: str, depth: int, mon
 def test_a_round_runs_no_more_draft_passes_than_it_has_drafts(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftLengthPolicy, "choose", lambda self, num_rounds, has_prefill: width)
     passes: list[int] = []
-    draft_pass = EagleDrafter._pass
+    attend = EagleDrafter._attend
 
     def noted(self: EagleDrafter, *args: object) -> object:
         passes.append(1)
-        return draft_pass(self, *args)  # type: ignore[arg-type]
+        return attend(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EagleDrafter, "_pass", noted)
+    monkeypatch.setattr(EagleDrafter, "_attend", noted)
     served = Served(model_of("llama"), _alone(), head=_head("eagle", "llama"))
     plans = _noted(served)
     (prompt,) = prompts(9, seed=1)
     served.submit("r", prompt, 8)
     served.run()
     num_rounds = sum(not plan.is_prefill.any() for plan in plans)
-    assert len(passes) == num_rounds * max(0, width - 2)  # the first draft is from the extend before
+    # every step extends; the first draft is from the extend before
+    assert len(passes) == len(plans) + num_rounds * max(0, width - 2)
 
 
 def test_a_claim_is_as_large_as_its_round_can_accept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_a_device_without_the_form_gets_floats_and_its_user_is_told(monkeypatch:
     ("asked", "device", "said"),
     [
         ("int3", GPU, "--weights must be one of auto, int8, fp32, bf16, fp8"),
-        ("int8", GPU, "--weights int8 does not run on this device; auto, bf16, fp32, fp8 do"),
+        ("int8", GPU, "--weights int8 does not run on this device; auto, bf16, fp32, fp8, int4, gguf do"),
         ("fp8", CPU, "--weights fp8 does not run on this device; auto, int8, fp32, bf16 do"),
     ],
 )

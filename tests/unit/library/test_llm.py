@@ -322,7 +322,7 @@ def test_a_model_without_a_template_takes_no_conversation(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (ModelConfig(weights="int4"), "--weights must be one of auto, int8, fp32, bf16, got int4"),
+        (ModelConfig(weights="int3"), "--weights must be one of auto, int8, fp32, bf16, fp8, int4, gguf, got int3"),
         (ModelConfig(device="tpu"), "--device must be one of auto, cpu, cuda, got tpu"),
         (ModelConfig(threads=0), "--threads must be at least 1, got 0"),
     ],
