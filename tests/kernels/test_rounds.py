@@ -1,6 +1,7 @@
 """Rounds of chains: the fused index arithmetic gives the very numbers of its reference, and no more."""
 
 from dataclasses import fields
+from types import ModuleType
 
 import pytest
 import torch
@@ -65,14 +66,23 @@ def test_rounds_are_laid_out_and_settled_as_the_reference_has_it(
     assert torch.equal(ours.last_tokens[real], theirs.last_tokens[real])
 
 
+def test_the_reference_keeps_drafts_up_to_the_first_wrong_one(device: torch.device) -> None:
+    check_what_is_kept(reference, device)
+
+
 def test_a_round_keeps_its_drafts_up_to_the_first_wrong_one(device: torch.device) -> None:
+    check_what_is_kept(rounds, device)
+
+
+def check_what_is_kept(form: ModuleType, device: torch.device) -> None:
+    """Of three chains, the first is right throughout, the second up to its second draft, the third not at all."""
     state, pages = state_of(1, 4, 1, device)
     rows = torch.tensor([2, 5, 7], device=device)
     drafts = torch.tensor([[1, 2, 3], [1, 4, 3], [0, 2, 3]], device=device)
-    inputs = rounds.chain_inputs(rows, state, drafts, pages)
+    inputs = form.chain_inputs(rows, state, drafts, pages)
     before = state.lengths[rows].clone()
     drawn = torch.tensor([[1, 2, 3, 0]] * 3, device=device)
-    settled = rounds.settle_chains(rows, state, inputs, drawn, PADDING_ROW, pages[0])
+    settled = form.settle_chains(rows, state, inputs, drawn, PADDING_ROW, pages[0])
     assert settled.result[:, 0].tolist() == [4, 2, 1]
     assert settled.result[:, 2:].tolist() == [[1, 2, 3, 0], [1, 2, -1, -1], [1, -1, -1, -1]]
     assert (state.lengths[rows] - before).tolist() == [4, 2, 1]

@@ -281,7 +281,7 @@ def _logprobs(served: Served, name: str) -> list[TokenLogprob]:
     return [entry for event in events for entry in event.logprobs]
 
 
-@pytest.mark.parametrize("drafter", ["plain", "target-chain"])
+@pytest.mark.parametrize("drafter", ["plain", "target-chain", "target-tree"])
 def test_padding_starts_anew_in_every_replay(
     drafter: str, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
 ) -> None:

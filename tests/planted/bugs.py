@@ -5,6 +5,7 @@ Numbers in `why` are those of the failure modes the project keeps a test for. An
 
 from tests.planted.budget_bugs import BUDGET_BUGS
 from tests.planted.bug import Bug
+from tests.planted.chain_bugs import CHAIN_BUGS
 from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
@@ -399,6 +400,7 @@ BUGS = (
     *SPEC_BUGS,
     *DEVICE_BUGS,
     *FUSION_BUGS,
+    *CHAIN_BUGS,
     *CLIENT_BUGS,
     *FOREIGN_BUGS,
     *EDGE_BUGS,

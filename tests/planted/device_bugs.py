@@ -11,6 +11,7 @@ _OUTPUT = "tests/parity/test_spec_output.py::"
 _WIDTHS = _LENGTHS + "test_07_widths_that_all_differ_are_never_confused[4-3-9]"
 _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_step_speculates"
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
+_REWINDS_TREES = _REWINDS.replace("[chain]", "[tree]")
 _OPTIONS = _OUTPUT + "test_29_options_and_logprobs_are_exact_in_every_round"
 _CHUNKS = _OUTPUT + "test_31_draft_kv_after_a_chunked_prefill_is_that_after_a_whole_one[3-eagle]"
 _BY_ROW = (
@@ -103,7 +104,7 @@ DEVICE_BUGS = (
         "        return self._head.token_ids(ids).view(shape), scores.view(shape)",
         "        return ids.view(shape), scores.view(shape)",
         "30: a head's own ids are taken for the target's",
-        test=_DENSE + "[eagle3-chain-4-9]",
+        test=_DENSE + "[eagle3-tree-4-9]",
     ),
     Bug(
         "drafts_follow_width",
@@ -120,7 +121,7 @@ DEVICE_BUGS = (
         _EXTEND,
         _EXTEND.replace("self", "len(layout.drafting) or self", 1),
         "the drafter does not take over what rounds accepted",
-        test=_REWINDS,
+        test=_REWINDS_TREES,
     ),
     Bug(
         "extend_after_prefill",
@@ -160,7 +161,7 @@ DEVICE_BUGS = (
         '            last_pairs=layout["accept_firsts"] + accepted.lens - 1,',
         '            last_pairs=layout["accept_firsts"],',
         "the next drafts go on from the root of the last round",
-        test=_REWINDS,
+        test=_REWINDS_TREES,
     ),
     # --- verify ---
     Bug(
@@ -282,7 +283,7 @@ DEVICE_BUGS = (
         "        self.last_tokens[target.rows] = accepted.tokens.gather(1, accepted.lens[:, None] - 1).squeeze(1)",
         "        self.last_tokens[target.rows] = accepted.tokens[:, 0]",
         "1: the next round starts from the round's first token, not from its bonus",
-        test=_COUNTS,
+        test=_WIDTHS,
     ),
     Bug(
         "lengths_advance_by_what_was_accepted",
@@ -290,7 +291,7 @@ DEVICE_BUGS = (
         '        lengths[layout["sampling"]] = target.root_positions + accepted.lens',
         '        lengths[layout["sampling"]] = target.root_positions + 1',
         "9: the row's length on the device grows by one, whatever was accepted",
-        test=_COUNTS,
+        test=_WIDTHS,
     ),
     Bug(
         "host_lengths_of_what_was_accepted",
@@ -298,7 +299,7 @@ DEVICE_BUGS = (
         '        result[layout["sampling"], 0] = accepted.lens',
         '        result[layout["sampling"], 0] = accepted.lens.clamp(max=1)',
         "9: the host is told of fewer tokens than the device has moved on by",
-        test=_COUNTS,
+        test=_WIDTHS,
     ),
     # --- sampling and log-probabilities ---
     Bug(

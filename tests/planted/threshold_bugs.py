@@ -41,7 +41,7 @@ THRESHOLD_BUGS = (
         "        lengths = lengths.masked_fill(layout.rows == self.padding_row, 0)",
         "        lengths = lengths.clone()",
         "the row that pads graphs of rounds gets longer with every replay, until it is longer than a row",
-        test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[plain]",
+        test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[target-tree]",
     ),
     Bug(
         "ranked_enough_for_every_row",

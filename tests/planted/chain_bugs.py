@@ -1,0 +1,83 @@
+"""Planted bugs of rounds that are chains, whose index arithmetic is in `layers.rounds`."""
+
+from tests.planted.bug import Bug
+
+_ROUNDS = "roost.layers.rounds"
+_LENGTHS = "tests/parity/test_spec_lengths.py::"
+_COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_step_speculates"
+_REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
+
+CHAIN_BUGS = (
+    Bug(
+        "chain_of_a_reduced_vocabulary",
+        "roost.drafters.eagle",
+        "        return self._head.token_ids(self._ops.argmax(self._head.logits(hidden)))",
+        "        return self._ops.argmax(self._head.logits(hidden))",
+        "30: a head's own ids are taken for the target's",
+        test="tests/parity/test_drafting.py::test_draft_logits_of_every_branch_and_step_equal_dense_ones[eagle3-chain-4-9]",
+    ),
+    Bug(
+        "chain_extends_by_what_was_drawn",
+        "roost.forward.passes",
+        "                    tokens=settled.pair_tokens,",
+        "                    tokens=settled.pair_tokens * 0,",
+        "the drafter takes over no token of what was drawn",
+        test=_REWINDS,
+    ),
+    Bug(
+        "chain_extends_by_successors",
+        "roost.forward.passes",
+        "                    tokens=settled.pair_tokens,",
+        "                    tokens=inputs.tokens.flatten(),",
+        "each position of a chain is taken over with its own token, not with the one after it",
+        test="tests/parity/test_drafting.py::test_the_target_as_its_own_drafter_is_right_in_every_round",
+    ),
+    Bug(
+        "chain_goes_on_from_its_root",
+        _ROUNDS,
+        "        last_pairs=firsts + lens - 1,",
+        "        last_pairs=firsts,",
+        "the next drafts go on from the root of the last round",
+        test=_REWINDS,
+    ),
+    Bug(
+        "chain_has_its_bonus_as_root",
+        _ROUNDS,
+        "    state.last_tokens[rows] = drawn.gather(1, lens[:, None] - 1).squeeze(1)",
+        "    state.last_tokens[rows] = drawn[:, 0]",
+        "1: the next round starts from the round's first token, not from its bonus",
+        test=_COUNTS,
+    ),
+    Bug(
+        "chain_advances_by_what_it_accepts",
+        _ROUNDS,
+        "    state.lengths[rows] = ends",
+        "    state.lengths[rows] = inputs.starts + 1",
+        "9: the row's length on the device grows by one, whatever was accepted",
+        test=_COUNTS,
+    ),
+    Bug(
+        "chain_tells_what_it_accepts",
+        _ROUNDS,
+        "        result=torch.cat([lens[:, None], ends[:, None], drawn.masked_fill(~is_kept, NOTHING)], dim=1),",
+        "        result=torch.cat([lens.clamp(max=1)[:, None], ends[:, None], drawn], dim=1),",
+        "9: the host is told of fewer tokens than the device has moved on by",
+        test=_COUNTS,
+    ),
+    Bug(
+        "chain_stops_at_the_first_wrong_draft",
+        _ROUNDS,
+        "    lens = is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1",
+        "    lens = is_right.to(torch.int64).sum(dim=1) + 1",
+        "drafts behind a wrong one are counted as accepted",
+        test="tests/kernels/test_rounds.py::test_the_reference_keeps_drafts_up_to_the_first_wrong_one",
+    ),
+    Bug(
+        "chain_of_padding_starts_anew",
+        _ROUNDS,
+        "    ends = (inputs.starts + lens).masked_fill(rows == padding_row, 0)",
+        "    ends = inputs.starts + lens",
+        "the row that pads graphs of rounds gets longer with every replay, until it is longer than a row",
+        test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[plain]",
+    ),
+)
