@@ -56,7 +56,7 @@ def test_kept_as_fp8_it_gives_nearly_the_same(layout: str, tmp_path: Path) -> No
     (prompt,) = prompts(20)
     expected = logits(plain, prompt)
     error = (logits(model, prompt) - expected).norm() / expected.norm()
-    assert error < 0.05, error  # roundings of bfloat16, and of tokens where the device rounds them
+    assert error < 0.08, error  # a token that the device rounds to e4m3 is 2.6% off in every product
 
 
 @LAYOUTS
