@@ -65,14 +65,6 @@ CHAIN_BUGS = (
         test=_COUNTS,
     ),
     Bug(
-        "chain_stops_at_the_first_wrong_draft",
-        _ROUNDS,
-        "    lens = is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1",
-        "    lens = is_right.to(torch.int64).sum(dim=1) + 1",
-        "drafts behind a wrong one are counted as accepted",
-        test="tests/kernels/test_rounds.py::test_the_reference_keeps_drafts_up_to_the_first_wrong_one",
-    ),
-    Bug(
         "chain_of_padding_starts_anew",
         _ROUNDS,
         "    ends = (inputs.starts + lens).masked_fill(rows == padding_row, 0)",

@@ -336,9 +336,9 @@ DEVICE_BUGS = (
     ),
     Bug(
         "chains_end_at_the_first_that_is_wrong",
-        "roost.drafters.accept",
-        "    lens = is_right.cumprod(dim=1).sum(dim=1) + 1",
-        "    lens = is_right.sum(dim=1) + 1",
+        "roost.layers.rounds",
+        "    return is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1",
+        "    return is_right.to(torch.int64).sum(dim=1) + 1",
         "drafts behind a wrong one are kept",
         test="tests/unit/drafters/test_accept.py",
     ),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roost.drafters.tree import Trees
-from roost.layers.rounds import NOTHING
+from roost.layers.rounds import NOTHING, chain_lens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,8 +48,7 @@ def accept(trees: Trees, targets: Tensor, accept_max: int) -> Accepted:
 
 def _accept_chains(tokens: Tensor, targets: Tensor, accept_max: int) -> Accepted:
     """The same for chains, at once: a draft is kept if it and all before it are what the target says."""
-    is_right = tokens[:, 1:accept_max] == targets[:, : accept_max - 1]  # a node that is not there is never right
-    lens = is_right.cumprod(dim=1).sum(dim=1) + 1
+    lens = chain_lens(tokens[:, :accept_max], targets[:, :accept_max])
     number = torch.arange(accept_max, device=targets.device)
     beyond = number >= lens[:, None]
     return Accepted(

@@ -8,7 +8,6 @@ of the values. Bytes moved: 2 * num_keys * (head_dim * itemsize, and 4 with scal
 output once, splits 4 * head_dim per row twice. Called by attention backends.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from triton.runtime import driver
 
+from roost.kernels.capability import processors, shared_bytes
 from roost.kernels.kv_blocks import column_dims, kv_block, scaled
 from roost.layers.quantised_kv import CODE_MAX
 from roost.layers.segments import Segments
@@ -126,18 +125,9 @@ def _tree(segments: Segments) -> tuple[Tensor | None, Tensor | None, Tensor | No
     return segments.tree_of, segments.tree_depths, mask.view(torch.uint8), mask.shape[1]
 
 
-@cache
-def _device_sizes(index: int | None) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program can have there."""
-    if _INTERPRETED:
-        return 1, 1 << 20
-    properties = driver.active.utils.get_device_properties(index)
-    return properties["multiprocessor_count"], properties["max_shared_mem"]
-
-
 def _blocks(query: Tensor, num_kv_heads: int, segments: Segments, num_splits: int, *, is_quantised: bool) -> _Blocks:
     """The best blocks as measured, of those that fit into shared memory."""
-    num_processors, shared_memory = _device_sizes(query.device.index)
+    shared_memory, num_processors = shared_bytes(query.device), processors(query.device)
     head_dim, itemsize, has_trees = query.shape[2], query.dtype.itemsize, segments.tree_of is not None
     group, block_d = query.shape[1] // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
     for parts in (number for number in range(1, group + 1) if group % number == 0):

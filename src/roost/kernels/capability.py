@@ -32,6 +32,14 @@ def shared_bytes(device: torch.device) -> int:
     return driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
 
 
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors, each of which runs a few programs at a time."""
+    if device.type != "cuda":
+        return 1
+    return driver.active.utils.get_device_properties(device.index or 0)["multiprocessor_count"]
+
+
 def launch_options(overlap: bool) -> dict[str, bool]:
     """What a launch says besides; the interpreter does not know the word."""
     return {"launch_pdl": True} if overlap else {}

@@ -85,12 +85,20 @@ def chain_inputs(rows: Tensor, state: RowState, drafts: Tensor | None, pages: tu
     )
 
 
+def chain_lens(tokens: Tensor, drawn: Tensor) -> Tensor:
+    """Tokens [R] that chains `tokens` [R, W] add of those drawn after each node, bonus included.
+
+    A draft counts if it and all before it were drawn; one that is not there never was.
+    """
+    is_right = tokens[:, 1:] == drawn[:, :-1]
+    return is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1
+
+
 def settle_chains(
     rows: Tensor, state: RowState, inputs: ChainInputs, drawn: Tensor, padding_row: int, pages: Pages
 ) -> SettledChains:
     """What rounds accept of `drawn` [R, W], the token drawn after each node; the row state is brought up to date."""
-    is_right = inputs.tokens[:, 1:] == drawn[:, :-1]
-    lens = is_right.to(torch.int64).cumprod(dim=1).sum(dim=1) + 1
+    lens = chain_lens(inputs.tokens, drawn)
     number = torch.arange(drawn.shape[1], device=rows.device)
     is_kept = number < lens[:, None]
     ends = (inputs.starts + lens).masked_fill(rows == padding_row, 0)
