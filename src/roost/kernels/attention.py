@@ -251,7 +251,8 @@ def _merged(partials, sums, line, is_row, dims, num_splits, HEAD_DIM: tl.constex
     mixed = tl.zeros([line.shape[0], dims.shape[0]], tl.float32)
     for first in range(0, num_splits, AT_ONCE):
         for number in tl.static_range(AT_ONCE):
-            at, is_part = line + first + number, is_row & (first + number < num_splits)
+            at = line + first + number
+            is_part = is_row & (at < line + num_splits)
             is_cell = is_part[:, None] & (dims < HEAD_DIM)[None, :]
             cells = partials + at[:, None] * HEAD_DIM + dims[None, :]
             each = tl.load(sums + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")

@@ -204,8 +204,8 @@ def _fp8_linear(
         if NUM_COLUMNS == 1:
             sums = _added(sums, w, taken, BLOCK_M == 1, SWAPPED, WIDE)
         else:
-            at = (split * SPLIT_LEN + start) // SCALE_COLUMNS
-            scale = tl.load(scale_cells + at, mask=is_column & (at < NUM_COLUMNS), other=0.0)
+            at = tl.minimum((split * SPLIT_LEN + start) // SCALE_COLUMNS, NUM_COLUMNS - 1)  # what lies behind is zero
+            scale = tl.load(scale_cells + at, mask=is_column, other=0.0)
             part = _added(tl.zeros_like(sums), w, taken, BLOCK_M == 1, SWAPPED, WIDE)
             sums += part * (scale[:, None] if LEFT else scale[None, :])
     if BLOCK_M == 1:
