@@ -83,6 +83,11 @@ class StepPlan(_ReadOnly):
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a row is a prefill chunk: without any, all are rounds."""
+        return bool(np.count_nonzero(self.is_prefill))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobColumns(_ReadOnly):

@@ -7,7 +7,9 @@ opens the claims. Keeps to the step size in force. Never reads a result. Called 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, chain
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
 from roost.sched.state import State
 from roost.sched.step_budget import narrowed, prompt_budget
-from roost.step import SAMPLED, Ints, RowSetup, StepId, StepPlan, TableDelta
+from roost.step import SAMPLED, Bools, Ints, RowSetup, StepId, StepPlan, TableDelta
 
 _PREFILL_SHARE = 4  # of a step that is limited in tokens, prefill has a quarter at least
 
@@ -180,52 +182,27 @@ def _too_wide(state: State, request: Request, end: int) -> InvariantError:
 
 
 def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
-    """The plan of the chosen rows: columns as for rounds, then written over where a row runs a chunk."""
+    """The plan of the chosen rows."""
     requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
     shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
-    is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    query_lens, start_positions, next_tokens = (
-        _full(num_rows, chosen.round_width),
-        _full(num_rows, -1),
-        _full(num_rows, SAMPLED),
-    )
-    prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
-    tokens = [_NO_TOKENS]
-    for i, chunk in enumerate(chosen.chunks):
-        if not chunk:
-            continue
-        start, turn = chosen.device_lens_max[i], requests[i].turn
-        end = start + chunk
-        is_prefill[i], query_lens[i], start_positions[i] = True, chunk, start
-        tokens.append(turn.record.slice(start, end))
-        is_final[i] = end == turn.prefill_len
-        if end < turn.prefill_len:
-            next_tokens[i] = turn.record.slice(end, end + 1)[0]
-        prompt_logprob_starts[i], prompt_logprob_ends[i] = _scored(requests[i], start, end)
-    firsts = np.zeros((len(books), num_rows), dtype=np.int32)
+    chunks = _chunk_columns(chosen) if any(chosen.chunks) else _round_columns(num_rows, chosen.round_width)
+    firsts = _zeros(len(books), num_rows)
     if window_book is not None:
+        firsts = firsts.copy()
         firsts[window_book] = [lease.evicted_len for lease in leases]
-    num_pages = _ints([[len(lease.pages[book]) for lease in leases] for book in books])
+    page_size = state.resolved.page_size
     plan = StepPlan(
         step=step,
         shape=shape,
         rows=_ints([request.row for request in requests]),
         epochs=_ints([lease.epoch for lease in leases]),
-        is_prefill=is_prefill,
-        query_lens=query_lens,
-        start_positions=start_positions,
         device_lens_max=_ints(chosen.device_lens_max),
         firsts=firsts,
-        ends=num_pages * state.resolved.page_size,
-        is_final=is_final,
-        next_tokens=next_tokens,
-        tokens=np.concatenate(tokens),
-        token_offsets=_offsets(chosen.chunks),
+        ends=_ints([[len(lease.pages[book]) * page_size for lease in leases] for book in books]),
         num_top_logprobs=_ints(
             [-1 if request.submit.num_top_logprobs is None else request.submit.num_top_logprobs for request in requests]
         ),
-        prompt_logprob_starts=prompt_logprob_starts,
-        prompt_logprob_ends=prompt_logprob_ends,
+        **chunks,
         setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
         deltas=tuple(_delta(chosen, book) for book in books),
     )
@@ -235,6 +212,69 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         leases=leases,
         chunks=chosen.chunks,
         round_width=chosen.round_width,
+    )
+
+
+class _ChunkColumns(TypedDict):
+    """The columns of a plan that say which rows are chunks, and of what."""
+
+    is_prefill: Bools
+    query_lens: Ints
+    start_positions: Ints
+    is_final: Bools
+    next_tokens: Ints
+    tokens: Ints
+    token_offsets: Ints
+    prompt_logprob_starts: Ints
+    prompt_logprob_ends: Ints
+
+
+@cache
+def _round_columns(num_rows: int, round_width: int) -> _ChunkColumns:
+    """Those of rounds alone: plans are read-only, so that they can share them."""
+    no, none = np.zeros(num_rows, dtype=np.bool_), _full(num_rows, -1)
+    return _ChunkColumns(
+        is_prefill=no,
+        query_lens=_full(num_rows, round_width),
+        start_positions=none,
+        is_final=no,
+        next_tokens=_full(num_rows, SAMPLED),
+        tokens=_NO_TOKENS,
+        token_offsets=_zeros(num_rows + 1),
+        prompt_logprob_starts=none,
+        prompt_logprob_ends=none,
+    )
+
+
+def _chunk_columns(chosen: Chosen) -> _ChunkColumns:
+    """Those of a step with chunks: as of rounds, then written over where a row runs a chunk."""
+    num_rows = len(chosen.chunks)
+    is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
+    query_lens, start_positions = _full(num_rows, chosen.round_width), _full(num_rows, -1)
+    next_tokens = _full(num_rows, SAMPLED)
+    prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
+    tokens = []
+    for i, chunk in enumerate(chosen.chunks):
+        if not chunk:
+            continue
+        start, request = chosen.device_lens_max[i], chosen.requests[i]
+        turn, end = request.turn, start + chunk
+        is_prefill[i], query_lens[i], start_positions[i] = True, chunk, start
+        tokens.append(turn.record.slice(start, end))
+        is_final[i] = end == turn.prefill_len
+        if end < turn.prefill_len:
+            next_tokens[i] = turn.record.slice(end, end + 1)[0]
+        prompt_logprob_starts[i], prompt_logprob_ends[i] = _scored(request, start, end)
+    return _ChunkColumns(
+        is_prefill=is_prefill,
+        query_lens=query_lens,
+        start_positions=start_positions,
+        is_final=is_final,
+        next_tokens=next_tokens,
+        tokens=np.concatenate(tokens),
+        token_offsets=_offsets(chosen.chunks),
+        prompt_logprob_starts=prompt_logprob_starts,
+        prompt_logprob_ends=prompt_logprob_ends,
     )
 
 
@@ -291,6 +331,12 @@ def _full(count: int, value: int) -> Ints:
     column = np.empty(count, dtype=np.int32)
     column.fill(value)
     return column
+
+
+@cache
+def _zeros(*shape: int) -> Ints:
+    """Zeros that plans share."""
+    return np.zeros(shape, dtype=np.int32)
 
 
 def _offsets(lengths: Sequence[int]) -> Ints:
