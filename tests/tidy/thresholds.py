@@ -6,6 +6,7 @@ decides nothing, or only how good a guess is, says so. Whoever adds a number add
 
 _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
+_HOST_DRAW = "tests/unit/sampling/test_host_draw.py::"
 _SESSION_TABLE = "tests/unit/server/test_session_table.py::"
 _BODY = "tests/unit/server/test_body_reader.py::"
 _REQUESTS = "tests/server/test_request_limits.py::"
@@ -92,6 +93,12 @@ TESTED: dict[str, str] = {
     "test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones",
     "roost.sampling.draw.VOCAB_SIZE_MAX": "tests/unit/sampling/test_draw.py::"
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
+    "roost.sampling.host_draw._BLOCK": _HOST_DRAW + "test_the_token_is_the_references",
+    "roost.sampling.host_draw._ERROR": _HOST_DRAW + "test_the_token_is_the_references",
+    "roost.sampling.host_draw._CANDIDATES_MAX": _HOST_DRAW + "test_the_token_is_the_references",
+    "roost.sampling.host_draw._TEMPERATURE_LEAST": _HOST_DRAW
+    + "test_what_float32_cannot_tell_is_left_to_the_reference",
+    "roost.sampling.host_draw._LOGIT_MAX": _HOST_DRAW + "test_what_float32_cannot_tell_is_left_to_the_reference",
     "roost.sampling.sampler.CHUNK_ELEMENTS_MAX": "tests/unit/sampling/test_sampler.py::"
     "test_a_row_does_not_see_the_others_in_a_large_vocabulary",
     "roost.sampling.logprobs.LOGPROB_POSITIONS_MAX": "tests/unit/sampling/test_prompt_logprobs.py::"
@@ -244,9 +251,10 @@ UNTESTED: dict[str, str] = {
     "roost.sched.step_budget._MS": _NUMBER,
     "roost.sched.sessions.MS": _NUMBER,
     "roost.sampling.draw.WEIGHT_ONE": _NUMBER,
-    "roost.sampling.draw._GOLDEN": _NUMBER,
-    "roost.sampling.draw._MIX_1": _NUMBER,
-    "roost.sampling.draw._MIX_2": _NUMBER,
+    "roost.sampling.draw.GOLDEN": _NUMBER,
+    "roost.sampling.draw.MIX_1": _NUMBER,
+    "roost.sampling.draw.MIX_2": _NUMBER,
+    "roost.sampling.host_draw._BITS": _NUMBER,
     "roost.runner.memory._WIDE": _NUMBER,
     "roost.runner.memory._KEPT": _NUMBER,
     "roost.runner.memory.MEMORY_FRACTION": _DEFAULT,

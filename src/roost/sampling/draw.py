@@ -12,22 +12,22 @@ WEIGHT_ONE = 2**40  # weight of the most likely token
 VOCAB_SIZE_MAX = 2**22  # so that a sum of weights stays below 2**63
 RANKED_FIRST = 1024  # tokens that nearly always hold what top-p wants
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """One number in [0, 1) for each (seed, position), as float64 with 53 random bits: the same on every device."""
-    state = _mixed(seeds.to(torch.int64) + _signed(_GOLDEN))
-    bits = _mixed(state + (positions.to(torch.int64) + 1) * _signed(_GOLDEN))
+    state = _mixed(seeds.to(torch.int64) + _signed(GOLDEN))
+    bits = _mixed(state + (positions.to(torch.int64) + 1) * _signed(GOLDEN))
     return _shifted(bits, 11).to(torch.float64) * 2.0**-53
 
 
 def _mixed(state: Tensor) -> Tensor:
     """The finaliser of splitmix64, in wrapping int64 arithmetic."""
-    state = (state ^ _shifted(state, 30)) * _signed(_MIX_1)
-    state = (state ^ _shifted(state, 27)) * _signed(_MIX_2)
+    state = (state ^ _shifted(state, 30)) * _signed(MIX_1)
+    state = (state ^ _shifted(state, 27)) * _signed(MIX_2)
     return state ^ _shifted(state, 31)
 
 

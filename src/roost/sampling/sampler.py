@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.layers.ops import TORCH_OPS
-from roost.sampling import draw
+from roost.sampling import draw, host_draw
 from roost.sampling.params import SamplingParams
 from roost.step import RowSetup
 
@@ -37,6 +37,11 @@ class _Path:
     top_k: int  # vocab_size: all
     has_top_p: bool
     has_min_p: bool
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen."""
+        return self.has_bias or self.penalises or self.holds_stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class Sampler:
         assert 0 < vocab_size <= draw.VOCAB_SIZE_MAX, vocab_size
         self._vocab_size = vocab_size
         self._device = device
+        self._host_draw = host_draw.HostDraw(vocab_size) if device.torch.type == "cpu" else None
         self._paths: list[_Path | None] = [None] * num_rows  # host mirror; None: not set yet
         self._reals = torch.zeros(len(_REALS), num_rows, dtype=torch.float64, device=device.torch)
         self._wholes = torch.zeros(len(_WHOLES), num_rows, dtype=torch.int64, device=device.torch)
@@ -139,6 +145,8 @@ class Sampler:
         assert logits.shape == (len(paths), self._vocab_size), (logits.shape, len(paths), self._vocab_size)
         entries = _Entries(rows=rows.to(torch.int64), positions=positions.to(torch.int64), extra=extra)
         changed = [i for i, path in enumerate(paths) if not path.is_plain]
+        if self._host_draw is not None and not any(paths[i].changes_logits for i in changed):
+            return self._draw_on_host(self._host_draw, logits, entries, paths)
         if len(changed) < len(paths):
             tokens = self._argmax(logits)  # ties: the lowest id
         else:
@@ -219,6 +227,30 @@ class Sampler:
         if any(path.has_min_p for path in paths):
             weights = draw.above(weights, self.numbers["min_p"][entries.rows])
         return draw.drawn(weights, draw.uniform(self.numbers["seed"][entries.rows], entries.positions))
+
+    def _draw_on_host(self, host: host_draw.HostDraw, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+        """Tokens of entries whose logits nobody changes, where they are in the host's memory: one after the other."""
+        tokens, logits = [], logits.to(torch.float32)
+        rows, positions, values = entries.rows.tolist(), entries.positions.tolist(), logits.numpy()
+        numbers = {name: column.numpy() for name, column in self.numbers.items()}
+        for i, (row, path) in enumerate(zip(rows, paths, strict=True)):
+            if path.is_plain:
+                tokens.append(int(values[i].argmax()))
+                continue
+            token = None
+            if not path.is_greedy:
+                token = host.draw(
+                    values[i],
+                    host_draw.uniform(int(numbers["seed"][row]), positions[i]),
+                    temperature=float(numbers["temperature"][row]),
+                    top_k=path.top_k,
+                    top_p=float(numbers["top_p"][row]),
+                    min_p=float(numbers["min_p"][row]),
+                )
+            if token is None:  # it is not certain: the reference says it
+                token = int(self._choose(logits[i : i + 1], entries.pick(slice(i, i + 1)), [path]))
+            tokens.append(token)
+        return torch.tensor(tokens, dtype=torch.int64)
 
     def _truncate(self, weights: Tensor, logits: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
         """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
