@@ -7,6 +7,9 @@ S = 0, K = 1, T = 1. All widths and KV reserves of the engine are derived here. 
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from roost.errors import ConfigError
 
 
@@ -97,6 +100,12 @@ class SpecShape:
             stride=pages_per_branch * page_size,
             topk=self.topk,
         )
+
+    def branch_ends(self, lengths: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
+        """The ends of `branches` for many rounds at once."""
+        last = lengths % page_size
+        pages_per_branch = (last + (self.steps + page_size - 1)) // page_size
+        return lengths - last + pages_per_branch * (page_size * self.topk)
 
     def check(self) -> None:
         """Raise ConfigError for a shape that no tree can have."""

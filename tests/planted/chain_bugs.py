@@ -1,8 +1,8 @@
-"""Planted bugs of rounds that are chains, whose index arithmetic is in `layers.rounds`."""
+"""Planted bugs of rounds that are chains, whose index arithmetic on a CPU is in `layers.host_rounds`."""
 
 from tests.planted.bug import Bug
 
-_ROUNDS = "roost.layers.rounds"
+_ROUNDS = "roost.layers.host_rounds"
 _LENGTHS = "tests/parity/test_spec_lengths.py::"
 _COUNTS = _LENGTHS + "test_09_lengths_are_taken_from_the_device_exactly_when_a_step_speculates"
 _REWINDS = _LENGTHS + "test_14_rounds_that_stop_at_any_offset_in_a_page_rewind_the_draft[chain]"
@@ -35,40 +35,40 @@ CHAIN_BUGS = (
     Bug(
         "chain_goes_on_from_its_root",
         _ROUNDS,
-        "        last_pairs=firsts + lens - 1,",
-        "        last_pairs=firsts,",
+        "        last_pairs=torch.from_numpy(last_pairs),",
+        "        last_pairs=torch.from_numpy(firsts),",
         "the next drafts go on from the root of the last round",
         test=_REWINDS,
     ),
     Bug(
         "chain_has_its_bonus_as_root",
         _ROUNDS,
-        "    state.last_tokens[rows] = drawn.gather(1, lens[:, None] - 1).squeeze(1)",
-        "    state.last_tokens[rows] = drawn[:, 0]",
+        "    state.last_tokens.numpy()[at] = found.ravel()[last_pairs]",
+        "    state.last_tokens.numpy()[at] = found[:, 0]",
         "1: the next round starts from the round's first token, not from its bonus",
         test=_COUNTS,
     ),
     Bug(
         "chain_advances_by_what_it_accepts",
         _ROUNDS,
-        "    state.lengths[rows] = ends",
-        "    state.lengths[rows] = inputs.starts + 1",
+        "    state.lengths.numpy()[at] = ends",
+        "    state.lengths.numpy()[at] = inputs.starts.numpy() + 1",
         "9: the row's length on the device grows by one, whatever was accepted",
         test=_COUNTS,
     ),
     Bug(
         "chain_tells_what_it_accepts",
         _ROUNDS,
-        "        result=torch.cat([lens[:, None], ends[:, None], drawn.masked_fill(~is_kept, NOTHING)], dim=1),",
-        "        result=torch.cat([lens.clamp(max=1)[:, None], ends[:, None], drawn], dim=1),",
+        "    result[:, 0], result[:, 1], result[:, 2:] = lens, ends, np.where(is_kept, found, NOTHING)",
+        "    result[:, 0], result[:, 1], result[:, 2:] = 1, ends, found",
         "9: the host is told of fewer tokens than the device has moved on by",
         test=_COUNTS,
     ),
     Bug(
         "chain_of_padding_starts_anew",
         _ROUNDS,
-        "    ends = (inputs.starts + lens).masked_fill(rows == padding_row, 0)",
-        "    ends = inputs.starts + lens",
+        "    ends = np.where(at == padding_row, 0, inputs.starts.numpy() + lens)",
+        "    ends = inputs.starts.numpy() + lens",
         "the row that pads graphs of rounds gets longer with every replay, until it is longer than a row",
         test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[plain]",
     ),

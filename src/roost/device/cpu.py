@@ -26,11 +26,11 @@ class CpuDevice:
 
     def put(self, array: np.ndarray) -> Tensor:
         """A copy: the array may be changed afterwards."""
-        return torch.tensor(array)
+        return torch.from_numpy(array.copy())
 
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Copies: an array may be changed afterwards."""
-        return {name: torch.tensor(array, dtype=torch.int64) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """They are here, and are copied before anything else runs."""

@@ -48,6 +48,7 @@ class EagleDrafter:
         table = kv_cache.table
         self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
         self.kv_cache = kv_cache
+        self._layers = [(0, layer) for layer in range(len(head.kv))]  # of the one KV cache
         num_rows, device = len(table.pages), table.pages.device
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
@@ -70,7 +71,7 @@ class EagleDrafter:
         attend = self._attend(pairs.slots, pairs.segments)
         output = self._head.forward(pairs.tokens, hidden, pairs.positions, attend)
         if len(pairs.sampling_rows):
-            self._stand_at(pairs.sampling_rows, output[pairs.last_pairs])
+            self._stand_at(pairs.sampling_rows, output.index_select(0, pairs.last_pairs))
 
     def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
@@ -80,16 +81,16 @@ class EagleDrafter:
 
     def _stand_at(self, rows: Tensor, hidden: Tensor) -> None:
         """Keep the head's last hidden states [R, hidden_size] of rows, and the best tokens after them."""
-        self._hidden[rows] = hidden
+        self._hidden.index_copy_(0, rows, hidden)
         if self._shape.topk == 1:
-            self._tokens[rows, 0] = self._best_one(hidden)
+            self._tokens.index_copy_(0, rows, self._best_one(hidden)[:, None])
         else:
             self._tokens[rows], self._scores[rows] = self._best(hidden)
 
     def _chains(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
         """The best token, then the best after it; a chain goes on in its row."""
         rows, num_passes = rounds.rows, self._num_steps(width) - 1
-        tokens, hidden = self._tokens[rows, 0], self._hidden[rows]  # [R], [R, hidden_size]
+        tokens, hidden = self._tokens.index_select(0, rows)[:, 0], self._hidden.index_select(0, rows)
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
         for step in range(num_passes):
@@ -148,8 +149,7 @@ class EagleDrafter:
         return self._head.token_ids(self._ops.argmax(self._head.logits(hidden)))
 
     def _attend(self, slots: Tensor, segments: Segments) -> Attend:
-        layers = [(0, layer) for layer in range(len(self._head.kv))]
-        return attend_through(self._attention, [self.kv_cache], [slots], segments, layers)
+        return attend_through(self._attention, [self.kv_cache], [slots], segments, self._layers)
 
 
 class DraftBranches:

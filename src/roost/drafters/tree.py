@@ -63,15 +63,15 @@ class Trees:
 
 def chains(tokens: Tensor) -> Trees:
     """Trees without branches of tokens [R, T], root first."""
-    num_rounds, width = tokens.shape
-    parents, depths, mask = _of_a_chain(width, tokens.device)
-    return Trees(
-        tokens=tokens,
-        parents=parents.expand(num_rounds, -1),
-        depths=depths.expand(num_rounds, -1),
-        mask=mask.expand(num_rounds, -1, -1),
-        are_chains=True,
-    )
+    parents, depths, mask = _of_chains(*tokens.shape, tokens.device)
+    return Trees(tokens=tokens, parents=parents, depths=depths, mask=mask, are_chains=True)
+
+
+@cache
+def _of_chains(num_rounds: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents, depths and masks of chains: views of those of one."""
+    parents, depths, mask = _of_a_chain(width, device)
+    return parents.expand(num_rounds, -1), depths.expand(num_rounds, -1), mask.expand(num_rounds, -1, -1)
 
 
 @cache

@@ -7,7 +7,6 @@ touches tokens, but for those of chunks. Called by the runner and graphs.
 """
 
 from collections.abc import Mapping
-from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -43,27 +42,21 @@ class StepLayout:
     ) -> None:
         self.shape = shape
         self.query_lens = query_lens.astype(np.int64)  # tokens of each row that the target runs
-        self.is_prefill = is_prefill
+        self.is_prefill, self._is_round = is_prefill, ~is_prefill
         self.offsets = np.cumsum(self.query_lens) - self.query_lens
         self.sampling = np.flatnonzero(is_final | ~is_prefill)  # rows that get a token
         self.drafting = np.flatnonzero(~is_prefill & (query_lens > 1))  # rounds that carry drafts
         # nodes that the trees of the step are padded to: unless told, those of its widest round
         self.tree_width = tree_width or int(self.query_lens[self.drafting].max(initial=1))
+        self.is_rounds = not is_prefill.any()  # all tokens are nodes, in order: no row is a chunk
+        # whether the rows are rounds of one width, that of their trees
+        self.is_even = self.is_rounds and bool((self.query_lens == self.tree_width).all())
         self.columns: HostColumns = {}  # what the device has to know
         self.is_sent = False  # whether the device has them
         self._sent: dict[str, Tensor] = {}
+        self._sent_segments: dict[str, tuple[Tensor, Tensor, Tensor, Tensor, Tiles | None]] = {}  # by batch
         self._tile_lens: dict[str, int] = {}  # by batch
         self._tile_len_max = 1
-
-    @cached_property
-    def is_rounds(self) -> bool:
-        """Whether all tokens are nodes, in order: no row is a chunk."""
-        return not self.is_prefill.any()
-
-    @cached_property
-    def is_even(self) -> bool:
-        """Whether the rows are rounds of one width, that of their trees."""
-        return self.is_rounds and bool((self.query_lens == self.tree_width).all())
 
     @cached_property
     def num_nodes(self) -> Index:
@@ -135,11 +128,13 @@ class StepLayout:
     def take(self, sent: Mapping[str, Tensor]) -> None:
         """The columns are on the device; those of segments become int32."""
         self._sent = {name: column.to(torch.int32) if "." in name else column for name, column in sent.items()}
+        self._sent_segments = {batch: self._segments_of(batch) for batch in self._tile_lens}
         self.is_sent = True
 
     def at(self, rows: Tensor, rows_host: np.ndarray, start_positions_host: np.ndarray | None) -> "StepLayout":
         """The same layout, of these rows."""
-        layout = copy(self)
+        layout = StepLayout.__new__(StepLayout)
+        layout.__dict__.update(self.__dict__)
         layout.rows, layout.rows_host, layout.start_positions_host = rows, rows_host, start_positions_host
         return layout
 
@@ -151,25 +146,29 @@ class StepLayout:
 
     def segments(self, batch: str, rows: Tensor, start_positions: Tensor, trees: Trees | None = None) -> Segments:
         """One of the flat batches, as attention reads it; with the trees of its rounds, unless those are chains."""
+        offsets, query_lens, tile_segments, tile_offsets, wide_tiles = self._sent_segments[batch]
         return Segments(
             rows=rows,
             start_positions=start_positions,
-            offsets=self._sent[f"{batch}.offsets"],
-            query_lens=self._sent[f"{batch}.query_lens"],
-            tile_segments=self._sent[f"{batch}.tile_segments"],
-            tile_offsets=self._sent[f"{batch}.tile_offsets"],
+            offsets=offsets,
+            query_lens=query_lens,
+            tile_segments=tile_segments,
+            tile_offsets=tile_offsets,
             tile_len=self._tile_lens[batch],
-            wide_tiles=self._wide_tiles(batch),
+            wide_tiles=wide_tiles,
             tree_of=None if trees is None else self._sent["tokens.tree_of"],
             tree_depths=None if trees is None else trees.depths,
             tree_mask=None if trees is None else trees.mask,
             host=self._host_segments(batch),
         )
 
-    def _wide_tiles(self, batch: str) -> Tiles | None:
-        """Those of one of the flat batches, if it has any."""
-        of, offsets = self._sent[f"{batch}.wide_tile_segments"], self._sent[f"{batch}.wide_tile_offsets"]
-        return Tiles(segments=of, offsets=offsets, tile_len=self._tile_len_max) if len(of) else None
+    def _segments_of(self, batch: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tiles | None]:
+        """Offsets, lengths and tiles of one of the flat batches, and its wide tiles if it has any."""
+        names = ("offsets", "query_lens", "tile_segments", "tile_offsets")
+        offsets, query_lens, tile_segments, tile_offsets = (self._sent[f"{batch}.{name}"] for name in names)
+        of, wide_offsets = self._sent[f"{batch}.wide_tile_segments"], self._sent[f"{batch}.wide_tile_offsets"]
+        wide_tiles = Tiles(segments=of, offsets=wide_offsets, tile_len=self._tile_len_max) if len(of) else None
+        return offsets, query_lens, tile_segments, tile_offsets, wide_tiles
 
     def _host_segments(self, batch: str) -> HostSegments | None:
         """The same on the host, if the start positions are known there."""
@@ -184,7 +183,7 @@ class StepLayout:
             rows=self.rows_host,
             start_positions=starts,
             query_lens=self.query_lens if batch == TOKENS else self.num_pairs,
-            is_round=~self.is_prefill,
+            is_round=self._is_round,
             tree_of=self._tree_of,
         )
 

@@ -42,12 +42,11 @@ class StepLengths:
     def refresh(self, *, sync: bool) -> None:
         """The one door: take the rows' lengths anew, from the device if `sync`, else as the host last saw them."""
         plan, lengths = self._plan, self._lengths
-        rounds = plan.rows[~plan.is_prefill]
+        rounds = plan.rows[~plan.is_prefill] if plan.has_chunks else plan.rows
         if sync and len(rounds):
-            lengths.host_seen[rounds] = lengths.device[torch.from_numpy(rounds).to(lengths.device.device)].cpu().numpy()
-        self.start_positions = np.where(plan.is_prefill, plan.start_positions, lengths.host_seen[plan.rows]).astype(
-            np.int32
-        )
+            lengths.host_seen[rounds] = lengths.device.cpu().numpy()[rounds]
+        starts = lengths.host_seen[plan.rows].astype(np.int32)
+        self.start_positions = np.where(plan.is_prefill, plan.start_positions, starts) if plan.has_chunks else starts
         self._total = None
 
     @property
@@ -65,5 +64,7 @@ class StepLengths:
     def advance(self) -> None:
         """The step has run; the host sees what it knows without asking."""
         plan, lengths = self._plan, self._lengths
-        certain = plan.is_prefill | (not plan.shape.speculates)
-        lengths.host_seen[plan.rows[certain]] = self.ends[certain]
+        if not plan.shape.speculates:
+            lengths.host_seen[plan.rows] = self.ends
+        elif plan.has_chunks:
+            lengths.host_seen[plan.rows[plan.is_prefill]] = self.ends[plan.is_prefill]

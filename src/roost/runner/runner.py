@@ -25,7 +25,6 @@ from roost.graphs.rounds import RoundGraphs
 from roost.layers.rounds import NOTHING
 from roost.models.model import Head, Model
 from roost.sampling.logprobs import (
-    Columns,
     logprob_columns,
     output_logprobs,
     prompt_counts,
@@ -35,6 +34,7 @@ from roost.sampling.sampler import Sampler
 from roost.step import StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
+_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 class Runner:
@@ -75,8 +75,7 @@ class Runner:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
             target = self.passes.draft_and_forward(layout)
             logits = self.passes.logits(layout, target)
-            drawn = torch.full_like(target.trees.tokens, NOTHING)
-            drawn.view(-1)[layout["node_cells"]] = self._sample(plan, layout, target, logits)
+            drawn = _in_cells(self._sample(plan, layout, target, logits), layout, target)
             accepted, result = self.passes.accept_and_extend(layout, target, drawn)
         if mirror is not None:
             mirror.advance()
@@ -86,7 +85,7 @@ class Runner:
         """A graph of such a step, with the step in place, if there is one; and the step's layout."""
         if self.round_graphs is None or self.mixed_graphs is None:
             return None, self._layout(plan)
-        if plan.is_prefill.any():
+        if plan.has_chunks:
             mixed = self.mixed_graphs.find(int(plan.query_lens.sum()))
             if mixed is None or not self._draft(plan, starts):
                 return None, self._layout(plan)
@@ -133,7 +132,7 @@ class Runner:
     def _layout(self, plan: StepPlan) -> StepLayout:
         """Where everything lies, on the host; that of rounds of one width is kept."""
         key = (len(plan.rows), int(plan.query_lens[0]))
-        if plan.is_prefill.any() or not (plan.query_lens == key[1]).all():
+        if plan.has_chunks or np.count_nonzero(plan.query_lens != key[1]):
             return plan_layout(plan)
         if key not in self._layouts:
             self._layouts[key] = plan_layout(plan)
@@ -179,15 +178,18 @@ class Runner:
         tokens = accepted.tokens
         if self._sampler.counts:
             self._sampler.note(target.rows[:, None].expand_as(tokens).flatten(), tokens.flatten())
-        wanting = np.flatnonzero(plan.num_top_logprobs[layout.sampling] >= 0)  # sampling rows that want logprobs
-        columns: Columns | None = None
+        wanting, columns = _NO_ROWS, None
+        if plan.num_top_logprobs.max() >= 0:
+            wanting = np.flatnonzero(plan.num_top_logprobs[layout.sampling] >= 0)  # sampling rows that want logprobs
         if len(wanting):
             index = self._device.send({"wanting": wanting})["wanting"]
             offsets = target.layout["node_offsets"][: len(layout.sampling)]
             at = (offsets[:, None] + accepted.nodes)[index].flatten()
             chosen = tokens[index].clamp(min=0).flatten()
             columns = output_logprobs(logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
-        prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
+        prompt = None
+        if not layout.is_rounds:
+            prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
         fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
         return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched)
 
@@ -198,13 +200,15 @@ class Runner:
         """
         known = starts if starts is not None else np.where(plan.is_prefill, plan.start_positions, plan.device_lens_max)
         for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
-            reads = np.zeros_like(known) if table.window is None else np.maximum(0, known - table.window + 1)
-            writes = known + plan.query_lens
-            if plan.shape.pair and table.window is None:
-                at = np.flatnonzero(~plan.is_prefill & (plan.query_lens > 1))
-                writes[at] = np.maximum(writes[at], self._branch_ends(plan, known[at], is_bound=starts is None))
+            reads, writes = known * 0, known + plan.query_lens
+            if table.window is not None:
+                reads = np.maximum(0, known - table.window + 1)
+            elif plan.shape.pair:
+                branch_ends = self._branch_ends(plan, known, is_bound=starts is None)
+                is_drafted = ~plan.is_prefill & (plan.query_lens > 1)
+                writes = np.where(is_drafted, np.maximum(writes, branch_ends), writes)
             is_wrong = (reads < firsts) | (writes > ends) | (known > plan.device_lens_max) | (writes > table.row_width)
-            if is_wrong.any():
+            if np.count_nonzero(is_wrong):
                 i = int(is_wrong.argmax())
                 raise InvariantError(
                     f"step {plan.step}, row {plan.rows[i]}: reads from {reads[i]}, writes [{known[i]}, {writes[i]}); "
@@ -215,9 +219,16 @@ class Runner:
     def _branch_ends(self, plan: StepPlan, starts: np.ndarray, *, is_bound: bool) -> np.ndarray:
         """Where the branches of rounds end, or can end at most."""
         size = self._resolved.page_size
-        if is_bound:
-            return starts + plan.shape.alloc_len_per_decode(size)
-        return np.array([plan.shape.branches(start, size).end for start in starts.tolist()], dtype=starts.dtype)
+        return starts + plan.shape.alloc_len_per_decode(size) if is_bound else plan.shape.branch_ends(starts, size)
+
+
+def _in_cells(tokens: Tensor, layout: StepLayout, target: TargetOutput) -> Tensor:
+    """Tokens drawn after each node as [num_sampling, tree_width]."""
+    if layout.is_even:
+        return tokens.view_as(target.trees.tokens)
+    drawn = torch.full_like(target.trees.tokens, NOTHING)
+    drawn.view(-1)[layout["node_cells"]] = tokens
+    return drawn
 
 
 def _result(plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched) -> StepResult:
