@@ -45,7 +45,8 @@ SPECS = {
 SAMPLINGS = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, top_p=0.9, seed=1)}
 CASES = (("plain", "greedy"), ("chain", "greedy"), ("ngram", "greedy"), ("plain", "sampled"), ("chain", "sampled"))
 BLOCK = 10  # steps that are timed together: threads do not end a step at the same moment
-FREE = ("detach", "alias", "lift_fresh", "_to_copy_")  # what a mode sees of numpy(), which costs next to nothing
+# what a mode sees of numpy() and from_numpy(), which cost next to nothing
+FREE = ("detach", "alias", "lift_fresh", "to", "resolve_conj", "resolve_neg")
 MODEL, WAITING = "model", "waiting"  # not the host's work
 OUTSIDE = "time outside the model"
 # phase -> methods of the device side that belong to it, by the object they are methods of
@@ -80,19 +81,27 @@ class Watch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Inside, time is that of a phase; of nested ones the innermost."""
-        stack: list[list[Any]] = self._open.__dict__.setdefault("stack", [])
-        frame = [name, 0]
-        stack.append(frame)
-        began, started = time.perf_counter_ns(), time.thread_time_ns()
+        frame = self._enter(name)
         try:
             yield
         finally:
-            taken = time.thread_time_ns() - started
-            self.walls[name] += time.perf_counter_ns() - began
-            stack.pop()
-            self.times[name] += taken - frame[1]
-            if stack:
-                stack[-1][1] += taken
+            self._leave(frame)
+
+    def _enter(self, name: str) -> list[Any]:
+        """Begin a phase: its name, what phases inside it took, and when it began."""
+        stack: list[list[Any]] = self._open.__dict__.setdefault("stack", [])
+        frame = [name, 0, time.perf_counter_ns(), time.thread_time_ns()]
+        stack.append(frame)
+        return frame
+
+    def _leave(self, frame: list[Any]) -> None:
+        taken = time.thread_time_ns() - frame[3]
+        name, stack = frame[0], self._open.stack
+        self.walls[name] += time.perf_counter_ns() - frame[2]
+        stack.pop()
+        self.times[name] += taken - frame[1]
+        if stack:
+            stack[-1][1] += taken
 
     @property
     def current(self) -> str:
@@ -107,8 +116,11 @@ class Watch:
             return
 
         def timed(*args: object, **kwargs: object) -> object:
-            with self.phase(phase):
+            frame = self._enter(phase)
+            try:
                 return work(*args, **kwargs)
+            finally:
+                self._leave(frame)
 
         setattr(owner, name, timed)
 

@@ -1,4 +1,4 @@
-"""Rounds of chains on the host: numpy gives the very numbers of the torch reference, at every shape."""
+"""Rounds of chains on the host: plain Python gives the very numbers of the torch reference, at every shape."""
 
 from dataclasses import fields
 
