@@ -66,9 +66,9 @@ CHAIN_BUGS = (
     ),
     Bug(
         "chain_of_padding_starts_anew",
-        _ROUNDS,
-        "        end = 0 if row == padding_row else start + num_kept",
-        "        end = start + num_kept",
+        "roost.layers.rounds",
+        "    ends = (inputs.starts + lens).masked_fill(rows == padding_row, 0)",
+        "    ends = inputs.starts + lens",
         "the row that pads graphs of rounds gets longer with every replay, until it is longer than a row",
         test="tests/parity/test_graphs.py::test_padding_starts_anew_in_every_replay[plain]",
     ),

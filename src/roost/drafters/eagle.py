@@ -31,7 +31,7 @@ def make(parts: Parts) -> "EagleDrafter":
     if not isinstance(parts.head, PairHead):
         raise InvariantError(f"the head that drafts must be an EAGLE head, got {type(parts.head)}")
     kv_cache = KvCache(parts.table, [kv.kept_as(parts.resolved.memory.kv_cache_dtype) for kv in parts.head.kv])
-    return EagleDrafter(parts.head, parts.resolved.spec, kv_cache, parts.attention, parts.model.ops)
+    return EagleDrafter(parts.head, parts.resolved.spec, kv_cache, parts.attention, parts.ops)
 
 
 class EagleDrafter:

@@ -11,6 +11,7 @@ from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.protocol import Drafter
 from roost.errors import InvariantError
+from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
 from roost.models.model import Head, Model
 from roost.spec_shape import DraftKv
@@ -22,6 +23,7 @@ class Parts:
 
     resolved: Resolved
     model: Model
+    ops: Ops  # the model's, in the form that the device runs best
     head: Head | None  # never None where the drafter declares a head
     table: PageTable  # of the first book, which is the full one wherever a drafter keeps KV
     attention: Attention

@@ -24,6 +24,7 @@ from roost.drafters.tree import RowTrees, Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
+from roost.layers.ops import on_host
 from roost.layers.rounds import NOTHING, ChainInputs, RowState
 from roost.layers.segments import Segments
 from roost.models.model import Head, Model
@@ -66,6 +67,8 @@ class Passes:
     def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None) -> None:
         self.model = model
         self.device = device
+        is_host = not (device.runs_beside_the_host or resolved.graphs)  # what is captured must be torch's
+        self.ops = on_host(model.ops) if is_host else model.ops
         self.attention = make_attention(resolved.backend, device)
         self.tables = [PageTable(resolved, book, device) for book in range(len(resolved.books))]
         windows, kv_cache_dtype = [kv.window for kv in model.kv], resolved.memory.kv_cache_dtype
@@ -140,7 +143,7 @@ class Passes:
         """From rows to hidden states, with all index arithmetic in one operation."""
         rows, drafts = layout.rows, self._drafts(layout) if layout.tree_width > 1 else None
         pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
-        inputs = self.model.ops.chain_inputs(rows, self._row_state, drafts, pages)
+        inputs = self.ops.chain_inputs(rows, self._row_state, drafts, pages)
         segments = layout.segments(TOKENS, rows, inputs.starts)
         tokens = inputs.tokens.flatten()
         hidden, aux_hidden = self._run_target(tokens, inputs.positions, inputs.slots, segments)
@@ -170,7 +173,7 @@ class Passes:
     ) -> tuple[Accepted, Tensor]:
         """What such rounds accept, again in one operation."""
         pages = self.tables[0].of_rounds
-        settled = self.model.ops.settle_chains(layout.rows, self._row_state, inputs, drawn, self.padding_row, pages)
+        settled = self.ops.settle_chains(layout.rows, self._row_state, inputs, drawn, self.padding_row, pages)
         accepted = Accepted(lens=settled.result[:, 0], tokens=settled.result[:, 2:], nodes=settled.nodes)
         if self.drafter is not None:
             self.drafter.extend(
@@ -299,6 +302,7 @@ class Passes:
             Parts(
                 resolved=resolved,
                 model=self.model,
+                ops=self.ops,
                 head=head,
                 table=self.tables[0],
                 attention=self.attention,

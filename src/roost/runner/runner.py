@@ -45,7 +45,7 @@ class Runner:
         self._resolved = resolved
         with device.forward():  # what is made there, is made before the first step reads it
             self.passes = Passes(model, resolved, device, head)
-            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, model.ops.argmax)
+            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, self.passes.ops.argmax)
             with torch.inference_mode():
                 self.mixed_graphs = MixedGraphs(self.passes, resolved, device) if resolved.graphs else None
                 self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None
@@ -156,14 +156,17 @@ class Runner:
     def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput, logits: Tensor) -> Tensor:
         """The target's token after each node."""
         if self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
-            return self.passes.model.ops.argmax(logits)
+            return self.passes.ops.argmax(logits)
         rows_host = np.repeat(plan.rows[layout.sampling], layout.num_nodes).tolist()
         nodes, of, paths = slice(len(logits)), target.layout, None  # a graph's layout has more of them
         if target.trees.width > 1:
             paths = target.trees.path_tokens.flatten(0, 1)[of["node_cells"][nodes]]
         drawn_at = target.positions + 1  # a token is drawn for the position after its node
         rows = target.rows[of["node_sampling"][nodes]]
-        return self._sampler.sample(logits, rows, rows_host, drawn_at, paths)
+        chain_tokens = None
+        if target.chains is not None and not self._device.runs_beside_the_host:
+            chain_tokens = target.chains.tokens.flatten().tolist()
+        return self._sampler.sample(logits, rows, rows_host, drawn_at, paths, chain_tokens)
 
     def _finish(
         self,

@@ -48,7 +48,7 @@ class HostDraw:
             ids = _best(logits, best, temperature, top_k)
             return _drawn(logits, ids, best, temperature, uniform, top_k, None, top_p, min_p)
         if top_p < 1:
-            total = float(self._estimate(logits, best, temperature).sum(dtype=np.float64))
+            total = float(self._estimate(logits, best, temperature).sum(axis=1).sum(dtype=np.float64))
             # tokens lighter than this are together half of what top-p leaves out: none of them is kept
             ids = _above(logits, best, temperature, (1 - top_p) / 2 * total / self._vocab_size)
             return _drawn(logits, ids, best, temperature, uniform, top_k, total, top_p, min_p)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from roost.device.device import Device
 from roost.layers.ops import TORCH_OPS
+from roost.layers.rounds import NOTHING
 from roost.sampling import draw, host_draw
 from roost.sampling.params import SamplingParams
 from roost.step import RowSetup
@@ -135,18 +136,20 @@ class Sampler:
         rows_host: Sequence[int],
         positions: Tensor,
         extra: Tensor | None = None,
+        chain_tokens: Sequence[int] | None = None,
     ) -> Tensor:
         """The tokens [n] that will stand at `positions` [n] of `rows` [n], from logits [n, vocab].
 
         `rows_host` repeats `rows`; a row may come more than once. `extra` [n, path_len] holds tokens that count as
-        output of their entry alone, padded with -1.
+        output of their entry alone, padded with -1. Where the entries of each row are the nodes of a chain, given by
+        their own tokens, those after a draft that was not drawn may be NOTHING: nobody will ask for them.
         """
         paths = [self._path(row) for row in rows_host]
         assert logits.shape == (len(paths), self._vocab_size), (logits.shape, len(paths), self._vocab_size)
         entries = _Entries(rows=rows.to(torch.int64), positions=positions.to(torch.int64), extra=extra)
         changed = [i for i, path in enumerate(paths) if not path.is_plain]
         if self._host_draw is not None and not any(paths[i].changes_logits for i in changed):
-            return self._draw_on_host(self._host_draw, logits, entries, paths)
+            return self._draw_on_host(self._host_draw, logits, entries, paths, chain_tokens)
         if len(changed) < len(paths):
             tokens = self._argmax(logits)  # ties: the lowest id
         else:
@@ -228,12 +231,23 @@ class Sampler:
             weights = draw.above(weights, self.numbers["min_p"][entries.rows])
         return draw.drawn(weights, draw.uniform(self.numbers["seed"][entries.rows], entries.positions))
 
-    def _draw_on_host(self, host: host_draw.HostDraw, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
+    def _draw_on_host(
+        self,
+        host: host_draw.HostDraw,
+        logits: Tensor,
+        entries: _Entries,
+        paths: list[_Path],
+        chain_tokens: Sequence[int] | None,
+    ) -> Tensor:
         """Tokens of entries whose logits nobody changes, where they are in the host's memory: one after the other."""
-        tokens, logits = [], logits.to(torch.float32)
+        logits = logits.to(torch.float32)
+        tokens: list[int] = []
         rows, positions, values = entries.rows.tolist(), entries.positions.tolist(), logits.numpy()
         numbers = {name: column.numpy() for name, column in self.numbers.items()}
         for i, (row, path) in enumerate(zip(rows, paths, strict=True)):
+            if chain_tokens is not None and i and rows[i - 1] == row and tokens[-1] != chain_tokens[i]:
+                tokens.append(NOTHING)
+                continue
             if path.is_plain:
                 tokens.append(int(values[i].argmax()))
                 continue

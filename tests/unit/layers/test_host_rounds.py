@@ -1,13 +1,13 @@
 """Rounds of chains on the host: plain Python gives the very numbers of the torch reference, at every shape."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from roost.layers import host_rounds
 from roost.layers import rounds as reference
-from roost.layers.ops import TORCH_OPS
+from roost.layers.ops import TORCH_OPS, on_host
 from roost.layers.rounds import Pages, RowState
 
 NUM_ROWS, PADDING_ROW, VOCAB_SIZE = 9, 8, 5  # few tokens, so that drafts are often right
@@ -61,4 +61,11 @@ def test_the_best_logit_is_the_first_of_equal_ones_and_of_those_that_are_no_numb
     logits = torch.tensor(
         [[0.0, 3.0, 3.0, -1.0], [0.0, -0.0, -5.0, -5.0], [1.0, torch.nan, torch.nan, 9.0]], dtype=dtype
     )
-    assert TORCH_OPS.argmax(logits).tolist() == logits.argmax(dim=-1).tolist() == [1, 0, 1]
+    assert on_host(TORCH_OPS).argmax(logits).tolist() == logits.argmax(dim=-1).tolist() == [1, 0, 1]
+
+
+def test_an_operation_that_a_backend_has_a_form_of_its_own_of_is_left_to_it() -> None:
+    own = replace(TORCH_OPS, argmax=lambda logits: logits, chain_places=lambda *args: None)  # type: ignore[arg-type,return-value]
+    found = on_host(own)
+    assert found.argmax is own.argmax and found.chain_places is own.chain_places
+    assert found.settle_chains is host_rounds.settle_chains and found.chain_inputs is host_rounds.chain_inputs

@@ -382,6 +382,16 @@ def test_logits_that_are_no_numbers_never_leave_the_vocabulary(bad: list[float],
         assert not any(math.isnan(bad[token]) for token in tokens[:50])
 
 
+def test_a_chain_is_drawn_up_to_the_first_draft_that_was_not() -> None:
+    sampling = SamplingParams(temperature=1, top_k=2, seed=3)
+    sampler, logits = sampler_of([Case(sampling=sampling)] * 2, 9), torch.randn(6, 9)
+    rows, positions = [0, 0, 0, 0, 1, 1], torch.arange(6)
+    whole = sampler.sample(logits, torch.tensor(rows), rows, positions).tolist()
+    chain = [8, whole[0], (whole[1] + 1) % 9, whole[2], 8, whole[4]]  # the third node's draft is wrong
+    found = sampler.sample(logits, torch.tensor(rows), rows, positions, chain_tokens=chain).tolist()
+    assert found == [*whole[:2], -1, -1, *whole[4:]]
+
+
 def test_the_callers_logits_stay_as_they_are() -> None:
     case = Case(sampling=PENALTIES, output=(1, 1, 4), min_len=9, stop_ids=(3,))
     biased = Case(sampling=SamplingParams(logit_bias=((2, 4.0),)))
