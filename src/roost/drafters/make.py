@@ -28,6 +28,7 @@ class Parts:
     table: PageTable  # of the first book, which is the full one wherever a drafter keeps KV
     attention: Attention
     device: Device
+    is_host: bool  # whether the host computes: nothing runs beside it, or is captured
 
     @property
     def num_rows(self) -> int:

@@ -67,8 +67,8 @@ class Passes:
     def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None) -> None:
         self.model = model
         self.device = device
-        is_host = not (device.runs_beside_the_host or resolved.graphs)  # what is captured must be torch's
-        self.ops = on_host(model.ops) if is_host else model.ops
+        self._is_host = not (device.runs_beside_the_host or resolved.graphs)  # what is captured must be torch's
+        self.ops = on_host(model.ops) if self._is_host else model.ops
         self.attention = make_attention(resolved.backend, device)
         self.tables = [PageTable(resolved, book, device) for book in range(len(resolved.books))]
         windows, kv_cache_dtype = [kv.window for kv in model.kv], resolved.memory.kv_cache_dtype
@@ -163,8 +163,8 @@ class Passes:
     def _drafts(self, layout: StepLayout) -> Tensor:
         """What is drafted for such rounds: [num_rows, W - 1]."""
         assert self.drafter is not None
-        rounds = layout.segments(ROOTS, layout.rows, self.lengths.device[layout.rows])
-        proposed = self.drafter.propose(rounds, self.last_tokens[layout.rows], layout.tree_width)
+        rounds = layout.segments(ROOTS, layout.rows, self.lengths.device.index_select(0, layout.rows))
+        proposed = self.drafter.propose(rounds, self.last_tokens.index_select(0, layout.rows), layout.tree_width)
         _check_proposed(proposed, layout)
         return proposed.tokens[:, 1:]  # the root is the output's last token, whatever a drafter says
 
@@ -307,6 +307,7 @@ class Passes:
                 table=self.tables[0],
                 attention=self.attention,
                 device=self.device,
+                is_host=self._is_host,
             )
         )
 

@@ -14,11 +14,12 @@ from roost.step import RowId, RowSetup
 from tests.support.segments import make_segments
 
 WIDTH = 6
+FORMS = pytest.mark.parametrize("is_host", [False, True], ids=["torch", "host"])
 
 
-def begun(rows: dict[int, list[int]]) -> NgramDrafter:
+def begun(rows: dict[int, list[int]], *, is_host: bool = False) -> NgramDrafter:
     """A drafter that knows some rows' tokens."""
-    drafter = NgramDrafter(num_rows=4, row_width=64, device=CpuDevice())
+    drafter = NgramDrafter(num_rows=4, row_width=64, device=CpuDevice(), is_host=is_host)
     for row, tokens in rows.items():
         drafter.begin(
             RowSetup(
@@ -55,13 +56,15 @@ def looked_up(tokens: list[int], count: int) -> list[int]:
     return [after[i % len(after)] for i in range(count)]
 
 
-def test_the_longest_match_wins_then_the_latest() -> None:
+@FORMS
+def test_the_longest_match_wins_then_the_latest(is_host: bool) -> None:
     rng = random.Random(2)
     for _ in range(200):
         rows = {row: [rng.randrange(3) for _ in range(rng.randint(2, 40))] for row in rng.sample(range(4), 3)}
-        assert drafts(begun(rows), rows) == [looked_up(tokens, WIDTH - 1) for tokens in rows.values()]
+        assert drafts(begun(rows, is_host=is_host), rows) == [looked_up(tokens, WIDTH - 1) for tokens in rows.values()]
 
 
+@FORMS
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
@@ -71,8 +74,8 @@ def test_the_longest_match_wins_then_the_latest() -> None:
         ([1, 2, 3], [3, 3, 3, 3, 3]),  # no match: the last token again
     ],
 )
-def test_repetition_is_continued(tokens: list[int], expected: list[int]) -> None:
-    assert drafts(begun({0: tokens}), {0: tokens}) == [expected]
+def test_repetition_is_continued(tokens: list[int], expected: list[int], is_host: bool) -> None:
+    assert drafts(begun({0: tokens}, is_host=is_host), {0: tokens}) == [expected]
 
 
 def test_a_row_that_begins_again_forgets_what_it_was() -> None:
@@ -92,8 +95,9 @@ def test_a_row_that_begins_again_forgets_what_it_was() -> None:
     assert drafts(drafter, {1: [8, 9, 5]}) == drafts(again, {1: [8, 9, 5]})
 
 
-def test_what_a_step_adds_is_known_to_the_next() -> None:
-    drafter, hidden = begun({2: [1, 2, 3, 9, 9]}), torch.zeros(1, 1)
+@FORMS
+def test_what_a_step_adds_is_known_to_the_next(is_host: bool) -> None:
+    drafter, hidden = begun({2: [1, 2, 3, 9, 9]}, is_host=is_host), torch.zeros(1, 1)
     pairs = Pairs(
         segments=make_segments([2], [4], [2], are_rounds=False),
         rows=torch.tensor([2, 2]),
