@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -38,22 +39,23 @@ class EngineProcess(EngineClient):
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="roost-"))  # only this user may enter it
         self._context = zmq.asyncio.Context()
-        self._commands = self._socket(zmq.PUSH, "commands")
-        self._events = self._socket(zmq.PULL, "events")
+        self._commands = self._context.socket(zmq.PUSH)
+        # read by a callback, which costs less than to wait
+        self._events: zmq.Socket[bytes] = zmq.Context.shadow(self._context).socket(zmq.PULL)
+        self._bind(self._commands, "commands")
+        self._bind(self._events, "events")
         self._process: asyncio.subprocess.Process | None = None
         self._request_ids: dict[tuple[str, str], str] = {}  # of open requests, by client and the client's name for it
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
         self.is_gone = asyncio.Event()
 
-    def _socket(self, kind: int, name: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
+    def _bind(self, socket: "zmq.Socket[Any]", name: str) -> None:
         socket.set_hwm(0)  # nothing is ever dropped; what is in flight is bounded by --max-queued
         try:
             socket.bind(f"ipc://{self._folder / name}")
         except zmq.ZMQError as error:
             raise ConfigError(f"no socket can be made in {self._folder}: {error}; set TMPDIR to another") from error
-        return socket
 
     async def start(self) -> None:
         """Start the process and wait until the engine is ready; raises CapacityError if it ends before."""
@@ -64,7 +66,9 @@ class EngineProcess(EngineClient):
         self._process.stdin.write(settings + b"\n")
         await self._process.stdin.drain()
         ready = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._read_events(ready)), asyncio.create_task(self._await_end(ready))]
+        self._tasks = [asyncio.create_task(self._await_end(ready))]
+        asyncio.get_running_loop().add_reader(self._events.fileno(), self._read_events, ready)
+        self._read_events(ready)  # what came before
         await ready.wait()
         if self.started is None:
             raise CapacityError(503, "the engine did not start")
@@ -147,6 +151,8 @@ class EngineProcess(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        asyncio.get_running_loop().remove_reader(self._events.fileno())
+        self._events.close(linger=0)
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -159,14 +165,23 @@ class EngineProcess(EngineClient):
     async def _send(self, number: int, command: Command, read_by: int | None = None) -> None:
         await self._commands.send(pack_command(number, command, read_by))
 
-    async def _read_events(self, ready: asyncio.Event) -> None:
-        while True:
-            for number, event in unpack(await self._events.recv()):
+    def _read_events(self, ready: asyncio.Event) -> None:
+        """Take in the next message, if there is one; the socket wakes the loop once, however many there are."""
+        if self._events.closed or not self._has_events():
+            return
+        try:
+            for number, event in unpack(self._events.recv()):
                 if isinstance(event, Started):
                     self.started = event
                     ready.set()
                 else:
                     self.receive(number, event)
+        finally:
+            if self._has_events():  # after those who wait for this one
+                asyncio.get_running_loop().call_soon(self._read_events, ready)
+
+    def _has_events(self) -> bool:
+        return bool(int(self._events.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     async def _await_end(self, ready: asyncio.Event) -> None:
         """When the process ends, everybody who waits for it is told."""
