@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +77,15 @@ class Watch:
         self.walls: Counter[str] = Counter()  # nanoseconds that have passed, nested phases included
         self.counts: Counter[str] = Counter()  # torch operations
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Inside, time is that of a phase; of nested ones the innermost."""
-        frame = self._enter(name)
-        try:
-            yield
-        finally:
-            self._leave(frame)
-
-    def _enter(self, name: str) -> list[Any]:
-        """Begin a phase: its name, what phases inside it took, and when it began."""
+    def enter(self, name: str) -> list[Any]:
+        """Begin a phase, the innermost: its name, what phases inside it took, and when it began."""
         stack: list[list[Any]] = self._open.__dict__.setdefault("stack", [])
         frame = [name, 0, time.perf_counter_ns(), time.thread_time_ns()]
         stack.append(frame)
         return frame
 
-    def _leave(self, frame: list[Any]) -> None:
+    def leave(self, frame: list[Any]) -> None:
+        """End a phase that was begun last."""
         taken = time.thread_time_ns() - frame[3]
         name, stack = frame[0], self._open.stack
         self.walls[name] += time.perf_counter_ns() - frame[2]
@@ -116,11 +107,11 @@ class Watch:
             return
 
         def timed(*args: object, **kwargs: object) -> object:
-            frame = self._enter(phase)
+            frame = self.enter(phase)
             try:
                 return work(*args, **kwargs)
             finally:
-                self._leave(frame)
+                self.leave(frame)
 
         setattr(owner, name, timed)
 
@@ -165,9 +156,11 @@ class StandIn:
 
     def forward(self, tokens: Tensor, *args: object) -> Tensor:
         """Read the weights."""
-        with self._watch.phase(MODEL):
-            self._weights.sum()
-            return self._hidden[: len(tokens)]
+        frame = self._watch.enter(MODEL)
+        self._weights.sum()
+        hidden = self._hidden[: len(tokens)]
+        self._watch.leave(frame)
+        return hidden
 
     def forward_with_aux(
         self, tokens: Tensor, positions: Tensor, attend: Attend, aux_layers: tuple[int, ...]
@@ -182,8 +175,10 @@ class StandIn:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Always the same, like those of text: a token of rank r has r ** -2."""
-        with self._watch.phase(MODEL):
-            return self._logits[: len(hidden)]
+        frame = self._watch.enter(MODEL)
+        logits = self._logits[: len(hidden)]
+        self._watch.leave(frame)
+        return logits
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The same ids."""
@@ -194,52 +189,54 @@ def _ignore(event: Event) -> None:
     pass
 
 
-def _watched(watch: Watch, spec: SpecConfig, megabytes: int) -> tuple[Engine, TorchExecutor]:
-    """An engine whose phases are timed."""
+def _engine(watch: Watch, spec: SpecConfig, megabytes: int) -> tuple[Engine, TorchExecutor]:
+    """An engine over stand-ins, whose passes alone are timed."""
     model = StandIn(watch, megabytes)
     memory, sched = MemoryConfig(page_size=16), SchedConfig(context=8192, max_running=64)
     resolved = resolve(EngineConfig(memory=memory, sched=sched, spec=spec), model.traits)
     head = StandIn(watch, max(1, megabytes // 16)) if spec.draft else None
     executor = TorchExecutor(model, resolved, torch.device("cpu"), head)
+    watch.wrap(executor.runner.passes.attention, "read", MODEL)
+    return Engine(resolved, executor, SystemClock()), executor
+
+
+def _time_phases(watch: Watch, engine: Engine, executor: TorchExecutor) -> None:
+    """Time all phases from now on, which itself takes a tenth of a step."""
     runner = executor.runner
     owners = {"runner": runner, "passes": runner.passes, "lengths": runner.passes.lengths}
     owners["drafter"] = runner.passes.drafter
     for phase, methods in PHASES.items():
         for owner, name in methods:
             watch.wrap(owners[owner], name, phase)
-    watch.wrap(runner.passes.attention, "read", MODEL)
     watch.wrap(executor, "launch", "launch")
     watch.wrap(executor, "collect", WAITING)
     for phase, functions in STAGES.items():
         for name in functions:
             watch.wrap(engine_module, name, phase)
-    engine = Engine(resolved, executor, SystemClock())
     watch.wrap(engine, "_wait_to_plan", WAITING)
     watch.wrap(engine, "tick", "rest of the loop")
-    return engine, executor
 
 
 def measure(spec: str, sampling: str, steps: int, megabytes: int) -> dict[str, float]:
-    """Median microseconds of a step, and torch operations, by phase."""
+    """Median microseconds of a step by phase, with its torch operations, and of all that is not the model."""
     watch = Watch()
-    functions = {name: getattr(engine_module, name) for names in STAGES.values() for name in names}
-    engine, executor = _watched(watch, SPECS[spec], megabytes)
+    engine, executor = _engine(watch, SPECS[spec], megabytes)
     tokens = tuple(range(1, PROMPT_LEN + 1))
     limits = {"max_new_tokens": 8000, "sampling": SAMPLINGS[sampling], "stop_token_ids": frozenset({2})}
     engine.post(Submit(request_id="0", tokens=tokens, **limits), _ignore)  # type: ignore[arg-type]
     for _ in range(20):
         engine.tick()
-    _count_operations(watch, engine, executor)
-    found = {f"{name}, operations": count / 10 for name, count in watch.counts.items()}
-    blocks = [_block(watch, engine) for _ in range(max(1, steps // BLOCK))]
+    num_blocks = max(1, steps // BLOCK)
+    outside = statistics.median(_block(watch, engine)[OUTSIDE] for _ in range(num_blocks))
+    _time_phases(watch, engine, executor)
+    operations = _count_operations(watch, engine, executor)
+    blocks = [_block(watch, engine) for _ in range(num_blocks)]
     assert engine.state.running, "the request ended while it was measured"
-    medians = {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in blocks[0]}
     executor.close()
-    for name, function in functions.items():
-        setattr(engine_module, name, function)
+    medians = {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in blocks[0]}
     loop = sum(medians.get(name, 0.0) for name in (*STAGES, "launch", "rest of the loop"))
     step = sum(medians.get(name, 0.0) for name in PHASES)
-    return {**medians, **found, "step": step, "loop": loop}
+    return {**medians, **operations, "step": step, "loop": loop, OUTSIDE: outside}
 
 
 def _block(watch: Watch, engine: Engine) -> dict[str, float]:
@@ -253,8 +250,8 @@ def _block(watch: Watch, engine: Engine) -> dict[str, float]:
     return {name: taken / BLOCK / 1e3 for name, taken in [*watch.times.items(), (OUTSIDE, outside)]}
 
 
-def _count_operations(watch: Watch, engine: Engine, executor: TorchExecutor) -> None:
-    """Run ten steps with their torch operations counted."""
+def _count_operations(watch: Watch, engine: Engine, executor: TorchExecutor) -> dict[str, float]:
+    """Torch operations of a step by phase."""
     runner = executor.runner
     run, apply = runner.run, runner.apply
 
@@ -268,12 +265,12 @@ def _count_operations(watch: Watch, engine: Engine, executor: TorchExecutor) -> 
     runner.run, runner.apply = counted(run), counted(apply)  # type: ignore[method-assign,assignment]
     engine.tick()
     watch.counts.clear()
-    for _ in range(10):
+    for _ in range(BLOCK):
         engine.tick()
     counts, watch.counts = watch.counts, Counter()
     runner.run, runner.apply = run, apply  # type: ignore[method-assign]
     engine.tick()
-    watch.counts = counts
+    return {f"{name}, operations": count / BLOCK for name, count in counts.items()}
 
 
 def _in_tree(tree: Path, case: tuple[str, str], args: argparse.Namespace) -> dict[str, float]:

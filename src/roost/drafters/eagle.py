@@ -93,9 +93,8 @@ class EagleDrafter:
         tokens, hidden = self._tokens.index_select(0, rows)[:, 0], self._hidden.index_select(0, rows)
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
-        for step in range(num_passes):
-            positions = places.positions[step]
-            attend = self._attend(places.slots[step], rounds.later(step, positions))
+        for step, (positions, slots) in enumerate(zip(places.positions.unbind(), places.slots.unbind(), strict=True)):
+            attend = self._attend(slots, rounds.later(step, positions))
             hidden = self._head.forward(tokens, hidden, positions, attend)
             tokens = self._best_one(hidden)
             drafts.append(tokens)
