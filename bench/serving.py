@@ -7,11 +7,7 @@ tables and, with --json PATH, writes the same numbers. Absolute times are this m
 
 import argparse
 import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
 import urllib.request
@@ -21,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bench.processes import Process
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
 from roost.messages import Event, Submit, Tokens
 from roost.startup import Running, start
@@ -117,28 +114,17 @@ def _median(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def server(num_requests: int, threads: int) -> dict[str, Any]:
     """Start time, sizes and idle CPU of a server with default settings."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "roost", "serve", "--port", str(port), "--threads", str(threads)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        while not _is_ready(port):
-            time.sleep(0.05)
-        start_s = time.perf_counter() - began
-        after_load = _sizes(process.pid)
+    command = [sys.executable, "-m", "roost", "serve", "--port", "0", "--threads", str(threads)]
+    with Process(command) as process:
+        after_load = process.resident_mb()
         for number in range(num_requests):
-            _ask(port, f"Say the number {number} in words.")
-        after_requests = _sizes(process.pid)
-        cpu = _cpu_s(process.pid)
+            _ask(process.url, f"Say the number {number} in words.")
+        after_requests = process.resident_mb()
+        cpu = process.cpu_s()
         time.sleep(10)
-        idle_share = (_cpu_s(process.pid) - cpu) / 10
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+        idle_share = (process.cpu_s() - cpu) / 10
     return {
-        "start_s": start_s,
+        "start_s": process.ready_s,
         "resident_mb_after_load": after_load,
         "resident_mb_after_requests": after_requests,
         "num_requests": num_requests,
@@ -146,44 +132,13 @@ def server(num_requests: int, threads: int) -> dict[str, Any]:
     }
 
 
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _ask(port: int, text: str) -> None:
+def _ask(url: str, text: str) -> None:
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         answer.read()
-
-
-def _family(pid: int) -> list[int]:
-    """A process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(int(child) for child in children)]
-
-
-def _sizes(pid: int) -> list[float]:
-    """Resident megabytes of the server and of its engine."""
-    pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in _family(pid)]
-    return [count * os.sysconf("SC_PAGE_SIZE") / 1e6 for count in pages]
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU seconds of both, so far."""
-    ticks = 0
-    for each in _family(pid):
-        values = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(values[11]) + int(values[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:

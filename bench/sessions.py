@@ -155,9 +155,8 @@ def flat(parts: Parts, spec: SpecConfig, num_sessions: int, num_turns: int) -> d
         latencies_ms.append(statistics.mean(1e3 * (each.ended - each.posted) for each in asked))
         hosts_us.append(1e6 * (desk.host_s - host_s) / num_sessions)
     desk.close()
-    early, late = slice(1, 11), slice(-10, None)
-    early_ms, late_ms = statistics.mean(latencies_ms[early]), statistics.mean(latencies_ms[late])
-    early_us, late_us = statistics.mean(hosts_us[early]), statistics.mean(hosts_us[late])
+    early_ms, late_ms = early_and_late(latencies_ms)
+    early_us, late_us = early_and_late(hosts_us)
     return {
         "early_ms": early_ms,
         "late_ms": late_ms,
@@ -166,6 +165,11 @@ def flat(parts: Parts, spec: SpecConfig, num_sessions: int, num_turns: int) -> d
         "host_us_late": late_us,
         "host_late_over_early": late_us / early_us,
     }
+
+
+def early_and_late(turns: Sequence[float]) -> tuple[float, float]:
+    """Means over turns 2 to 11 and over the last ten."""
+    return statistics.mean(turns[1:11]), statistics.mean(turns[-10:])
 
 
 def first_token(parts: Parts, spec: SpecConfig, history: int, repeats: int) -> dict[str, Any]:
