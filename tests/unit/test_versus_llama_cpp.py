@@ -1,0 +1,84 @@
+"""The comparison with llama.cpp: what it starts, and what it makes of what it measured. No engine is started here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import llama_cpp
+from bench.versus_llama_cpp import PARTS, Engine, Shape, Texts, engines_of, parse, reached, rows_of
+
+SHAPE = Shape(slots=8, context=512)
+
+
+def _engines(*flags: str) -> list[Engine]:
+    return list(engines_of(parse(flags), lambda shape: ["llama", str(shape.slots)]))
+
+
+def _measured(*tokens_s: float) -> dict[str, Any]:
+    memory = {"resident": 1.0, "proportional": 1.0}
+    return {"rounds": [{"tokens_s": each, "late_over_early": each} for each in tokens_s], "memory_mb": memory}
+
+
+def test_a_ratio_is_the_median_of_the_ratios_within_a_round() -> None:
+    found = {"one": {"llama.cpp": _measured(10, 100, 50), "Roost plain": _measured(20, 110, 75)}}
+    rival, plain = rows_of(found, _engines())
+    assert (rival["median"], rival["over_llama_cpp"], reached(rival)) == (50, None, "")
+    assert (plain["median"], plain["over_llama_cpp"], plain["aim"], reached(plain)) == (75, 1.5, 1.2, "yes")
+
+
+def test_less_is_better_where_the_figure_is_a_time_or_what_an_aim_limits() -> None:
+    found = {"sessions": {"Roost plain": _measured(1.9), "Roost head": _measured(5.3)}}
+    assert [reached(row) for row in rows_of(found, _engines())] == ["yes", "no"]
+    seconds = {"llama.cpp": _measured(), "Roost head": _measured()}
+    seconds["llama.cpp"]["rounds"] = [{"cold_s": 1.0, "warm_s": 1.0}]
+    seconds["Roost head"]["rounds"] = [{"cold_s": 4.0, "warm_s": 2.0}]
+    assert [row["over_llama_cpp"] for row in rows_of({"start": seconds}, _engines())] == [None, 0.25, None, 0.5]
+
+
+def test_every_engine_has_the_same_threads_and_roost_its_further_flags_last() -> None:
+    rival, plain, head = _engines("--threads", "3", "--roost-args", "--backend torch")
+    assert rival.command(SHAPE) == ["llama", "8"]
+    assert plain.command(SHAPE)[-6:] == ["--threads", "3", "--spec", "none", "--backend", "torch"]
+    assert head.command(SHAPE)[-4:] == ["--threads", "3", "--backend", "torch"]
+    command = llama_cpp.command(Path("python"), Path("model.gguf"), threads=3, slots=8, context=512)
+    assert command[2:] == ["model.gguf", "--threads", "3", "--slots", "8", "--context", "512"]
+
+
+def test_checkouts_and_flags_beside_each_other_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name / "src" / "roost").mkdir(parents=True)
+    trees = [part for name in ("before", "after") for part in ("--tree", str(tmp_path / name))]
+    engines = _engines("--engines", "head", *trees, "--roost-args", "", "--roost-args=--kv-cache-dtype int8")
+    assert [engine.name for engine in engines] == [
+        "Roost head (before)",
+        "Roost head --kv-cache-dtype int8 (before)",
+        "Roost head (after)",
+        "Roost head --kv-cache-dtype int8 (after)",
+    ]
+    assert engines[0].environment == {"PYTHONPATH": str(tmp_path / "before" / "src")}
+
+
+def test_no_question_is_asked_twice() -> None:
+    texts = Texts(["a", "b", "c"])
+    asked = [text for part in PARTS for number in range(3) for text in texts.some(32, part, number)]
+    assert len(set(asked)) == len(asked)
+    assert texts.some(4, "one", 1) == texts.some(4, "one", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--parts", "one,nine"), "must be some of one,four,"),
+        (("--engines", ""), "must be some of llama.cpp,plain,head"),
+        (("--rounds", "0"), "must be a number from 1"),
+        (("--again", "-1"), "--again"),
+        (("--tree", "/nowhere"), "must be a checkout of Roost"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert said in capsys.readouterr().err
