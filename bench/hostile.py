@@ -8,12 +8,11 @@ what this machine does anyway; compare with it.
 
 import argparse
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from bench.processes import Process
 
 QUIET_S = 3.0
 NEXT_S = 0.005  # between two questions to /ready
@@ -81,30 +83,24 @@ SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-class Server:
+class Server(Process):
     """A server of the default model."""
 
     def __init__(self, *flags: str) -> None:
-        self._log = Path(tempfile.mkdtemp()) / "log"
-        command = [sys.executable, "-m", "roost", "serve", "--port", "0", *flags]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        while not (found := re.search(r"is ready at http://(\S+):(\d+) after", self._log.read_text())):
-            if self.process.poll() is not None:
-                raise SystemExit(self._log.read_text())
-            time.sleep(0.1)
-        self.place = found.group(1), int(found.group(2))
+        super().__init__([sys.executable, "-m", "roost", "serve", "--port", "0", *flags])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        url = urlsplit(self.url)
+        assert url.hostname is not None and url.port is not None, self.url
+        return url.hostname, url.port
 
     def peak_mb(self) -> float:
         """The most memory that the server's own process has had since this was asked last."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
-
-    def stop(self) -> None:
-        """End it."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE_S)
 
 
 class Watcher(threading.Thread):
@@ -211,30 +207,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("flags", nargs="*", help="of roost serve, after --")
     args = parser.parse_args()
-    server = Server(*args.flags)
     measured = []
-    with tempfile.NamedTemporaryFile() as file:
-        try:
-            watchers = Asking(server.place), Reading(server.place)
-            for watcher in watchers:
-                watcher.start()
-            time.sleep(2)
-            for watcher in watchers:
-                watcher.take()
-            time.sleep(QUIET_S)
-            quiet = [watcher.take() for watcher in watchers]
-            print(f"{os.cpu_count()} cores; quiet: /ready {quiet[0]:.0f} ms, stream {quiet[1]:.0f} ms")
-            print(f"{'shape':<28}{'at once':>8}{'/ready ms':>11}{'stream ms':>11}{'took s':>12}{'peak MB':>9}  answers")
-            for shape in (each for each in SHAPES if args.only in each):
-                for at_once in (1, 3):
-                    found = measure(server, shape, at_once, watchers, file.name)
-                    measured.append(found)
-                    numbers = (
-                        f"{found.ready_ms:>11.0f}{found.stream_ms:>11.0f}{found.took_s:>12.1f}{found.peak_mb:>9.0f}"
-                    )
-                    print(f"{shape:<28}{at_once:>8}{numbers}  {found.statuses}", flush=True)
-        finally:
-            server.stop()
+    with tempfile.NamedTemporaryFile() as file, Server(*args.flags) as server:
+        watchers = Asking(server.place), Reading(server.place)
+        for watcher in watchers:
+            watcher.start()
+        time.sleep(2)
+        for watcher in watchers:
+            watcher.take()
+        time.sleep(QUIET_S)
+        quiet = [watcher.take() for watcher in watchers]
+        print(f"{os.cpu_count()} cores; quiet: /ready {quiet[0]:.0f} ms, stream {quiet[1]:.0f} ms")
+        print(f"{'shape':<28}{'at once':>8}{'/ready ms':>11}{'stream ms':>11}{'took s':>12}{'peak MB':>9}  answers")
+        for shape, at_once in itertools.product((each for each in SHAPES if args.only in each), (1, 3)):
+            found = measure(server, shape, at_once, watchers, file.name)
+            measured.append(found)
+            numbers = f"{found.ready_ms:>11.0f}{found.stream_ms:>11.0f}{found.took_s:>12.1f}{found.peak_mb:>9.0f}"
+            print(f"{shape:<28}{at_once:>8}{numbers}  {found.statuses}", flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps([asdict(each) for each in measured], indent=1))
 

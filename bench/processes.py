@@ -1,8 +1,8 @@
 """A server in a process of its own, as benchmarks start and watch it: where it listens, its memory, its CPU time.
 
 Owns the process and its log, and ends it when the context is left. A server is ready when its log says at which URL;
-both `roost serve` and `bench.llama_cpp` do. Sizes and times are read from /proc, children included. Used by `serving`
-and `versus_llama_cpp`.
+both `roost serve` and `bench.llama_cpp` do. Sizes and times are read from /proc, children included. Used by `hostile`,
+`serving` and `versus_llama_cpp`.
 """
 
 import os
@@ -71,6 +71,11 @@ class Process:
             time.sleep(_POLL_S)
         return found[1]
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._popen.pid
+
     def resident_mb(self) -> list[float]:
         """Resident megabytes of each process, the first one's first."""
         pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in self._family()]
@@ -91,6 +96,5 @@ class Process:
 
     def _family(self) -> list[int]:
         """The process and its children."""
-        pid = self._popen.pid
-        tasks = Path(f"/proc/{pid}/task").glob("*/children")  # each thread lists those that it started
-        return [pid, *(int(child) for task in tasks for child in task.read_text().split())]
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")  # each thread lists those that it started
+        return [self.pid, *(int(child) for task in tasks for child in task.read_text().split())]

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,17 +73,17 @@ class Figure:
     key: str
     title: str
     is_time: bool = False  # less is better; the ratio is then llama.cpp's over Roost's
-    is_ratio: bool = False  # the figure itself is what an aim is for, not its ratio to llama.cpp's
-    aims: tuple[tuple[str, float], ...] = ()  # by setting
+    is_limit: bool = False  # an aim is the most that the figure itself may be, not the least ratio to llama.cpp's
+    aims: dict[str, float] = field(default_factory=dict)  # by setting
 
 
 FIGURES = (
-    Figure(part="one", key="tokens_s", title="1 at once, tok/s", aims=(("plain", 1.2), ("head", 2.0))),
+    Figure(part="one", key="tokens_s", title="1 at once, tok/s", aims={"plain": 1.2, "head": 2.0}),
     Figure(part="four", key="tokens_s", title="4 at once, tok/s"),
-    Figure(part="eight", key="tokens_s", title="8 at once, tok/s", aims=(("head", 4.0),)),
+    Figure(part="eight", key="tokens_s", title="8 at once, tok/s", aims={"head": 4.0}),
     Figure(part="thirtytwo", key="tokens_s", title="32 at once, tok/s"),
     *(
-        Figure(part="prefill", key=f"{number}_tokens_s", title=f"prefill of {number:,}, tok/s", aims=(("head", 3.0),))
+        Figure(part="prefill", key=f"{number}_tokens_s", title=f"prefill of {number:,}, tok/s", aims={"head": 3.0})
         for number in PREFILL_LENS
     ),
     Figure(part="turn", key="first_ms", title=f"first token of turn {TURNS}, ms", is_time=True),
@@ -93,8 +93,8 @@ FIGURES = (
         key="late_over_early",
         title="late turns over early",
         is_time=True,
-        is_ratio=True,
-        aims=(("plain", 2.0), ("head", 2.0)),
+        is_limit=True,
+        aims={"plain": 2.0, "head": 2.0},
     ),
     Figure(part="start", key="cold_s", title="first token after a cold start, s", is_time=True),
     Figure(part="start", key="warm_s", title="first token after a warm start, s", is_time=True),
@@ -150,7 +150,8 @@ def measure_part(part: str, engines: Sequence[Engine], texts: Texts, args: argpa
     for engine in engines:  # only Roost has sessions; each alone and once, since it takes minutes
         if engine.setting != RIVAL:
             with Process(engine.command(shape), environment=engine.environment) as process:
-                figures = http_load.sessions(process.url, args.sessions, args.turns)
+                run = partial(http_load.sessions, process.url, args.sessions, args.turns)
+                figures = _watched(run, {engine.name: process}, engine.name)
                 found[engine.name] = {"rounds": [figures], "memory_mb": _memory(process)}
     return found
 
@@ -258,34 +259,47 @@ def _roost_command(threads: int, flags: list[str], shape: Shape) -> list[str]:
 # --- report ------------------------------------------------------------------------------------------------------
 
 
-def ratios(figure: Figure, own: Sequence[Figures], rival: Sequence[Figures]) -> list[float]:
-    """How many times as good as llama.cpp, round by round."""
-    pairs = [(mine[figure.key], theirs[figure.key]) for mine, theirs in zip(own, rival, strict=True)]
-    return [theirs / mine if figure.is_time else mine / theirs for mine, theirs in pairs]
+def ratio(figure: Figure, own: Sequence[Figures], other: Sequence[Figures]) -> float:
+    """How many times as good as another engine: the median of the rounds' ratios."""
+    pairs = [(mine[figure.key], theirs[figure.key]) for mine, theirs in zip(own, other, strict=True)]
+    return statistics.median(theirs / mine if figure.is_time else mine / theirs for mine, theirs in pairs)
 
 
 def rows_of(found: dict[str, Any], engines: Sequence[Engine]) -> Iterator[dict[str, Any]]:
     """The table: each figure of each engine."""
+    firsts = {engine.setting: engine.name for engine in reversed(engines)}  # of the trees and flags, by setting
     for figure, engine in itertools.product(FIGURES, engines):
         part = found.get(figure.part, {})
         if engine.name not in part:
             continue
-        rounds = part[engine.name]["rounds"]
-        over = ratios(figure, rounds, part[RIVAL]["rounds"]) if RIVAL in part and engine.setting != RIVAL else []
-        values = [each[figure.key] for each in rounds]
-        aimed_at = values if figure.is_ratio else over
+        own = part[engine.name]
+        over = {
+            key: ratio(figure, own["rounds"], part[other]["rounds"])
+            for key, other in (("llama_cpp", RIVAL), ("first", firsts[engine.setting]))
+            if other in part and other != engine.name
+        }
+        others = [each["other_cores"] for each in own["rounds"] if "other_cores" in each]
+        median, aim = statistics.median(each[figure.key] for each in own["rounds"]), figure.aims.get(engine.setting)
         yield {
             "figure": figure.title,
             "engine": engine.name,
-            "median": statistics.median(values),
-            "least": min(values),
-            "most": max(values),
-            "over_llama_cpp": statistics.median(over) if over else None,
-            "aim": dict(figure.aims).get(engine.setting),
-            "aimed_at": statistics.median(aimed_at) if aimed_at else None,
-            "at_most": figure.is_ratio,
-            "memory_mb": part[engine.name]["memory_mb"],
+            "median": median,
+            "least": min(each[figure.key] for each in own["rounds"]),
+            "most": max(each[figure.key] for each in own["rounds"]),
+            "over": over,
+            "aim": aim,
+            "reached": _reached(aim, median if figure.is_limit else over.get("llama_cpp"), is_limit=figure.is_limit),
+            "is_limit": figure.is_limit,
+            "other_cores": statistics.mean(others) if others else None,
+            "memory_mb": own["memory_mb"],
         }
+
+
+def _reached(aim: float | None, found: float | None, *, is_limit: bool) -> bool | None:
+    """Whether an aim was reached; None where there is none, or nothing to hold against it."""
+    if aim is None or found is None:
+        return None
+    return found <= aim if is_limit else found >= aim
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -293,29 +307,24 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table()
     for heading in ("figure", "engine"):
         table.add_column(heading)
-    for heading in ("median", "least–most", "× llama.cpp", "aim", "reached", "RSS MB", "PSS MB"):
+    for heading in ("median", "least–most", "× llama.cpp", "aim", "", "× first", "RSS MB", "PSS MB", "others' cores"):
         table.add_column(heading, justify="right")
     for row in rows:
-        over, aim, memory = row["over_llama_cpp"], row["aim"], row["memory_mb"]
+        over, aim, memory = row["over"], row["aim"], row["memory_mb"]
         table.add_row(
             row["figure"],
             row["engine"],
             f"{row['median']:.4g}",
             f"{row['least']:.4g}–{row['most']:.4g}",
-            "" if over is None else f"{over:.2f}",
-            "" if aim is None else f"{'≤' if row['at_most'] else '≥'} {aim}",
-            reached(row),
+            f"{over['llama_cpp']:.2f}" if "llama_cpp" in over else "",
+            "" if aim is None else f"{'≤' if row['is_limit'] else '≥'} {aim}",
+            {True: "reached", False: "missed", None: ""}[row["reached"]],
+            f"{over['first']:.2f}" if "first" in over else "",
             f"{memory['resident']:.0f}",
             f"{memory['proportional']:.0f}",
+            "" if row["other_cores"] is None else f"{row['other_cores']:.2f}",
         )
-    Console(file=sys.stdout, width=150).print(table)
-
-
-def reached(row: dict[str, Any]) -> str:
-    """Whether an aim was reached; empty where there is none, or nothing to hold against it."""
-    if row["aim"] is None or row["aimed_at"] is None:
-        return ""
-    return "yes" if (row["aimed_at"] <= row["aim"]) == row["at_most"] else "no"
+    Console(file=sys.stdout, width=160).print(table)
 
 
 def warn_of_others(part: str, found: dict[str, Any]) -> None:
@@ -366,12 +375,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=None, help="a JSON object with `turns` or `prompt` a line")
     parser.add_argument("--new-tokens", type=_count, default=128, help="of each answer, whatever it says")
     parser.add_argument("--sessions", type=_count, default=8)
-    parser.add_argument("--turns", type=_count, default=150, help="of each session")
+    parser.add_argument("--turns", type=partial(_count, least=21), default=150, help="of each session")
     parser.add_argument("--roost-args", action="append", default=[], help='flags of roost serve, as "--backend torch"')
     parser.add_argument("--tree", type=_tree, action="append", default=[], help="a checkout of Roost; this if absent")
     parser.add_argument("--scratch", type=Path, default=None, help="for llama.cpp; in Roost's cache folder if absent")
     parser.add_argument("--out", type=Path, default=None, help="a folder for versus_llama_cpp.json")
     return parser.parse_args(argv)
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main(argv: Sequence[str]) -> None:
@@ -389,7 +403,7 @@ def main(argv: Sequence[str]) -> None:
     told = {
         "command": shlex.join(["python", "-m", "bench.versus_llama_cpp", *argv]),
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "machine": platform.machine(),
+        "cpu": _cpu(),
         "threads": args.threads,
         "load_average": os.getloadavg(),
         RIVAL: about,
