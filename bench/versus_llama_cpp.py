@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from bench.processes import Process, cores_busy_s
 from bench.sessions import IN_TOKENS, OUT_TOKENS
 from roost.cli.prompts import PROMPTS, read_turns
 from roost.environment import cache_folder
+from roost.errors import ConfigError
 from roost.weights.load import open_source
 from roost.weights.pull import default_model
 
@@ -122,10 +124,11 @@ class Texts:
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-def measure_part(part: str, engines: Sequence[Engine], texts: Texts, args: argparse.Namespace) -> dict[str, Any]:
+def measure_part(part: str, engines: Sequence[Engine], args: argparse.Namespace) -> dict[str, Any]:
     """Everything measured of a part, by engine."""
     if part == "start":
-        return _starts(engines, texts, args)
+        return _starts(engines, args)
+    texts: Texts = args.prompts
     context = _up(texts.longest() + args.new_tokens)
     if part in LOADS:
         at_once = LOADS[part]
@@ -207,11 +210,11 @@ def _memory(process: Process) -> dict[str, float]:
     return {"resident": sum(process.resident_mb()), "proportional": process.proportional_mb()}
 
 
-def _starts(engines: Sequence[Engine], texts: Texts, args: argparse.Namespace) -> dict[str, Any]:
+def _starts(engines: Sequence[Engine], args: argparse.Namespace) -> dict[str, Any]:
     """From the start of the process to the first token. Cold: nothing compiled, and the weights not in memory."""
     found: dict[str, Any] = {engine.name: {"rounds": []} for engine in engines}
+    texts, model = args.prompts, default_model()
     shape = Shape(slots=1, context=_up(texts.longest() + 8))
-    model = default_model()
     for number, engine in itertools.product(range(args.rounds), engines):
         figures = {}
         with tempfile.TemporaryDirectory() as empty:
@@ -361,6 +364,13 @@ def _tree(text: str) -> Path:
     return Path(text)
 
 
+def _texts(text: str) -> Texts:
+    try:
+        return Texts([turns[0] for turns in read_turns(Path(text))])
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--prompts: ")) from error
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command's flags."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -372,7 +382,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--again", type=partial(_count, least=0), default=0, help="times that what others disturbed is repeated"
     )
     parser.add_argument("--threads", type=_count, default=os.cpu_count(), help="of each engine; all cores if absent")
-    parser.add_argument("--prompts", type=Path, default=None, help="a JSON object with `turns` or `prompt` a line")
+    parser.add_argument(
+        "--prompts", type=_texts, default=Texts(PROMPTS), help="a JSON object with `turns` or `prompt` a line"
+    )
     parser.add_argument("--new-tokens", type=_count, default=128, help="of each answer, whatever it says")
     parser.add_argument("--sessions", type=_count, default=8)
     parser.add_argument("--turns", type=partial(_count, least=21), default=150, help="of each session")
@@ -391,7 +403,7 @@ def _cpu() -> str:
 def main(argv: Sequence[str]) -> None:
     """Measure, print a table, write JSON."""
     args = parse(argv)
-    texts = Texts(PROMPTS if args.prompts is None else [turns[0] for turns in read_turns(args.prompts)])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the servers are, too
     python, about = llama_cpp.environment(args.scratch or cache_folder() / "llama_cpp")
 
     def rival(shape: Shape) -> list[str]:
@@ -411,7 +423,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"{args.threads} threads, load {os.getloadavg()[0]:.1f}, llama.cpp {about['version']}: {about['system']}")
     for part in args.parts:
         print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
-        found[part] = measure_part(part, engines, texts, args)
+        found[part] = measure_part(part, engines, args)
         warn_of_others(part, found[part])
         rows = list(rows_of(found, engines))
         if args.out is not None:  # after each, since the next may be cut

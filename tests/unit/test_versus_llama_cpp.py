@@ -87,6 +87,7 @@ def test_no_question_is_asked_twice() -> None:
         (("--rounds", "0"), "must be a number from 1"),
         (("--again", "-1"), "--again"),
         (("--turns", "20"), "must be a number from 21"),
+        (("--prompts", "/nowhere"), "argument --prompts: there is no file /nowhere"),
         (("--tree", "/nowhere"), "must be a checkout of Roost"),
     ],
 )
