@@ -20,37 +20,40 @@ print(json.dumps({"version": importlib.metadata.version("xllamacpp"), "system": 
 """
 
 
-def environment(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The Python of an environment with the wheel, made if it is not there yet, and what the wheel says of itself."""
-    python = folder / "bin" / "python"
-    about = _about(python)
+def environment(folder: Path) -> dict[str, Any]:
+    """Make the environment if it is not there yet; what the wheel in it says of itself."""
+    about = _about(folder)
     if about is None:
         print(f"installing {REQUIREMENT} into {folder}", file=sys.stderr, flush=True)
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", REQUIREMENT],
+            [str(_python(folder)), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", REQUIREMENT],
         ):
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-        about = _about(python)
+        about = _about(folder)
     if about is None:
         raise SystemExit(f"{REQUIREMENT} was installed into {folder}, but cannot be imported there")
-    return python, about
+    return about
 
 
-def _about(python: Path) -> dict[str, Any] | None:
-    if not python.exists():
+def _python(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def _about(folder: Path) -> dict[str, Any] | None:
+    if not _python(folder).exists():
         return None
-    done = subprocess.run([str(python), "-c", _ABOUT], check=False, capture_output=True, text=True)
+    done = subprocess.run([str(_python(folder)), "-c", _ABOUT], check=False, capture_output=True, text=True)
     return None if done.returncode else dict(json.loads(done.stdout))
 
 
-def command(python: Path, model: Path, *, threads: int, slots: int, context: int) -> list[str]:
-    """What starts the server: `slots` requests at once, of `context` tokens each."""
+def command(folder: Path, model: Path, *, threads: int, slots: int, context: int) -> list[str]:
+    """What starts the server with the environment in a folder: `slots` requests at once, of `context` tokens each."""
     numbers = {"threads": threads, "slots": slots, "context": context}
     flags = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
-    return [str(python), str(Path(__file__).resolve()), str(model), *flags]
+    return [str(_python(folder)), str(Path(__file__).resolve()), str(model), *flags]
 
 
 def serve(argv: list[str]) -> None:

@@ -240,6 +240,10 @@ def engines_of(args: argparse.Namespace, rival: Callable[[Shape], list[str]]) ->
         yield Engine(name=RIVAL, setting=RIVAL, command=rival, environment={})
     trees: list[Path] = args.tree or [Path(__file__).parents[1]]
     all_flags: list[str] = args.roost_args or [""]
+    if len({tree.resolve().name for tree in trees}) < len(trees) or len(set(all_flags)) < len(all_flags):
+        raise SystemExit(
+            "--tree and --roost-args: folders' names and flags must differ, since engines are named by them"
+        )
     for tree, flags, setting in itertools.product(trees, all_flags, SETTINGS):
         if setting not in args.engines:
             continue
@@ -404,14 +408,15 @@ def main(argv: Sequence[str]) -> None:
     """Measure, print a table, write JSON."""
     args = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the servers are, too
-    python, about = llama_cpp.environment(args.scratch or cache_folder() / "llama_cpp")
+    scratch, about = args.scratch or cache_folder() / "llama_cpp", dict[str, Any]()
+    if RIVAL in args.engines:
+        about = llama_cpp.environment(scratch)
 
     def rival(shape: Shape) -> list[str]:
-        return llama_cpp.command(
-            python, default_model(), threads=args.threads, slots=shape.slots, context=shape.context
-        )
+        model = default_model()
+        return llama_cpp.command(scratch, model, threads=args.threads, slots=shape.slots, context=shape.context)
 
-    engines, found = list(engines_of(args, rival)), dict[str, Any]()
+    engines = list(engines_of(args, rival))
     told = {
         "command": shlex.join(["python", "-m", "bench.versus_llama_cpp", *argv]),
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -420,17 +425,19 @@ def main(argv: Sequence[str]) -> None:
         "load_average": os.getloadavg(),
         RIVAL: about,
     }
-    print(f"{args.threads} threads, load {os.getloadavg()[0]:.1f}, llama.cpp {about['version']}: {about['system']}")
-    for part in args.parts:
-        print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
-        found[part] = measure_part(part, engines, args)
-        warn_of_others(part, found[part])
-        rows = list(rows_of(found, engines))
-        if args.out is not None:  # after each, since the next may be cut
-            args.out.mkdir(parents=True, exist_ok=True)
-            report = {**told, "rows": rows, "parts": found}
-            (args.out / "versus_llama_cpp.json").write_text(json.dumps(report, indent=1) + "\n")
-    show(rows)
+    print(json.dumps(told), flush=True)
+    found: dict[str, Any] = {}
+    try:
+        for part in args.parts:
+            print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
+            found[part] = measure_part(part, engines, args)
+            warn_of_others(part, found[part])
+            if args.out is not None:
+                args.out.mkdir(parents=True, exist_ok=True)
+                report = {**told, "rows": list(rows_of(found, engines)), "parts": found}
+                (args.out / "versus_llama_cpp.json").write_text(json.dumps(report, indent=1) + "\n")
+    finally:  # also if it is ended: a part takes minutes
+        show(list(rows_of(found, engines)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_every_engine_has_the_same_threads_and_roost_its_further_flags_last() ->
     assert rival.command(SHAPE) == ["llama", "8"]
     assert plain.command(SHAPE)[-6:] == ["--threads", "3", "--spec", "none", "--backend", "torch"]
     assert head.command(SHAPE)[-4:] == ["--threads", "3", "--backend", "torch"]
-    command = llama_cpp.command(Path("python"), Path("model.gguf"), threads=3, slots=8, context=512)
+    command = llama_cpp.command(Path("scratch"), Path("model.gguf"), threads=3, slots=8, context=512)
     assert command[2:] == ["model.gguf", "--threads", "3", "--slots", "8", "--context", "512"]
 
 
@@ -70,6 +70,11 @@ def test_checkouts_and_flags_beside_each_other_have_names_of_their_own(tmp_path:
         "Roost head --kv-cache-dtype int8 (after)",
     ]
     assert engines[0].environment == {"PYTHONPATH": str(tmp_path / "before" / "src")}
+
+
+def test_engines_that_would_have_the_same_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="must differ"):
+        _engines(*_two_trees(tmp_path), "--tree", str(tmp_path / "after"))
 
 
 def test_no_question_is_asked_twice() -> None:
