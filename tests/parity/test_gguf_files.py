@@ -198,13 +198,10 @@ def test_blocks_are_the_floats_they_stand_for_with_their_rows_in_order(kind: Kin
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.F16])
 def test_kept_as_blocks_a_file_gives_nearly_the_same_logits(kind: Kind, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("kernels are interpreted on CPU tensors")
     path = write(tmp_path / "m.gguf", tensors=in_file(weights()), kind=kind)
     prompt = tuple(np.random.default_rng(6).integers(0, VOCAB, 9).tolist())
     ours, theirs = (
         logits_in_one_pass(load_model(open_source(path), weights=form, device=CPU), prompt).float()
         for form in ("gguf", "fp32")
     )
-    assert (ours - theirs).norm() / theirs.norm() < 0.03  # roundings of bfloat16
+    assert (ours - theirs).norm() / theirs.norm() < 0.06  # tokens are rounded to int8

@@ -6,6 +6,7 @@ branches, which lie in the row as `SpecShape.branches` says. Never decides what 
 passes.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -47,6 +48,7 @@ class EagleDrafter:
     ) -> None:
         table = kv_cache.table
         self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
+        self._extend_pass, self._draft_pass = ops.new_pass(), ops.new_pass()
         self.kv_cache = kv_cache
         self._layers = [(0, layer) for layer in range(len(head.kv))]  # of the one KV cache
         num_rows, device = len(table.pages), table.pages.device
@@ -67,9 +69,14 @@ class EagleDrafter:
         hidden, aux_hidden, at = pairs.hidden, pairs.aux_hidden, pairs.sources
         if at is not None:
             hidden, aux_hidden = hidden[at], tuple(each[at] for each in aux_hidden)
-        hidden = self._head.fuse(hidden, aux_hidden)
-        attend = self._attend(pairs.slots, pairs.segments)
-        output = self._head.forward(pairs.tokens, hidden, pairs.positions, attend)
+
+        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor]:
+            tokens, positions, slots, hidden, *aux_hidden = inputs
+            attend = self._attend(slots, pairs.segments)
+            return (self._head.forward(tokens, self._head.fuse(hidden, tuple(aux_hidden)), positions, attend),)
+
+        inputs = (pairs.tokens, pairs.positions, pairs.slots, hidden, *aux_hidden)
+        (output,) = self._extend_pass.run(pairs.segments.kind, forward, inputs, pairs.segments)
         if len(pairs.sampling_rows):
             self._stand_at(pairs.sampling_rows, output.index_select(0, pairs.last_pairs))
 
@@ -94,8 +101,7 @@ class EagleDrafter:
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
         for step, (positions, slots) in enumerate(zip(places.positions.unbind(), places.slots.unbind(), strict=True)):
-            attend = self._attend(slots, rounds.later(step, positions))
-            hidden = self._head.forward(tokens, hidden, positions, attend)
+            hidden = self._draft(tokens, hidden, positions, slots, rounds.later(step, positions))
             tokens = self._best_one(hidden)
             drafts.append(tokens)
         return chains(torch.stack(drafts, dim=1))
@@ -133,9 +139,17 @@ class EagleDrafter:
     def _pass(self, tokens: Tensor, hidden: Tensor, branches: "DraftBranches", step: int) -> Tensor:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
         positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)
-        attend = self._attend(branches.slots(step).flatten(), branches.segments(step))
-        output = self._head.forward(tokens.flatten(), hidden.flatten(0, 1), positions.flatten(), attend)
-        return output.view_as(hidden)
+        places = positions.flatten(), branches.slots(step).flatten()
+        return self._draft(tokens.flatten(), hidden.flatten(0, 1), *places, branches.segments(step)).view_as(hidden)
+
+    def _draft(self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, segments: Segments) -> Tensor:
+        """Hidden states of one token in each segment."""
+
+        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor]:
+            tokens, hidden, positions, slots = inputs
+            return (self._head.forward(tokens, hidden, positions, self._attend(slots, segments)),)
+
+        return self._draft_pass.run(segments.kind, forward, (tokens, hidden, positions, slots), segments)[0]
 
     def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""

@@ -84,6 +84,7 @@ class Passes:
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
         self._row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
         self._layers = _layers(windows, self.kv_caches)
+        self._target_pass = model.ops.new_pass()
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
         """From rows to hidden states; KV is written on the way."""
@@ -254,10 +255,18 @@ class Passes:
         self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], segments: Segments
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states of a flat batch, and what the drafter wants to see; KV goes to the slots of each cache."""
-        attend = attend_through(self.attention, self.kv_caches, slots, segments, self._layers)
-        if self.drafter is None or not self.drafter.aux_layers:
-            return self.model.forward(tokens, positions, attend), ()
-        return self.model.forward_with_aux(tokens, positions, attend, self.drafter.aux_layers)
+        aux_layers = () if self.drafter is None else self.drafter.aux_layers
+
+        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            tokens, positions, *slots = inputs
+            attend = attend_through(self.attention, self.kv_caches, slots, segments, self._layers)
+            if not aux_layers:
+                return (self.model.forward(tokens, positions, attend),)
+            hidden, aux_hidden = self.model.forward_with_aux(tokens, positions, attend, aux_layers)
+            return hidden, *aux_hidden
+
+        hidden, *aux_hidden = self._target_pass.run(segments.kind, forward, (tokens, positions, *slots), segments)
+        return hidden, tuple(aux_hidden)
 
     def _move_accepted(self, target: TargetOutput, accepted: Accepted) -> None:
         """Bring the accepted path's KV to the front; what is not accepted stays where it is."""

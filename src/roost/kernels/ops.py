@@ -18,7 +18,7 @@ from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
 from roost.kernels.rounds import chain_inputs, chain_places, settle_chains
 from roost.layers.linear import Linear, PlainLinear
-from roost.layers.ops import Ops, Residual
+from roost.layers.ops import TORCH_OPS, Ops, Residual
 
 _ALIGNED = 8  # numbers between whole vectors
 
@@ -101,6 +101,9 @@ def _plain(x: Tensor, project: Linear, *, is_gated: bool = False) -> tuple[Tenso
 
 
 TRITON_OPS = Ops(
+    new_pass=TORCH_OPS.new_pass,
+    keep=TORCH_OPS.keep,
+    look_up=TORCH_OPS.look_up,
     norm=rms_norm,
     add_norm=_add_norm,
     norm_linear=_norm_linear,
@@ -108,6 +111,7 @@ TRITON_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=gate_up,
+    concat=TORCH_OPS.concat,
     argmax=argmax,
     cos_sin=cos_sin,
     chain_inputs=chain_inputs,

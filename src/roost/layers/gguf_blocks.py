@@ -11,11 +11,14 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from roost.layers.grouped import GroupedMatrix, pack
 from roost.layers.quantised import QuantisedWeight
 
 _BLOCK_LEN = 32
+_STEPS = 127  # of a token's scale, on either side of zero
+_SCALE_LEAST = 1e-30  # of a block of zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,28 @@ BLOCK_KINDS = {
     "Q4_1": BlockKind(bits=4, has_minimum=True),
     "Q8_0": BlockKind(bits=8, has_minimum=False),
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufLinear:
+    """A projection of tokens that are rounded, too: each block of 32 numbers to int8 with a scale of its own."""
+
+    weight: "GgufWeight"
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in float32."""
+        return linear(_rounded(hidden), self.weight.dequantise(), self.bias)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs, as floats: of a head, the embedding of its tokens."""
+        return GgufWeight(blocks=self.weight.blocks[outputs], kind=self.weight.kind).dequantise()
+
+
+def _rounded(hidden: Tensor) -> Tensor:
+    blocks = hidden.unflatten(-1, (-1, _BLOCK_LEN))
+    scales = blocks.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST).mul_(1 / _STEPS)
+    return (blocks / scales).round_().mul_(scales).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +110,9 @@ class GgufWeight(QuantisedWeight):
         return cls(blocks=torch.cat([each.blocks for each in weights]), kind=weights[0].kind)
 
     def linear(self, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The projection by a kernel that reads the blocks, repacked."""
+        """The projection by a kernel that reads the blocks, repacked; on a CPU the reference of such a kernel."""
+        if self.blocks.device.type == "cpu":
+            return GgufLinear(self, bias)
         from roost.kernels.grouped_linear import GroupedLinear  # noqa: PLC0415 (Triton is only there where GPUs are)
 
         return GroupedLinear(pack(self.matrix()), bias)

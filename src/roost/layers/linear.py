@@ -9,6 +9,7 @@ a `QuantisedWeight`, which makes its own projection. Called by models, for every
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class Form:
     activations: torch.dtype  # of KV, too, and of everything that is not a projection
     quantise: Callable[[Tensor], QuantisedWeight] | None = None  # a matrix of floats at load; None: not of this kind
     is_stored: bool = False  # only what a file stores in this form is kept in it
+    floats: str | None = None  # the form of a matrix that such a file has as floats, where it is another
+    embeds: bool = False  # an embedding that a file stores in this form stays in it: its projection looks rows up
     head: str | None = None  # the form of an LM head of floats, where it is another
 
 
@@ -38,15 +41,30 @@ FORMS = {
     "int8": Form(activations=torch.float32),
     "fp8": Form(activations=torch.bfloat16, quantise=fp8.quantise),
     "int4": Form(activations=torch.bfloat16, quantise=int4.quantise, head="bf16"),  # as 4-bit checkpoints have it
-    "gguf": Form(
-        activations=torch.bfloat16, is_stored=True
-    ),  # blocks as the file has them; what it has as floats is bf16
+    "gguf": Form(activations=torch.bfloat16, is_stored=True),  # blocks as the file has them; its floats are bf16
+}
+_ON_CPU = {  # forms that are others there
+    "gguf": Form(activations=torch.float32, is_stored=True, floats="int8", embeds=True)
 }
 
 
-def activation_dtype(weights: str) -> torch.dtype:
-    """The type of activations and KV beside weights of that form."""
-    return _form(weights).activations
+def activation_dtype(weights: str, device: torch.device | None = None) -> torch.dtype:
+    """The type of activations and KV beside weights of that form; on a CPU it may be another than elsewhere."""
+    return _form(weights, device).activations
+
+
+@runtime_checkable
+class RowTable(Protocol):
+    """A projection whose weights can be looked up, output by output."""
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs, as floats: of a head, the embedding of its tokens."""
+        ...
+
+
+def embeds(weights: str, device: torch.device) -> bool:
+    """Whether an embedding that is stored in this form is kept in it."""
+    return _form(weights, device).embeds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,25 +94,28 @@ def make_linear(weight: Tensor | QuantisedWeight, bias: Tensor | None, weights: 
 
     A weight that is quantised already stays as it is where it has that form, and is dequantised for any other.
     """
-    dtype, quantise = activation_dtype(weights), _form(weights).quantise
     if isinstance(weight, QuantisedWeight):
         if weight.form == weights:
             return weight.linear(bias)
         weight = weight.dequantise()
-    if quantise is not None:
-        return quantise(weight).linear(bias)
+    form = _form(weights, weight.device)
+    if form.floats is not None:
+        return make_linear(weight, bias, form.floats)
+    if form.quantise is not None:
+        return form.quantise(weight).linear(bias)
     if weights == "int8":
         return _int8(weight.float(), bias)
-    kept, added = weight.to(dtype), None if bias is None else bias.to(dtype)
+    kept, added = weight.to(form.activations), None if bias is None else bias.to(form.activations)
     if weights == "fp32" and weight.device.type == "cpu":
         return partial(_padded_linear, weight=kept, bias=added)
     return PlainLinear(kept, added)
 
 
-def _form(weights: str) -> Form:
+def _form(weights: str, device: torch.device | None = None) -> Form:
     if weights not in FORMS:
         raise ConfigError(f"--weights must be one of {', '.join(FORMS)}, got {weights}")
-    return FORMS[weights]
+    on_cpu = _ON_CPU if device is not None and device.type == "cpu" else {}
+    return on_cpu.get(weights, FORMS[weights])
 
 
 def _padded_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,15 +131,22 @@ _STEPS = 127  # of a scale, on either side of zero
 _SCALE_LEAST = 1e-30  # of a row of zeros
 
 
-def _int8(weight: Tensor, bias: Tensor | None) -> Linear:
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Linear:
     """A projection in whole numbers: y = (round(x / s) @ q) * s * t, s the token's scale, t the output's."""
-    out_scales = weight.abs().amax(dim=1).clamp_(min=_SCALE_LEAST) / _STEPS  # [out]
-    rounded = (weight / out_scales[:, None]).round_().to(torch.int8).contiguous().t()  # [in, out]
 
-    def project(hidden: Tensor) -> Tensor:
+    values: Tensor  # [in, out] int8, one output's next to each other
+    scales: Tensor  # [out] float32
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
         scales = hidden.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST).mul_(1 / _STEPS)  # [num_tokens, 1]
         tokens = (hidden / scales).round_().to(torch.int8)
-        products = torch._int_mm(tokens, rounded) * (scales * out_scales)
-        return products if bias is None else products + bias
+        products = torch._int_mm(tokens, self.values) * (scales * self.scales)
+        return products if self.bias is None else products + self.bias
 
-    return project
+
+def _int8(weight: Tensor, bias: Tensor | None) -> Int8Linear:
+    scales = weight.abs().amax(dim=1).clamp_(min=_SCALE_LEAST) / _STEPS  # [out]
+    return Int8Linear((weight / scales[:, None]).round_().to(torch.int8).contiguous().t(), scales, bias)

@@ -5,9 +5,10 @@ batch; the torch forms here are the reference that every other form is tested ag
 start-up.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +57,38 @@ class Residual:
         return self.hidden if self.added is None else self.hidden + self.added
 
 
+class Pass(Protocol):
+    """A forward pass that is run again and again: it may be recorded once and replayed."""
+
+    def run(
+        self,
+        shape: Hashable,
+        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        batch: object,
+    ) -> tuple[Tensor, ...]:
+        """What `function` makes of `inputs`, tensors with a row for each token, beside what it knows of the `batch`.
+
+        Calls of one `shape` do the same, but for the tokens and for what attention reads of the batch. What is returned
+        may change when the pass runs again.
+        """
+        ...
+
+
+class DirectPass:
+    """One that is not recorded."""
+
+    def run(
+        self,
+        shape: Hashable,
+        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        batch: object,
+    ) -> tuple[Tensor, ...]:
+        """Call the function."""
+        return tuple(function(inputs))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """One form of each operation.
@@ -64,6 +97,9 @@ class Ops:
     fuse them. Whoever reads the stream through a norm also returns its sum.
     """
 
+    new_pass: Callable[[], Pass]  # a pass of its own
+    keep: Callable[[Linear, bool], Linear]  # (projection, is it gate and up stacked): as these operations read it
+    look_up: Callable[[Tensor, Tensor], Tensor]  # (table, tokens): their rows, an embedding
     norm: Callable[[Tensor, Tensor, float], Tensor]  # (hidden, weight, eps): the root-mean-square norm
     add_norm: Callable[[Residual, Tensor, float], tuple[Tensor, Tensor]]  # (stream, weight, eps): sum and its norm
     norm_linear: Callable[[Residual, Tensor, float, Linear], tuple[Tensor, Tensor]]  # (…, projection): sum, projected
@@ -72,6 +108,7 @@ class Ops:
     # … norm through which the stream is read next, if that is known): hidden plus x projected
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
+    concat: Callable[[Sequence[Tensor]], Tensor]  # (rows of several widths): side by side
     argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
     # (rows, row state, drafts, page tables): the target's batch of rounds that are chains
@@ -80,6 +117,14 @@ class Ops:
     chain_places: Callable[[Tensor, Tensor, int, Pages], ChainPlaces]
     # (rows, row state, that batch, drawn tokens, padding row, page table): what they accept
     settle_chains: Callable[[Tensor, RowState, ChainInputs, Tensor, int, Pages], SettledChains]
+
+
+def _keep(project: Linear, is_gated: bool) -> Linear:
+    return project
+
+
+def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    return table[tokens]
 
 
 def _add_norm(stream: Residual, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -112,6 +157,10 @@ def _gate_up(both: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
+def _concat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(parts), dim=-1)
+
+
 def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
@@ -122,6 +171,9 @@ def _argmax_on_host(logits: Tensor) -> Tensor:
 
 
 TORCH_OPS = Ops(
+    new_pass=DirectPass,
+    keep=_keep,
+    look_up=_look_up,
     norm=rms_norm,
     add_norm=_add_norm,
     norm_linear=_norm_linear,
@@ -129,6 +181,7 @@ TORCH_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=_gate_up,
+    concat=_concat,
     argmax=_argmax,
     cos_sin=cos_sin_at,
     chain_inputs=chain_inputs,

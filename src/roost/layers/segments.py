@@ -67,6 +67,11 @@ class Segments:
     branch_shifts: Tensor | None = None  # [num_segments] int64
     host: HostSegments | None = None  # None where lengths are the device's alone, and in CUDA graphs
 
+    @property
+    def kind(self) -> tuple[int | None, bool]:
+        """What tells batches apart for whoever records how they are read: the nodes of trees, and branches."""
+        return None if self.tree_mask is None else self.tree_mask.shape[1], self.branch_bases is not None
+
     def later(self, num_tokens: int, start_positions: Tensor) -> "Segments":
         """The same segments so many tokens further on, where they start at `start_positions`."""
         host = self.host

@@ -8,6 +8,7 @@ draft heads are made of the same layers.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
-from roost.layers.linear import Linear, activation_dtype, make_linear
+from roost.layers.linear import Linear, RowTable, activation_dtype, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
+from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import CosSin, Rope, frequencies
 from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
@@ -40,7 +42,7 @@ def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
     config, ops = loader.config, loader.ops
     hidden, wide = config.hidden_size, config.intermediate_size
     gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
-    project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False)
+    project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False, is_gated=True)
     project_out = loader.linear((down,), (hidden,), wide, bias=False)
 
     def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
@@ -217,21 +219,22 @@ class Decoder:
         self.config = config
         self.ops = ops
         self._stack = Stack(config, ops)
-        self.dtype = activation_dtype(weights)
+        self.dtype = activation_dtype(weights, device)
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
         loader = Loader(config, tensors, weights, ops)
-        self._embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embed = loader.embedding("model.embed_tokens.weight", config.vocab_size)
         self._layers = [
             loader.layer(f"model.layers.{number}.", ropes.index(kind.rope)) for number, kind in enumerate(config.layers)
         ]
         self._norm = loader.norm("model.norm.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
-            self._head = make_linear(self._embed, None, tensors.form_of(self._embed, weights, is_head=True))
+            self._head = ops.keep(make_linear(embed, None, tensors.form_of(embed, weights, is_head=True)), False)
         else:
             self._head = loader.head(config.vocab_size)
+        self._rows = _rows_of(embed, self._head if config.tied else None, ops)
         tensors.check_all_taken()
         self._frequencies = [frequencies(rope, config.head_dim, device) for rope in ropes]
         # rounded as the embedding is, since its rows are what it scales
@@ -259,7 +262,7 @@ class Decoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
-        rows = self._embed[tokens]
+        rows = self._rows(tokens)
         return rows if self._embed_scale == 1.0 else rows * self._embed_scale
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -292,6 +295,15 @@ class Decoder:
         return self.ops.linear(hidden, self._head)
 
 
+def _rows_of(embedding: Tensor | QuantisedWeight, head: Linear | None, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """From tokens to the rows of an embedding; `head` is the projection by it, where there is one."""
+    if isinstance(embedding, Tensor):
+        return partial(ops.look_up, embedding)
+    table = embedding.linear(None) if head is None else head
+    assert isinstance(table, RowTable), table
+    return table.rows
+
+
 class Loader:
     """Makes layers of tensors."""
 
@@ -321,17 +333,27 @@ class Loader:
             rope=rope,
         )
 
-    def linear(self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool) -> Linear:
-        """One projection of several that read the same input."""
+    def linear(
+        self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
+    ) -> Linear:
+        """One projection of several that read the same input; `is_gated`: it is read by `Ops.norm_gate_up` alone."""
         weight = self._tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
         biases = tuple(f"{name}.bias" for name in names)
         added = self._tensors.take_stacked(biases, out_lens) if bias else None
-        return make_linear(weight, added, self._tensors.form_of(weight, self._weights))
+        return self.ops.keep(make_linear(weight, added, self._tensors.form_of(weight, self._weights)), is_gated)
+
+    def embedding(self, name: str, num_tokens: int) -> Tensor | QuantisedWeight:
+        """The embedding of so many tokens: floats, unless its form can be looked up as it is stored."""
+        size = self.config.hidden_size
+        if embeds(self._weights, self._tensors.device):
+            return self._tensors.take_projection((name,), (num_tokens,), size)
+        return self._tensors.take(name, num_tokens, size)
 
     def head(self, num_tokens: int) -> Linear:
         """The LM head: from hidden states to the logits of so many tokens."""
         weight = self._tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
-        return make_linear(weight, None, self._tensors.form_of(weight, self._weights, is_head=True))
+        form = self._tensors.form_of(weight, self._weights, is_head=True)
+        return self.ops.keep(make_linear(weight, None, form), False)
 
     def norm(self, name: str, length: int | None = None) -> Tensor:
         """A norm's weight, as long as the hidden state unless told."""

@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
@@ -90,7 +89,7 @@ class Eagle:
         self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
     ) -> None:
         layers = config.layers
-        self._config, self._model, self.dtype = layers, model, activation_dtype(weights)
+        self._config, self._model, self.dtype = layers, model, activation_dtype(weights, device)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
@@ -127,7 +126,7 @@ class Eagle:
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
         cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
-        fused = self._ops.linear(torch.cat([self._embed(tokens), hidden], dim=-1), self._fc)
+        fused = self._ops.linear(self._ops.concat([self._embed(tokens), hidden]), self._fc)
         stream = Residual(fused)
         for number, layer in enumerate(self._layers):
             attended = fused if number == 0 else None  # the first layer has no norm in front
@@ -157,7 +156,7 @@ class Eagle3:
     ) -> None:
         layers = config.layers
         self.aux_layers = aux_layers
-        self._config, self.dtype = config, activation_dtype(weights)
+        self._config, self.dtype = config, activation_dtype(weights, device)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         loader = Loader(layers, tensors, weights, model.ops)
@@ -188,14 +187,14 @@ class Eagle3:
 
     def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
         """One hidden state from the auxiliary ones: [num_tokens, hidden_size]."""
-        return self._ops.linear(torch.cat(aux_hidden, dim=-1), self._fc)
+        return self._ops.linear(self._ops.concat(aux_hidden), self._fc)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], before the final norm."""
         eps, norm = self._config.layers.norm_eps, self._ops.norm
         cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
         normed = norm(hidden, self._hidden_norm, eps)
-        both = torch.cat([norm(self._embed(tokens), self._layer.first_norm, eps), normed], dim=-1)
+        both = self._ops.concat([norm(self._embed(tokens), self._layer.first_norm, eps), normed])
         residual = normed if self._config.norm_before_residual else hidden
         return self._stack.run(self._layer, 0, Residual(residual), cos_sin, attend, attended=both).total()
 
@@ -253,7 +252,7 @@ def _embedding(config: HeadConfig, tensors: Tensors, model: Model) -> Callable[[
     layers = config.layers
     if tensors.has("embed_tokens.weight"):
         own = tensors.take("embed_tokens.weight", layers.vocab_size, layers.hidden_size)
-        return partial(embedding, weight=own)
+        return partial(model.ops.look_up, own)
     if layers.hidden_size != model.hidden_size:
         raise ConfigError(
             f"it has no embed_tokens.weight, and its hidden size {layers.hidden_size} is not the target's, "

@@ -70,7 +70,7 @@ def load_head(
 ) -> Head:
     """The head in a folder, for a target; `layer_ids`: the convention that its layer ids follow, if it has any."""
     check_kind(path, kind)
-    dtype = activation_dtype(weights)
+    dtype = activation_dtype(weights, device)
     if dtype != model.dtype:
         raise ConfigError(f"--weights {weights}: a head of {dtype} cannot read a target of {model.dtype}")
     with _errors_name_draft(path):
