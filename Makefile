@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SEEDS ?= 200
 FIRST ?= 0
+# What runs once more on the CPU's kernels.
+ON_NUMBA := $(addprefix tests/parity/test_,serving.py spec_matrix.py session_matrix.py spec_trees.py spec_exact.py sampling_exact.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-full check install-check lock sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
@@ -33,6 +35,7 @@ serve: $(VENV)/.server
 test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 	$(BIN)/pytest tests -n 2 --dist loadgroup
+	ROOST_TEST_BACKEND=numba $(BIN)/pytest $(ON_NUMBA) -n 2 --dist loadgroup
 
 # The same with a thousand seeds, a search for every planted bug and the tests marked full.
 test-full: check

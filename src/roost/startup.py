@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from roost.attention.registry import BACKENDS, Backend, choose_backend
+from roost.attention.registry import AUTO_BACKEND, BACKENDS, TORCH, Backend, choose_backend
 from roost.clock import SystemClock
 from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
@@ -59,18 +59,21 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
     device = device_of(config.model)
-    _check_weights(config.model, device)
     backend = backend_of(config, device)
+    _check_weights(config.model, device, backend)
     check_device_options(config, device)
     check_capability(config, backend, capability_of(device))
     if config.model.threads is not None:
         if config.model.threads < 1:
             raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
         torch.set_num_threads(config.model.threads)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as loader:
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="load") as loader:
         # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the
         # same cores slow every parallel operation down (measured: half the rate).
-        loaded = loader.submit(_load, config, path, device, backend).result()
+        loading = loader.submit(_load, config, path, device, backend)
+        if backend.prepare is not None:
+            loader.submit(load_symbol(backend.prepare)).result()
+        loaded = loading.result()
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
@@ -111,7 +114,7 @@ class _Loaded:
 def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend) -> _Loaded:
     """Read the model, and the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
-    weights = choose_weights(config.model.weights, source.form, device, stored=source.stored_form)
+    weights = choose_weights(config.model.weights, source.form, forms_of(device, backend), stored=source.stored_form)
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
     if spec.draft is not None:
         check_hooks(family)
@@ -124,7 +127,8 @@ def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backe
     warnings = (
         *source.warnings(),
         *_dequantised(config.model.weights, weights, source.form),
-        *_inexact(model, weights, device),  # computes, as loading does
+        *_inexact(model, weights, device, backend),  # computes, as loading does
+        *_slower(config, device, backend),
     )
     return _Loaded(language=source.language(), model=model, head=head, weights=weights, warnings=warnings)
 
@@ -168,7 +172,8 @@ def device_of(config: ModelConfig) -> torch.device:
 
 def backend_of(config: EngineConfig, device: torch.device, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
     """The attention backend that is asked for, if it runs on the device."""
-    return choose_backend(config.model.backend, device.type, backends)
+    weights, kv_cache_dtype = config.model.weights, config.memory.kv_cache_dtype
+    return choose_backend(config.model.backend, device.type, backends, weights=weights, kv_cache_dtype=kv_cache_dtype)
 
 
 def check_device_options(config: EngineConfig, device: torch.device) -> None:
@@ -230,32 +235,35 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
     return replace(config, memory=replace(memory, pool_tokens=tokens))
 
 
-def _check_weights(config: ModelConfig, device: torch.device) -> None:
+def _check_weights(config: ModelConfig, device: torch.device, backend: Backend) -> None:
     """Refuse a form of weights that the device does not have, before any file is read."""
     if config.weights not in WEIGHTS:
         raise ConfigError(f"--weights must be one of {', '.join(WEIGHTS)}, got {config.weights}")
-    kept = forms_of(device)
+    kept = forms_of(device, backend)
     if config.weights not in (AUTO, *kept):
-        raise ConfigError(f"--weights {config.weights} does not run on this device; {_either(kept)} do")
+        others = forms_of(device, TORCH) if config.backend == AUTO_BACKEND else ()
+        either = _either(tuple(dict.fromkeys((*kept, *others))))
+        raise ConfigError(f"--weights {config.weights} does not run on this device; {either} do")
 
 
-def forms_of(device: torch.device) -> tuple[str, ...]:
-    """The forms of weights that a device computes with."""
+def forms_of(device: torch.device, backend: Backend) -> tuple[str, ...]:
+    """The forms of weights that a device computes with, the best first."""
     if device.type == "cpu":
-        return "int8", "fp32", "bf16"
+        return backend.weights or ("int8", "fp32", "bf16")
     return ("bf16", "fp32", *(("fp8",) if has_fp8(device) else ()), "int4", "gguf")
 
 
-def choose_weights(asked: str, found: str | None, device: torch.device, *, stored: str | None = None) -> str:
+def choose_weights(asked: str, found: str | None, kept: tuple[str, ...], *, stored: str | None = None) -> str:
     """The form to keep weights in: `found` is that of a quantised checkpoint, `stored` that of a GGUF file's blocks.
 
-    Unless told, a quantised checkpoint stays as it is where the device computes with its form, and is dequantised where
-    it does not. Other weights are bf16 on a GPU, and int8 on a CPU, where decoding is bound by reading them. Blocks of
-    a GGUF file are kept only when asked for: the default model is so small that they make it slower.
+    `kept` are the forms that the device computes with, the best first. Unless told, a quantised checkpoint stays as it
+    is where the device computes with its form, and is dequantised where it does not. Other weights are bf16 on a GPU,
+    where blocks of a GGUF file are kept only when asked for: the default model is so small that they make it slower.
+    On a CPU, where decoding is bound by reading weights, blocks are kept, and other weights are int8.
     """
-    kept = forms_of(device)
     if asked == AUTO:
-        return found if found in kept else kept[0]
+        best = next(each for each in kept if each == stored or not FORMS[each].is_stored)
+        return found if found in kept else best
     plain = tuple(form for form in kept if FORMS[form].quantise is None and not FORMS[form].is_stored)
     if FORMS[asked].is_stored and asked != stored:
         raise ConfigError(f"--weights {asked}: the checkpoint is not stored so; use {_either(plain)}")
@@ -303,16 +311,25 @@ def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device:
     }
 
 
-def _inexact(model: Model, weights: str, device: torch.device) -> tuple[str, ...]:
+def _inexact(model: Model, weights: str, device: torch.device, backend: Backend) -> tuple[str, ...]:
     """A warning where results depend on the batch a token runs in; on a CPU they should not, bit for bit."""
     if device.type != "cpu" or weights == "bf16":
         return ()
-    rows = 1 if weights == "int8" else row_multiple(torch.get_num_threads())
-    if all(attention_padding(kv.head_dim).is_exact for kv in model.kv) and rows is not None:
+    rows = row_multiple(torch.get_num_threads()) if weights == "fp32" else 1  # products of whole numbers are exact
+    is_exact = backend is not TORCH or all(attention_padding(kv.head_dim).is_exact for kv in model.kv)
+    if is_exact and rows is not None:
         return ()
     return (
         "this machine's matrix products depend on their shapes: a seed may give another text beside other requests",
     )
+
+
+def _slower(config: EngineConfig, device: torch.device, backend: Backend) -> tuple[str, ...]:
+    """A warning where a backend that would be faster cannot run, and nobody asked for another one."""
+    if config.model.backend != AUTO_BACKEND:
+        return ()
+    better = [each for each in BACKENDS if device.type in each.default_for and each is not backend]
+    return tuple(f"{backend.name} computes: --backend {each.name} {why}" for each in better if (why := each.obstacle()))
 
 
 def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:

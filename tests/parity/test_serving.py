@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor
 
 from roost.layers.attention import Attend
-from tests.support.tiny_models import Served, configure, greedy, prompts, tiny
+from tests.support.tiny_models import BACKEND, Served, configure, greedy, prompts, tiny
 from tests.support.workload import CHUNKS, DEPTHS, PAGE_SIZES, assert_equals_reference, serve, several
 
 # --- greedy output ---------------------------------------------------------------------------------------------
@@ -92,6 +92,8 @@ def test_window_pages_used_again_beside_full_layers_give_the_same_output(depth: 
 def test_a_step_that_breaks_once_is_retried_with_the_same_output(
     depth: int, broken_call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if BACKEND.name == "numba":
+        pytest.skip("it calls the model once, and replays what was recorded")
     model = tiny("llama").model()
     forward, calls = model.forward, []
 

@@ -94,8 +94,8 @@ WEIGHT_BUGS = (
     Bug(
         "kept_forms_are_the_checkpoints",
         "roost.startup",
-        "        return found if found in kept else kept[0]",
-        "        return kept[0]",
+        "        return found if found in kept else best",
+        "        return best",
         "an FP8 checkpoint is dequantised on a device that computes with FP8",
         test="tests/unit/test_choose_weights.py::test_the_form_of_weights",
     ),

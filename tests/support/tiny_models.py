@@ -1,8 +1,8 @@
 """Tiny random checkpoints, their transformers reference, and an engine that serves them.
 
 Nothing is downloaded: weights come from a seed. KV caches start as NaN, so that a read of a slot nobody wrote shows in
-the output. $ROOST_TEST_BACKEND=triton has the engines read through kernels: on a GPU, or interpreted. Used by the
-parity tests.
+the output. $ROOST_TEST_BACKEND has the engines read through kernels: triton's, on a GPU or interpreted, or numba's.
+Used by the parity tests.
 """
 
 import os
@@ -184,6 +184,8 @@ def configure(
     """A configuration with the strictest audit; a test of what the backend does not declare is skipped."""
     if spec.topk > 1 and not (BACKEND.trees and (BACKEND.branch_pages or page_size == 1)):
         pytest.skip(f"the {BACKEND.name} backend declares no trees over such pages")
+    if kv_cache_dtype not in BACKEND.kv_cache_dtypes:
+        pytest.skip(f"the {BACKEND.name} backend declares no such KV")
     return EngineConfig(
         memory=MemoryConfig(
             page_size=page_size,

@@ -24,6 +24,7 @@ LAYERS = (
         "roost.kv",
         "roost.layers",
         "roost.kernels",
+        "roost.numba_kernels",
         "roost.obs",
         "roost.step_times",
         "roost.draft_length",
@@ -61,6 +62,7 @@ CONTROL_PLANE = (
 NEEDS_NO_INSTALL = ("torch", "numpy", "safetensors", "roost")  # what the engine may import besides the standard library
 ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.kernels": ("triton",),
+    "roost.numba_kernels": ("numba", "llvmlite"),
     "roost.text": ("tokenizers", "jinja2"),
     "roost.weights.gguf": ("gguf",),
     "roost.terminal": ("rich",),
@@ -77,6 +79,7 @@ DEVICE_SIDE = (
     "roost.kernels",
     "roost.layers",
     "roost.models",
+    "roost.numba_kernels",
     "roost.runner",
     "roost.sampling",
     "roost.weights",

@@ -17,6 +17,7 @@ _TIMES = "tests/unit/step_times/test_times.py::"
 _BUDGET = "tests/unit/sched/test_step_budget.py::"
 _LATE = "tests/unit/sched/test_late_planning.py::"
 _KERNELS = "tests/kernels/"
+_NUMBA = "tests/numba_kernels/"
 _GROUPED = _KERNELS + "test_grouped_linear.py::"
 _INT4 = "tests/unit/layers/test_int4.py::"
 _OFFLOAD = "tests/unit/server/test_background_threads.py::"
@@ -161,6 +162,20 @@ TESTED: dict[str, str] = {
     + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
     "roost.kernels.linear_tilings.TOKENS_MAX": _KERNELS
     + "test_ops.py::test_only_few_tokens_of_a_plain_bfloat16_weight_are_fused",
+    "roost.numba_kernels.attention_plan.BLOCK_LEN": _NUMBA
+    + "test_one_order.py::test_a_chunk_of_any_cut_and_its_tokens_alone",
+    "roost.numba_kernels.attention_plan.SPAN_LEN": _NUMBA
+    + "test_one_order.py::test_a_chunk_of_any_cut_and_its_tokens_alone",
+    "roost.numba_kernels.attention_plan.TILE_ROWS": _NUMBA
+    + "test_attention.py::test_decoding_rows_read_all_their_keys",
+    "roost.numba_kernels.rotary._PIECE_LEN": _NUMBA + "test_rotary.py::test_a_token_is_written_as_it_is_alone",
+    "roost.attention.numba_backend._NUM_PARTIALS": _NUMBA
+    + "test_one_order.py::test_any_number_of_threads_and_spans_read_apart_or_one_after_the_other",
+    "roost.numba_kernels.linear.NARROW": _NUMBA + "test_linear.py::test_a_tokens_result_has_the_same_bits_in_any_batch",
+    "roost.numba_kernels.linear.TILE": _NUMBA + "test_linear.py::test_a_tokens_result_has_the_same_bits_in_any_batch",
+    "roost.numba_kernels.execution.TOKENS_MAX": _NUMBA
+    + "test_execution.py::test_a_recorded_pass_has_the_bits_of_a_direct_one_at_any_number_of_tokens",
+    "roost.numba_kernels.tokens.SCALE_LEAST": _NUMBA + "test_linear.py::test_a_token_of_zeros_or_of_none_is_no_trouble",
     # --- front, server, text ---
     "roost.front.options.N_MAX": _GENERATION + "test_a_prompt_has_as_many_outputs_as_may_be_asked_for",
     "roost.front.options.TIMEOUT_S_MIN": _GENERATION
@@ -239,6 +254,24 @@ _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
 
 UNTESTED: dict[str, str] = {
+    "roost.attention.numba_backend._ALIGNED": _NUMBER,
+    "roost.layers.gguf_blocks._STEPS": _NUMBER,
+    "roost.layers.gguf_blocks._SCALE_LEAST": _NUMBER,
+    "roost.numba_kernels.execution._LINE": _NUMBER,
+    "roost.numba_kernels.team._LINE": _NUMBER,
+    "roost.numba_kernels.packing.LANES": _NUMBER,
+    "roost.numba_kernels.packing.BLOCK": _NUMBER,
+    "roost.numba_kernels.packing._FOUR": _NUMBER,
+    "roost.numba_kernels.tokens.BLOCK": _NUMBER,
+    "roost.numba_kernels.tokens.STEPS": _NUMBER,
+    "roost.numba_kernels.linear._NIBBLE_OFFSET": _NUMBER,
+    "roost.numba_kernels.linear._POWER_MAX": _NUMBER,
+    "roost.numba_kernels.program._SPINS": "how a thread waits, not for what",
+    "roost.numba_kernels.program._YIELDS": "how a thread waits, not for what",
+    "roost.numba_kernels.attention_plan.TILE_BYTES": _NUMBER,
+    "roost.numba_kernels.records.NUM_FIELDS": _NUMBER,
+    "roost.numba_kernels.simd.LANES": _NUMBER,
+    "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
     "roost.draft_length.choice._FIRST_SHARE": _GUESS,
     "roost.draft_length.choice._MEMORY": _GUESS,
     "roost.draft_length.choice._TRIAL_SHARE": _GUESS,

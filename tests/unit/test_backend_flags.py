@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roost.attention.registry import BACKENDS, KV_CACHE_DTYPES, TORCH, TRITON, Backend, choose_backend
+from roost.attention.registry import BACKENDS, KV_CACHE_DTYPES, NUMBA, TORCH, TRITON, Backend, choose_backend
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
@@ -59,13 +59,38 @@ def test_a_backend_that_is_not_there_is_refused_with_what_is(name: str, device_t
     assert str(refused.value) == message
 
 
+def test_a_machine_that_cannot_run_a_backend_takes_another_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(NUMBA, package=None, why_not="tests.unit.test_backend_flags:no_luck")
+    assert choose_backend("auto", "cpu", (TORCH, broken)) is TORCH
+    with pytest.raises(ConfigError, match=r"^--backend numba needs more luck; allowed here: auto, torch$"):
+        choose_backend("numba", "cpu", (TORCH, broken))
+    with pytest.raises(
+        ConfigError, match="--backend numba does not compute with --weights bf16; it does with auto, gguf"
+    ):
+        choose_backend("numba", "cpu", (TORCH, replace(NUMBA, package=None, why_not=None)), weights="bf16")
+
+
+def test_a_default_that_does_not_take_the_weights_or_the_kv_gives_way() -> None:
+    first = replace(NUMBA, package=None, why_not=None, default_for=("cpu",))
+    both = (replace(TORCH, default_for=()), first)
+    assert choose_backend("auto", "cpu", both) is first
+    assert choose_backend("auto", "cpu", both, weights="gguf") is first
+    assert choose_backend("auto", "cpu", both, weights="bf16") is both[0]
+    assert choose_backend("auto", "cpu", both, kv_cache_dtype="fp8") is both[0]
+
+
+def no_luck() -> str:
+    """Why a backend cannot run."""
+    return "needs more luck"
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (EngineConfig(model=ModelConfig(backend="cuda")), f"--backend must be one of {NAMES}, got cuda"),
         (
             EngineConfig(model=ModelConfig(backend="triton")),
-            "--backend triton runs on cuda, and the device is cpu; allowed here: auto, torch",
+            "--backend triton runs on cuda, and the device is cpu; allowed here: auto, torch, numba",
         ),
         (EngineConfig(sched=SchedConfig(graphs=True)), "--graphs is for CUDA devices"),
         (EngineConfig(memory=MemoryConfig(memory_fraction=0.5)), "--memory-fraction is for CUDA devices"),
@@ -117,7 +142,8 @@ def test_every_type_of_kv_is_one_that_can_be_written() -> None:
         (
             replace(TORCH, name="plain", kv_cache_dtypes=("auto",)),
             "int8",
-            "--kv-cache-dtype int8: the plain backend does not read such KV, these do: torch, triton; or use auto",
+            "--kv-cache-dtype int8: the plain backend does not read such KV, these do: torch, triton, numba; "
+            "or use auto",
         ),
         (
             replace(TORCH, name="whole", kv_cache_dtypes=("auto", "int8")),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roost import startup
+from roost.attention.registry import TORCH
 from roost.layers.batch_invariance import AttentionPadding
 from roost.models.model import KvShape
 
@@ -35,6 +36,6 @@ def test_it_is_said_where_a_text_may_depend_on_its_pass(
     padding = AttentionPadding(rows=4, tails=EVERY, is_exact=attention)
     monkeypatch.setattr(startup, "attention_padding", lambda head_dim: padding)
     monkeypatch.setattr(startup, "row_multiple", lambda num_threads: rows)
-    told = startup._inexact(Heads(), weights, CPU)  # type: ignore[arg-type]
+    told = startup._inexact(Heads(), weights, CPU, TORCH)  # type: ignore[arg-type]
     assert bool(told) == is_told
-    assert startup._inexact(Heads(), weights, torch.device("cuda")) == ()  # type: ignore[arg-type]
+    assert startup._inexact(Heads(), weights, torch.device("cuda"), TORCH) == ()  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_a_tree_over_large_pages_needs_a_backend_with_branch_pages() -> None:
         resolve(_config(TREE, 16), TRAITS, SIMPLE)
     assert str(refused.value) == (
         "--spec-topk 2 with --page-size 16 needs an attention backend with branch pages: simple has none, these have: "
-        "torch, triton; or use --spec-topk 1 or --page-size 1"
+        "torch, triton, numba; or use --spec-topk 1 or --page-size 1"
     )
 
 

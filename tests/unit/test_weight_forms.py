@@ -4,9 +4,15 @@ import pytest
 import torch
 
 from roost import startup
+from roost.attention.registry import TORCH, TRITON
 from roost.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def kept_on(device: torch.device) -> tuple[str, ...]:
+    """What a device computes with, by its default backend."""
+    return startup.forms_of(device, TORCH if device is CPU else TRITON)
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +38,16 @@ def _a_gpu_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_form_of_weights(
     asked: str, found: str | None, stored: str | None, device: torch.device, chosen: str
 ) -> None:
-    assert startup.choose_weights(asked, found, device, stored=stored) == chosen
+    assert startup.choose_weights(asked, found, kept_on(device), stored=stored) == chosen
 
 
 def test_blocks_of_a_gguf_file_are_not_to_be_had_of_a_folder() -> None:
     with pytest.raises(ConfigError, match=r"--weights gguf: the checkpoint is not stored so; use auto, bf16, fp32$"):
-        startup.choose_weights("gguf", None, GPU, stored=None)
+        startup.choose_weights("gguf", None, kept_on(GPU), stored=None)
 
 
 def test_a_4_bit_checkpoint_does_not_become_another_quantised_form() -> None:
     with pytest.raises(
         ConfigError, match=r"--weights fp8: the checkpoint's weights are int4 already; use auto, bf16, fp32, int4$"
     ):
-        startup.choose_weights("fp8", "int4", GPU)
+        startup.choose_weights("fp8", "int4", kept_on(GPU))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from roost.errors import ConfigError
+from roost.lazy_import import load_symbol
 
 AUTO_BACKEND = "auto"  # of --backend: the default of the device
 UNQUANTISED = "auto"  # of --kv-cache-dtype: the type of the activations
@@ -24,6 +25,9 @@ class Backend:
     devices: tuple[str, ...]  # types of device, as torch names them, that it runs on
     default_for: tuple[str, ...]  # those whose default it is
     package: str | None = None  # what must be installed besides torch
+    why_not: str | None = None  # "module:name" of a callable () -> why it cannot run on this machine, or None
+    prepare: str | None = None  # "module:name" of a callable () that gets its kernels ready, while the model loads
+    weights: tuple[str, ...] | None = None  # forms of weights that it computes with, of --weights; None: any
     graphs: bool  # its steps can be captured as CUDA graphs
     trees: bool  # reads trees of drafts: a node its ancestors alone
     # reads each draft branch through pages of its own, so trees may have pages of many tokens; with pages of one token
@@ -41,10 +45,16 @@ class Backend:
         assert {UNQUANTISED} <= set(self.kv_cache_dtypes) <= set(KV_CACHE_DTYPES), self
         assert self.tile_len_max > 0 and not self.tile_len_max & (self.tile_len_max - 1), self
 
-    @property
-    def is_installed(self) -> bool:
-        """Whether the package it needs is there."""
-        return self.package is None or find_spec(self.package) is not None
+    def obstacle(self) -> str | None:
+        """Why it cannot run on this machine; None: it can."""
+        if self.package is not None and find_spec(self.package) is None:
+            return f"needs the package {self.package}"
+        reason: str | None = None if self.why_not is None else load_symbol(self.why_not)()
+        return reason
+
+    def takes(self, weights: str) -> bool:
+        """Whether it computes with weights of that form; "auto" is a form of its choice."""
+        return weights == "auto" or self.weights is None or weights in self.weights
 
 
 TORCH = Backend(
@@ -80,25 +90,55 @@ TRITON = Backend(
     tile_len_max=32,
 )
 
-BACKENDS = (TORCH, TRITON)
+NUMBA = Backend(
+    name="numba",
+    factory="roost.attention.numba_backend:NumbaAttention",
+    ops="roost.numba_kernels.ops:NUMBA_OPS",
+    devices=("cpu",),
+    default_for=(),
+    package="numba",
+    why_not="roost.numba_kernels.support:why_not",
+    prepare="roost.numba_kernels.execution:prepare",
+    weights=("gguf", "int8", "fp32"),
+    graphs=False,
+    trees=True,
+    branch_pages=True,
+    windows=True,
+    kv_cache_dtypes=(UNQUANTISED, "int8"),
+    needs_host_lengths=True,
+    tile_len_max=16,
+)
+
+BACKENDS = (TORCH, TRITON, NUMBA)
 
 
-def choose_backend(name: str, device_type: str, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
-    """The backend of a name, or the device's default for "auto"; one that cannot run there is refused."""
+def choose_backend(
+    name: str,
+    device_type: str,
+    backends: tuple[Backend, ...] = BACKENDS,
+    *,
+    weights: str = "auto",
+    kv_cache_dtype: str = UNQUANTISED,
+) -> Backend:
+    """The backend of a name, or for "auto" the best for device, weights and KV; what cannot run is refused."""
     named = {each.name: each for each in backends}
-    usable = [each for each in backends if device_type in each.devices and each.is_installed]
-    if name == AUTO_BACKEND:
-        if not usable:
-            raise ConfigError(f"--backend: none of {', '.join(named)} runs on a device of type {device_type}")
-        return next((each for each in usable if device_type in each.default_for), usable[0])
-    if name not in named:
+    if name != AUTO_BACKEND and name not in named:
         raise ConfigError(f"--backend must be one of {', '.join((AUTO_BACKEND, *named))}, got {name}")
+    usable = [each for each in backends if device_type in each.devices and each.obstacle() is None]
+    if name == AUTO_BACKEND:
+        able = [each for each in usable if each.takes(weights) and kv_cache_dtype in each.kv_cache_dtypes] or usable
+        if not able:
+            raise ConfigError(f"--backend: none of {', '.join(named)} runs on a device of type {device_type}")
+        return next((each for each in able if device_type in each.default_for), able[0])
     chosen, allowed = named[name], ", ".join((AUTO_BACKEND, *(each.name for each in usable)))
     if device_type not in chosen.devices:
         raise ConfigError(
             f"--backend {name} runs on {' or '.join(chosen.devices)}, and the device is {device_type}; "
             f"allowed here: {allowed}"
         )
-    if not chosen.is_installed:
-        raise ConfigError(f"--backend {name} needs the package {chosen.package}; allowed here: {allowed}")
+    if (reason := chosen.obstacle()) is not None:
+        raise ConfigError(f"--backend {name} {reason}; allowed here: {allowed}")
+    if not chosen.takes(weights):
+        forms = ", ".join((AUTO_BACKEND, *(chosen.weights or ())))
+        raise ConfigError(f"--backend {name} does not compute with --weights {weights}; it does with {forms}")
     return chosen

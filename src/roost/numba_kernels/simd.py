@@ -1,0 +1,472 @@
+"""SIMD vectors as values inside compiled functions: what Numba's own types cannot say.
+
+A vector has 16 lanes of 32 bits, or 64 bytes; on a CPU with shorter registers LLVM makes several of each. Addresses are
+plain integers. All operations are the same on every CPU but `dot4_nibbles` and `dot4_bytes`, which have a form for each
+instruction set that multiplies bytes (`DOT`): all of them give the same whole numbers. Used by the kernels beside it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F16, _F32 = ir.HalfType(), ir.FloatType()
+
+
+class Vector(types.Type):
+    """The type of a vector, as Numba knows it."""
+
+    def __init__(self, name: str, lane: ir.Type, num_lanes: int) -> None:
+        super().__init__(name=f"{name}({num_lanes})")
+        self.llvm = ir.VectorType(lane, num_lanes)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: object, vector: Vector) -> None:
+        super().__init__(manager, vector, vector.llvm)
+
+
+Bytes = Vector("Bytes", _I8, 4 * LANES)
+Ints = Vector("Ints", _I32, LANES)
+Floats = Vector("Floats", _F32, LANES)
+_Codegen = Callable[[Any, list[ir.Value]], ir.Value | None]
+
+
+def _operation(result: types.Type, arguments: tuple[types.Type, ...], emit: _Codegen) -> Any:
+    """A function for compiled code, whose instructions `emit(builder, arguments)` writes."""
+
+    def codegen(context: Any, builder: Any, signature: object, values: list[ir.Value]) -> ir.Value:
+        made = emit(builder, values)
+        return context.get_dummy_value() if made is None else made
+
+    typed = result(*arguments)
+    if len(arguments) == 0:
+        return intrinsic(lambda typing_context: (typed, codegen))
+    if len(arguments) == 1:
+        return intrinsic(lambda typing_context, a: (typed, codegen))
+    if len(arguments) == 2:
+        return intrinsic(lambda typing_context, a, b: (typed, codegen))
+    if len(arguments) == 3:
+        return intrinsic(lambda typing_context, a, b, c: (typed, codegen))
+    if len(arguments) == 4:
+        return intrinsic(lambda typing_context, a, b, c, d: (typed, codegen))
+    return intrinsic(lambda typing_context, a, b, c, d, e, f, g: (typed, codegen))
+
+
+def _constant(vector: Vector, value: float) -> ir.Constant:
+    return ir.Constant(vector.llvm, [value] * vector.llvm.count)
+
+
+def _call(builder: Any, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
+    """Call an operation of LLVM or a function of the C library."""
+    signature = ir.FunctionType(result, [each.type for each in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
+
+
+def _splat(builder: Any, value: ir.Value, num_lanes: int) -> ir.Value:
+    vector = ir.VectorType(value.type, num_lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
+    lanes = ir.Constant(ir.VectorType(_I32, num_lanes), [0] * num_lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+
+
+def _shuffled(builder: Any, first: ir.Value, second: ir.Value, lanes: list[int]) -> ir.Value:
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+def _load(builder: Any, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _nth(builder: Any, a: list[ir.Value], kind: ir.IntType) -> ir.Value:
+    return _load(builder, builder.add(a[0], builder.mul(a[1], ir.Constant(a[1].type, kind.width // 8))), kind)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+load_bytes = _operation(Bytes, (types.intp,), lambda b, a: _load(b, a[0], Bytes.llvm))
+load_ints = _operation(Ints, (types.intp,), lambda b, a: _load(b, a[0], Ints.llvm))
+load_floats = _operation(Floats, (types.intp,), lambda b, a: _load(b, a[0], Floats.llvm))
+load_halfs = _operation(  # 16 float16, widened
+    Floats, (types.intp,), lambda b, a: b.fpext(_load(b, a[0], ir.VectorType(_F16, LANES)), Floats.llvm)
+)
+load_int8s = _operation(  # 16 int8, widened
+    Floats, (types.intp,), lambda b, a: b.sitofp(_load(b, a[0], ir.VectorType(_I8, LANES)), Floats.llvm)
+)
+load_float = _operation(types.float32, (types.intp,), lambda b, a: _load(b, a[0], _F32))
+load_half = _operation(types.float32, (types.intp,), lambda b, a: b.fpext(_load(b, a[0], _F16), _F32))
+load_int = _operation(types.int32, (types.intp,), lambda b, a: _load(b, a[0], _I32))
+load_int8 = _operation(types.int32, (types.intp,), lambda b, a: b.sext(_load(b, a[0], _I8), _I32))
+load_byte = _operation(types.int32, (types.intp,), lambda b, a: b.zext(_load(b, a[0], _I8), _I32))
+load_long = _operation(types.int64, (types.intp,), lambda b, a: _load(b, a[0], _I64))
+float_of_bits = _operation(types.float64, (types.int64,), lambda b, a: b.bitcast(a[0], ir.DoubleType()))
+load_nth_long = _operation(types.int64, (types.intp, types.intp), lambda b, a: _nth(b, a, _I64))  # (address, number)
+load_nth_int = _operation(types.int64, (types.intp, types.intp), lambda b, a: b.sext(_nth(b, a, _I32), _I64))
+splat_four_bytes = _operation(Ints, (types.intp,), lambda b, a: _splat(b, _load(b, a[0], _I32), LANES))  # in each lane
+
+
+def _store(builder: Any, value: ir.Value, address: ir.Value) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+store_floats = _operation(types.void, (types.intp, Floats), lambda b, a: _store(b, a[1], a[0]))
+store_ints = _operation(types.void, (types.intp, Ints), lambda b, a: _store(b, a[1], a[0]))
+store_float = _operation(types.void, (types.intp, types.float32), lambda b, a: _store(b, a[1], a[0]))
+store_int = _operation(types.void, (types.intp, types.int32), lambda b, a: _store(b, a[1], a[0]))
+store_long = _operation(types.void, (types.intp, types.int64), lambda b, a: _store(b, a[1], a[0]))
+store_half = _operation(types.void, (types.intp, types.float32), lambda b, a: _store(b, b.fptrunc(a[1], _F16), a[0]))
+store_int8 = _operation(types.void, (types.intp, types.int64), lambda b, a: _store(b, b.trunc(a[1], _I8), a[0]))
+store_halfs = _operation(
+    types.void, (types.intp, Floats), lambda b, a: _store(b, b.fptrunc(a[1], ir.VectorType(_F16, LANES)), a[0])
+)
+
+
+def _store_int8s(builder: Any, a: list[ir.Value]) -> None:
+    whole = _call(builder, "llvm.rint.v16f32", Floats.llvm, [a[1]])
+    _store(builder, builder.trunc(builder.fptosi(whole, Ints.llvm), ir.VectorType(_I8, LANES)), a[0])
+
+
+store_int8s = _operation(types.void, (types.intp, Floats), _store_int8s)  # rounded to even; within int8, or undefined
+
+
+def _prefetch(builder: Any, a: list[ir.Value]) -> None:
+    """Have a cache line brought near, without waiting for it."""
+    line = builder.inttoptr(a[0], _I8.as_pointer())
+    _call(
+        builder, "llvm.prefetch.p0", ir.VoidType(), [line, _I32(0), _I32(2), _I32(1)]
+    )  # to read; the second cache; data
+
+
+prefetch = _operation(types.void, (types.intp,), _prefetch)
+
+# --- arithmetic -------------------------------------------------------------------------------------------------
+
+zero_ints = _operation(Ints, (), lambda b, a: _constant(Ints, 0))
+zero_floats = _operation(Floats, (), lambda b, a: _constant(Floats, 0.0))
+lane_numbers = _operation(Ints, (), lambda b, a: ir.Constant(Ints.llvm, list(range(LANES))))
+splat_float = _operation(Floats, (types.float32,), lambda b, a: _splat(b, a[0], LANES))
+splat_int = _operation(Ints, (types.int32,), lambda b, a: _splat(b, a[0], LANES))
+add_ints = _operation(Ints, (Ints, Ints), lambda b, a: b.add(*a))
+to_floats = _operation(Floats, (Ints,), lambda b, a: b.sitofp(a[0], Floats.llvm))
+to_ints = _operation(Ints, (Floats,), lambda b, a: b.fptosi(a[0], Ints.llvm))  # towards zero
+add = _operation(Floats, (Floats, Floats), lambda b, a: b.fadd(*a))
+sub = _operation(Floats, (Floats, Floats), lambda b, a: b.fsub(*a))
+mul = _operation(Floats, (Floats, Floats), lambda b, a: b.fmul(*a))
+div = _operation(Floats, (Floats, Floats), lambda b, a: b.fdiv(*a))
+fma = _operation(Floats, (Floats, Floats, Floats), lambda b, a: _call(b, "llvm.fma.v16f32", Floats.llvm, a))  # a*b + c
+maximum = _operation(Floats, (Floats, Floats), lambda b, a: _call(b, "llvm.maxnum.v16f32", Floats.llvm, a))
+minimum = _operation(Floats, (Floats, Floats), lambda b, a: _call(b, "llvm.minnum.v16f32", Floats.llvm, a))
+absolute = _operation(Floats, (Floats,), lambda b, a: _call(b, "llvm.fabs.v16f32", Floats.llvm, a))
+rounded = _operation(Floats, (Floats,), lambda b, a: _call(b, "llvm.rint.v16f32", Floats.llvm, a))  # halves to even
+fma_float = _operation(types.float32, (types.float32,) * 3, lambda b, a: _call(b, "llvm.fma.f32", _F32, a))
+where_less = _operation(  # (limit, values): lanes whose number is less than the limit, and minus infinity elsewhere
+    Floats,
+    (types.int32, Floats),
+    lambda b, a: b.select(
+        b.icmp_signed("<", ir.Constant(Ints.llvm, list(range(LANES))), _splat(b, a[0], LANES)),
+        a[1],
+        _constant(Floats, float("-inf")),
+    ),
+)
+where_between = (
+    _operation(  # (first, last, values): lanes whose number is in [first, last), and minus infinity elsewhere
+        Floats,
+        (types.int32, types.int32, Floats),
+        lambda b, a: b.select(
+            b.and_(
+                b.icmp_signed(">=", ir.Constant(Ints.llvm, list(range(LANES))), _splat(b, a[0], LANES)),
+                b.icmp_signed("<", ir.Constant(Ints.llvm, list(range(LANES))), _splat(b, a[1], LANES)),
+            ),
+            a[2],
+            _constant(Floats, float("-inf")),
+        ),
+    )
+)
+first_of = _operation(types.float32, (Floats,), lambda b, a: b.extract_element(a[0], _I32(0)))
+
+
+def _reduced(combine: Callable[[Any, ir.Value, ir.Value], ir.Value]) -> _Codegen:
+    """Halves combined lane by lane until one lane is left: one order on every CPU."""
+
+    def emit(builder: Any, a: list[ir.Value]) -> ir.Value:
+        left = a[0]
+        while left.type.count > 1:
+            half = left.type.count // 2
+            low = _shuffled(builder, left, left, list(range(half)))
+            left = combine(builder, low, _shuffled(builder, left, left, list(range(half, 2 * half))))
+        return builder.extract_element(left, _I32(0))
+
+    return emit
+
+
+sum_of = _operation(types.float32, (Floats,), _reduced(lambda b, x, y: b.fadd(x, y)))
+largest_of = _operation(types.float32, (Floats,), _reduced(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
+sum_of_ints = _operation(types.int32, (Ints,), _reduced(lambda b, x, y: b.add(x, y)))
+
+
+def _exp2(builder: Any, a: list[ir.Value]) -> ir.Value:
+    """2 to the power of each lane, at most 0: a polynomial of the fraction, and the exponent put together by bits.
+
+    What is no number stays none.
+    """
+    least = _call(builder, "llvm.maxnum.v16f32", Floats.llvm, [a[0], _constant(Floats, _EXPONENT_LEAST)])
+    whole = _call(builder, "llvm.rint.v16f32", Floats.llvm, [least])
+    fraction = builder.fsub(least, whole)  # [-0.5, 0.5]
+    power = _constant(Floats, _EXP2_TERMS[0])
+    for term in _EXP2_TERMS[1:]:
+        power = _call(builder, "llvm.fma.v16f32", Floats.llvm, [power, fraction, _constant(Floats, term)])
+    exponent = builder.shl(builder.fptosi(whole, Ints.llvm), _constant(Ints, 23))
+    made = builder.bitcast(builder.add(builder.bitcast(power, Ints.llvm), exponent), Floats.llvm)
+    is_nothing = builder.fcmp_ordered("<", a[0], _constant(Floats, _EXPONENT_LEAST))
+    made = builder.select(is_nothing, _constant(Floats, 0.0), made)
+    return builder.select(builder.fcmp_unordered("uno", a[0], a[0]), a[0], made)
+
+
+_EXPONENT_LEAST = -125.0  # below it the result is 0: no denormal numbers
+_EXP2_TERMS = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)  # Taylor's
+exp2 = _operation(Floats, (Floats,), _exp2)
+
+
+def _transpose(builder: Any, a: list[ir.Value]) -> None:
+    """16 rows of 16 numbers, `stride` bytes apart, become 16 columns: pairs of rows are woven into each other."""
+    target, source, stride = a
+    rows = [
+        _load(builder, builder.add(source, builder.mul(stride, ir.Constant(stride.type, number))), Floats.llvm)
+        for number in range(LANES)
+    ]
+    for row, column in enumerate(woven(builder, rows)):
+        _store(builder, column, builder.add(target, ir.Constant(target.type, 4 * LANES * row)))
+
+
+def woven(builder: Any, rows: list[ir.Value]) -> list[ir.Value]:
+    """The columns of 16 vectors."""
+    half = LANES // 2
+    low = [lane for pair in zip(range(half), range(LANES, LANES + half), strict=True) for lane in pair]
+    high = [lane + half for lane in low]
+    for _ in range(4):  # log2 of LANES
+        rows = [
+            _shuffled(builder, rows[number], rows[number + half], lanes)
+            for number in range(half)
+            for lanes in (low, high)
+        ]
+    return rows
+
+
+transpose = _operation(types.void, (types.intp,) * 3, _transpose)  # (target, source, bytes between rows)
+
+
+def _transposed_from(kind: ir.Type, widen: Callable[[Any, ir.Value], ir.Value]) -> _Codegen:
+    """(target, bytes between its rows, addresses, offset): 16 rows that lie apart become 16 columns of floats."""
+
+    def emit(builder: Any, a: list[ir.Value]) -> None:
+        target, stride, addresses, offset = a
+        rows = []
+        for number in range(LANES):
+            address = _load(builder, builder.add(addresses, ir.Constant(addresses.type, 8 * number)), _I64)
+            rows.append(_load(builder, builder.add(address, offset), ir.VectorType(kind, LANES)))
+        for column in woven(builder, rows):  # as short as they are: then they are fewer registers
+            _store(builder, widen(builder, column), target)
+            target = builder.add(target, stride)
+
+    return emit
+
+
+transpose_floats_from = _operation(types.void, (types.intp,) * 4, _transposed_from(_F32, lambda b, x: x))
+transpose_halfs_from = _operation(
+    types.void, (types.intp,) * 4, _transposed_from(_F16, lambda b, x: b.fpext(x, Floats.llvm))
+)
+transpose_int8s_from = _operation(
+    types.void, (types.intp,) * 4, _transposed_from(_I8, lambda b, x: b.sitofp(x, Floats.llvm))
+)
+
+# --- sums in registers ------------------------------------------------------------------------------------------
+
+
+def _sums(num_rows: int, num_vectors: int, *, are_apart: bool) -> _Codegen:
+    """(target, bytes between its rows, factors, bytes between their rows, vectors, bytes between them, count).
+
+    Row r of the target is the sum over n < count of factor n of row r times the vectors n, in this order. Vectors that
+    lie apart are found by a list of addresses, `vectors`, and an offset instead of the bytes between them; their sums
+    are added to what the target holds. All sums stay in registers.
+    """
+
+    def emit(builder: Any, a: list[ir.Value]) -> None:
+        target, target_stride, factors, factor_stride, vectors, offset, count = a
+
+        def moved(address: ir.Value, by: int) -> ir.Value:
+            return builder.add(address, ir.Constant(address.type, by))
+
+        rows = [builder.add(target, builder.mul(target_stride, ir.Constant(target.type, r))) for r in range(num_rows)]
+        lines = [builder.add(factors, builder.mul(factor_stride, ir.Constant(target.type, r))) for r in range(num_rows)]
+        places = [[moved(row, 4 * LANES * v) for v in range(num_vectors)] for row in rows]
+        none = _constant(Floats, 0.0)
+        sums = [
+            [cgutils.alloca_once_value(builder, _load(builder, at, Floats.llvm) if are_apart else none) for at in row]
+            for row in places
+        ]
+        with cgutils.for_range(builder, count) as loop:
+            if are_apart:
+                entry = builder.add(vectors, builder.mul(loop.index, ir.Constant(target.type, 8)))
+                source = builder.add(_load(builder, entry, _I64), offset)
+            else:
+                source = builder.add(vectors, builder.mul(loop.index, offset))
+            loaded = [_load(builder, moved(source, 4 * LANES * v), Floats.llvm) for v in range(num_vectors)]
+            step = builder.mul(loop.index, ir.Constant(target.type, 4))
+            for row, line in zip(sums, lines, strict=True):
+                factor = _splat(builder, _load(builder, builder.add(line, step), _F32), LANES)
+                for each, vector in zip(row, loaded, strict=True):
+                    more = _call(builder, "llvm.fma.v16f32", Floats.llvm, [factor, vector, builder.load(each)])
+                    builder.store(more, each)
+        for row, line in zip(places, sums, strict=True):
+            for at, each in zip(row, line, strict=True):
+                _store(builder, builder.load(each), at)
+
+    return emit
+
+
+def sums_of(num_rows: int, num_vectors: int) -> Any:
+    """The operation for vectors that follow one another."""
+    return _operation(types.void, (types.intp,) * 7, _sums(num_rows, num_vectors, are_apart=False))
+
+
+def sums_apart(num_rows: int, num_vectors: int) -> Any:
+    """The operation for vectors that lie apart."""
+    return _operation(types.void, (types.intp,) * 7, _sums(num_rows, num_vectors, are_apart=True))
+
+
+# --- products of bytes ------------------------------------------------------------------------------------------
+
+
+def low_nibbles_of(builder: Any, a: list[ir.Value]) -> ir.Value:
+    """The lower half of each byte."""
+    return builder.and_(a[0], _constant(Bytes, 15))
+
+
+def high_nibbles_of(builder: Any, a: list[ir.Value]) -> ir.Value:
+    """The upper half of each byte; shifted as words, since few CPUs shift bytes."""
+    words = builder.lshr(builder.bitcast(a[0], Ints.llvm), _constant(Ints, 4))
+    return builder.and_(builder.bitcast(words, Bytes.llvm), _constant(Bytes, 15))
+
+
+low_nibbles = _operation(Bytes, (Bytes,), low_nibbles_of)
+high_nibbles = _operation(Bytes, (Bytes,), high_nibbles_of)
+
+
+def _dot_of(features: Mapping[str, bool]) -> str | None:
+    """The instruction set that multiplies bytes; None where there is none of those below, or no float16."""
+    if features.get("avx2") and features.get("fma") and features.get("f16c"):
+        if features.get("avx512vnni") and features.get("avx512bw"):
+            return "vnni512"
+        return "vnni256" if features.get("avxvnni") else "avx2"
+    return "neon" if features.get("dotprod") else None
+
+
+def _features() -> Mapping[str, bool]:
+    """What the CPU that Numba compiles for can do."""
+    named = numba.config.CPU_FEATURES
+    if named is None and numba.config.CPU_NAME is None:
+        return dict(llvmlite.binding.get_host_cpu_features())
+    return {each[1:]: each.startswith("+") for each in (named or "").split(",") if each}
+
+
+DOT = _dot_of(_features())
+HAS_WIDE_REGISTERS = bool(_features().get("avx512f"))  # 32 of them, each as long as a vector
+BYTE_OFFSET = 128 if DOT in ("vnni512", "vnni256") else 0  # added to the bytes of weights: such products want no sign
+
+
+def _parts(builder: Any, vector: ir.Value, num_parts: int) -> list[ir.Value]:
+    size = vector.type.count // num_parts
+    return [_shuffled(builder, vector, vector, list(range(n * size, (n + 1) * size))) for n in range(num_parts)]
+
+
+def _joined(builder: Any, parts: list[ir.Value]) -> ir.Value:
+    while len(parts) > 1:
+        lanes = list(range(2 * parts[0].type.count))
+        parts = [_shuffled(builder, parts[n], parts[n + 1], lanes) for n in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _dot4(are_nibbles: bool) -> _Codegen:
+    """(sums, weights, four bytes of a token in each lane): each lane adds its four products to its sum."""
+
+    def emit(builder: Any, a: list[ir.Value]) -> ir.Value:
+        sums, weights, tokens = a[0], a[1], builder.bitcast(a[2], Bytes.llvm)
+        if DOT == "vnni512":
+            return _call(builder, "llvm.x86.avx512.vpdpbusd.512", Ints.llvm, [sums, weights, tokens])
+        num_parts = 4 if DOT == "neon" else 2
+        parts = [_parts(builder, each, num_parts) for each in (sums, weights, tokens)]
+        return _joined(builder, [_part_dot4(builder, each, are_nibbles) for each in zip(*parts, strict=True)])
+
+    return emit
+
+
+def _part_dot4(builder: Any, a: tuple[ir.Value, ...], are_nibbles: bool) -> ir.Value:
+    sums, weights, tokens = a
+    if DOT == "neon":
+        return _call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, list(a))
+    if DOT == "vnni256":
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.256", sums.type, list(a))  # the name of either encoding
+    words = ir.VectorType(_I16, 16)
+    if not are_nibbles:  # one factor must be unsigned: the sign goes over to the other
+        negative = builder.icmp_signed("<", weights, ir.Constant(weights.type, [0] * 32))
+        tokens = builder.select(negative, builder.neg(tokens), tokens)
+        weights = builder.select(negative, builder.neg(weights), weights)
+    pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [weights, tokens])  # 2 * 127 * 128 at most: they fit
+    fours = _call(builder, "llvm.x86.avx2.pmadd.wd", sums.type, [pairs, ir.Constant(words, [1] * 16)])
+    return builder.add(sums, fours)
+
+
+dot4_nibbles = _operation(Ints, (Ints, Bytes, Ints), _dot4(are_nibbles=True))  # weights are 0 to 15
+# weights are int8 plus BYTE_OFFSET: whoever adds up takes BYTE_OFFSET times the sum of the token's bytes off again;
+# a token's bytes are -127 to 127
+dot4_bytes = _operation(Ints, (Ints, Bytes, Ints), _dot4(are_nibbles=False))
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def _atomic(builder: Any, address: ir.Value) -> ir.Value:
+    return builder.inttoptr(address, _I64.as_pointer())
+
+
+atomic_add = _operation(  # what was there before
+    types.int64,
+    (types.intp, types.int64),
+    lambda b, a: b.atomic_rmw("add", _atomic(b, a[0]), a[1], "seq_cst"),
+)
+atomic_swap = _operation(  # what was there before
+    types.int64,
+    (types.intp, types.int64),
+    lambda b, a: b.atomic_rmw("xchg", _atomic(b, a[0]), a[1], "seq_cst"),
+)
+atomic_change = _operation(  # (address, from, to): whether it was `from`, and is `to` now
+    types.boolean,
+    (types.intp, types.int64, types.int64),
+    lambda b, a: b.extract_value(b.cmpxchg(_atomic(b, a[0]), a[1], a[2], "seq_cst", "seq_cst"), 1),
+)
+atomic_load = _operation(types.int64, (types.intp,), lambda b, a: b.load_atomic(_atomic(b, a[0]), "acquire", 8))
+
+
+def _atomic_store(builder: Any, a: list[ir.Value]) -> None:
+    builder.store_atomic(a[1], _atomic(builder, a[0]), "release", 8)
+
+
+atomic_store = _operation(types.void, (types.intp, types.int64), _atomic_store)
+
+
+def _relax(builder: Any, a: list[ir.Value]) -> None:
+    """Tell the core that its thread only waits."""
+    if DOT == "neon":
+        _call(builder, "llvm.aarch64.hint", ir.VoidType(), [_I32(1)])
+    elif llvmlite.binding.get_process_triple().startswith(("x86", "i686")):
+        _call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+
+
+relax = _operation(types.void, (), _relax)

@@ -1,0 +1,1 @@
+"""Kernels in Numba, against their references."""
