@@ -24,9 +24,9 @@ KV_TYPE_BUGS = (
     ),
     Bug(
         "scales_left_behind",
-        _TORCH,
-        "            cache.scales[..., dests.flatten()] = cache.scales[..., sources.flatten()]",
-        "            cache.scales[..., dests.flatten()] = cache.scales[..., dests.flatten()]",
+        "roost.attention.kv_cache",
+        "            self.scales[..., dests.flatten()] = self.scales[..., sources.flatten()]",
+        "            self.scales[..., dests.flatten()] = self.scales[..., dests.flatten()]",
         "an accepted path comes to the front without its scales",
         test=_PATH,
     ),

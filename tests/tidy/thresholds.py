@@ -259,8 +259,6 @@ UNTESTED: dict[str, str] = {
     "roost.layers.gguf_blocks._SCALE_LEAST": _NUMBER,
     "roost.numba_kernels.execution._LINE": _NUMBER,
     "roost.numba_kernels.team._LINE": _NUMBER,
-    "roost.numba_kernels.packing.LANES": _NUMBER,
-    "roost.numba_kernels.packing.BLOCK": _NUMBER,
     "roost.numba_kernels.packing._FOUR": _NUMBER,
     "roost.numba_kernels.tokens.BLOCK": _NUMBER,
     "roost.numba_kernels.tokens.STEPS": _NUMBER,

@@ -79,6 +79,13 @@ class KvCache:
         lines = (len(layers), kv.num_kv_heads, 2, table.num_slots)
         self.scales = torch.empty(lines, dtype=SCALE_DTYPE, device=device) if kv.is_quantised else None
 
+    def copy(self, sources: Tensor, dests: Tensor) -> None:
+        """Copy slots, all layers, with their scales: every source is read before any slot is written."""
+        for buffer in (self.keys, self.values):
+            buffer[:, dests.flatten()] = buffer[:, sources.flatten()]
+        if self.scales is not None:
+            self.scales[..., dests.flatten()] = self.scales[..., sources.flatten()]
+
     def layer(self, index: int) -> LayerKv:
         """One of its layers."""
         return LayerKv(self.keys[index], self.values[index], None if self.scales is None else self.scales[index])

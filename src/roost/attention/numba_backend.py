@@ -147,11 +147,8 @@ class NumbaAttention:
         return query
 
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
-        """All groups at once: every source is read before any slot is written."""
-        for buffer in (cache.keys, cache.values):
-            buffer[:, dests.flatten()] = buffer[:, sources.flatten()]
-        if cache.scales is not None:
-            cache.scales[..., dests.flatten()] = cache.scales[..., sources.flatten()]
+        """All groups at once."""
+        cache.copy(sources, dests)
 
     def before_replay(
         self, graph: str, rows: np.ndarray, query_lens: np.ndarray, start_positions: np.ndarray | None

@@ -57,15 +57,14 @@ class Residual:
         return self.hidden if self.added is None else self.hidden + self.added
 
 
+PassFunction = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # from tensors with a row for each token to others
+
+
 class Pass(Protocol):
     """A forward pass that is run again and again: it may be recorded once and replayed."""
 
     def run(
-        self,
-        shape: Hashable,
-        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        batch: object,
+        self, shape: Hashable, function: PassFunction, inputs: Sequence[Tensor], batch: object
     ) -> tuple[Tensor, ...]:
         """What `function` makes of `inputs`, tensors with a row for each token, beside what it knows of the `batch`.
 
@@ -79,11 +78,7 @@ class DirectPass:
     """One that is not recorded."""
 
     def run(
-        self,
-        shape: Hashable,
-        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        batch: object,
+        self, shape: Hashable, function: PassFunction, inputs: Sequence[Tensor], batch: object
     ) -> tuple[Tensor, ...]:
         """Call the function."""
         return tuple(function(inputs))

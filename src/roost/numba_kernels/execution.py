@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from roost.layers.ops import PassFunction
 from roost.numba_kernels.records import NUM_FIELDS
 from roost.numba_kernels.support import compiled_folder
 from roost.numba_kernels.team import Team
@@ -109,11 +110,7 @@ class RecordedPass:
         self._is_recordable = True
 
     def run(
-        self,
-        shape: Hashable,
-        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        batch: object,
+        self, shape: Hashable, function: PassFunction, inputs: Sequence[Tensor], batch: object
     ) -> tuple[Tensor, ...]:
         """What `function` makes of `inputs`; see `layers.ops.Pass`."""
         if not self._is_recordable or not 0 < len(inputs[0]) <= TOKENS_MAX:
@@ -122,11 +119,7 @@ class RecordedPass:
             return self._replay(shape, function, inputs, batch)
 
     def _replay(
-        self,
-        shape: Hashable,
-        function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        batch: object,
+        self, shape: Hashable, function: PassFunction, inputs: Sequence[Tensor], batch: object
     ) -> tuple[Tensor, ...]:
         if shape not in self._recordings:
             try:
@@ -139,9 +132,7 @@ class RecordedPass:
         recording.run([each.clone() if each.data_ptr() in own else each.contiguous() for each in inputs], batch)
         return tuple(each[: len(inputs[0])] for each in outputs)
 
-    def _record(
-        self, function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor]
-    ) -> tuple[Recording, tuple[Tensor, ...]]:
+    def _record(self, function: PassFunction, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         # of zeros: if torch computes with them, it can do so before that is refused
         stand_ins = [torch.zeros((TOKENS_MAX, *each.shape[1:]), dtype=each.dtype) for each in inputs]
         with execution().record(TOKENS_MAX, self._arena) as recording:

@@ -16,9 +16,9 @@ from roost.layers.ops import TORCH_OPS, Ops, Residual
 from roost.layers.rotary import CosSin
 from roost.numba_kernels import embedding, linear, program, rows
 from roost.numba_kernels.execution import RecordedPass, exclusive, execution
-from roost.numba_kernels.packing import LANES, PackedWeight, pack_blocks, pack_int8
+from roost.numba_kernels.packing import PackedWeight, pack_blocks, pack_int8
 from roost.numba_kernels.records import NUM_FIELDS
-from roost.numba_kernels.simd import BYTE_OFFSET
+from roost.numba_kernels.simd import BYTE_OFFSET, LANES
 
 _KINDS = {"Q4_0": linear.Q4_0, "Q4_1": linear.Q4_1, "Q8_0": linear.Q8_0, "INT8": linear.INT8}
 _ACTIVATIONS = {"silu": linear.SILU, "gelu_pytorch_tanh": linear.GELU_TANH}

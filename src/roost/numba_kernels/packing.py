@@ -2,7 +2,7 @@
 
 A group of blocks is all its values, then all its scales. Of 4 bits, a vector of 64 bytes has four inputs of each output
 in its low halves and the next four in its high halves; of 8 bits it has four. Outputs are padded with zeros to whole
-groups, inputs to whole blocks. Gate and up may be woven into each other, group by group. Torch alone. Called at load.
+groups, inputs to whole blocks. Gate and up may be woven into each other, group by group. Called at load.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-LANES = 16
-BLOCK = 32
+from roost.numba_kernels.simd import LANES
+from roost.numba_kernels.tokens import BLOCK
+
 _FOUR = 4  # inputs of an output that one lane holds
 
 

@@ -93,7 +93,6 @@ def _nth(builder: Any, a: list[ir.Value], kind: ir.IntType) -> ir.Value:
 # --- memory -----------------------------------------------------------------------------------------------------
 
 load_bytes = _operation(Bytes, (types.intp,), lambda b, a: _load(b, a[0], Bytes.llvm))
-load_ints = _operation(Ints, (types.intp,), lambda b, a: _load(b, a[0], Ints.llvm))
 load_floats = _operation(Floats, (types.intp,), lambda b, a: _load(b, a[0], Floats.llvm))
 load_halfs = _operation(  # 16 float16, widened
     Floats, (types.intp,), lambda b, a: b.fpext(_load(b, a[0], ir.VectorType(_F16, LANES)), Floats.llvm)
@@ -151,7 +150,6 @@ prefetch = _operation(types.void, (types.intp,), _prefetch)
 
 zero_ints = _operation(Ints, (), lambda b, a: _constant(Ints, 0))
 zero_floats = _operation(Floats, (), lambda b, a: _constant(Floats, 0.0))
-lane_numbers = _operation(Ints, (), lambda b, a: ir.Constant(Ints.llvm, list(range(LANES))))
 splat_float = _operation(Floats, (types.float32,), lambda b, a: _splat(b, a[0], LANES))
 splat_int = _operation(Ints, (types.int32,), lambda b, a: _splat(b, a[0], LANES))
 add_ints = _operation(Ints, (Ints, Ints), lambda b, a: b.add(*a))
@@ -166,16 +164,6 @@ maximum = _operation(Floats, (Floats, Floats), lambda b, a: _call(b, "llvm.maxnu
 minimum = _operation(Floats, (Floats, Floats), lambda b, a: _call(b, "llvm.minnum.v16f32", Floats.llvm, a))
 absolute = _operation(Floats, (Floats,), lambda b, a: _call(b, "llvm.fabs.v16f32", Floats.llvm, a))
 rounded = _operation(Floats, (Floats,), lambda b, a: _call(b, "llvm.rint.v16f32", Floats.llvm, a))  # halves to even
-fma_float = _operation(types.float32, (types.float32,) * 3, lambda b, a: _call(b, "llvm.fma.f32", _F32, a))
-where_less = _operation(  # (limit, values): lanes whose number is less than the limit, and minus infinity elsewhere
-    Floats,
-    (types.int32, Floats),
-    lambda b, a: b.select(
-        b.icmp_signed("<", ir.Constant(Ints.llvm, list(range(LANES))), _splat(b, a[0], LANES)),
-        a[1],
-        _constant(Floats, float("-inf")),
-    ),
-)
 where_between = (
     _operation(  # (first, last, values): lanes whose number is in [first, last), and minus infinity elsewhere
         Floats,

@@ -31,11 +31,7 @@ class Team:
         """Run records [length, NUM_FIELDS], one after the other."""
         assert records.shape[1] == NUM_FIELDS and records.flags.c_contiguous, records.shape
         assert len(records) < program.RECORDS_MAX, len(records)
-        self.run_at(records.ctypes.data, len(records))
-
-    def run_at(self, address: int, length: int) -> None:
-        """Run the records at an address."""
-        if program.enter(self._control, 0, self.size, address, length, 0):
+        if program.enter(self._control, 0, self.size, records.ctypes.data, len(records), 0):
             self._wake_up()
             program.enter(self._control, 0, self.size, 0, 0, 0)
 
