@@ -32,6 +32,7 @@ from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.weights.load import load_decoder, open_source
+from roost.weights.source import Source
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
@@ -40,6 +41,7 @@ GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swa
 ERROR_RATIO_MAX = 1.5  # kernels' over torch's, which round too
 NUM_BEST = 5  # tokens of the reference among which another may be
 WINDOW = 24
+Pair = tuple[Decoder, Decoder]  # a model with the device's own operations, and with torch's
 PROMPTS = (
     "What is the capital of France?",
     "The three primary colours are",
@@ -204,17 +206,17 @@ def _errors(got: Answer, wanted: Answer) -> list[float]:
     return errors
 
 
-def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
+def check(name: str, models: Mapping[str, Pair], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
     """Every model on the GPU, at both depths, against one on the CPU."""
     wanted, _ = answers(reference, CPU, Case(depth=1), prompts, 48)
     rows = []
-    for weights, model in models.items():
+    for weights, (model, with_torch) in models.items():
         plain = [Case(depth=depth, backend=KERNELS, graphs=graphs) for depth in (0, 1) for graphs in (True, False)]
         sure = len(model.config.layers) < 6
         cases = [Case(name="torch", depth=1), *plain, *drafting(model, GPU, weights, sure=sure)]
         cases += [replace(case, beside=True) for case in cases[1:] if case.graphs and case.depth == 1]
         for case in cases:
-            got, spec = answers(model, GPU, case, prompts, 48)
+            got, spec = answers(with_torch if case.backend is TORCH else model, GPU, case, prompts, 48)
             how = ("graphs" if case.graphs else "no graphs") + (" beside" if case.beside else "")
             title = f"{name} {weights} {case.name} page {case.page_size} depth {case.depth} {case.backend.name} {how}"
             found = compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length}
@@ -224,6 +226,13 @@ def check(name: str, models: Mapping[str, Decoder], reference: Decoder, prompts:
             assert found["mean_error"] <= error_max, "the kernels' error is larger than rounding makes it"
             rows.append(found)
     return rows
+
+
+def _both(source: Source, weights: str) -> Pair:
+    """The default model on the GPU, with both kinds of operations."""
+    kinds = (ops_of(KERNELS), ops_of(TORCH))
+    model, with_torch = (load_decoder(source, weights=weights, device=GPU, ops=ops) for ops in kinds)
+    return model, with_torch
 
 
 def check_no_waits(model: Decoder, prompts: list[tuple[int, ...]]) -> None:
@@ -294,19 +303,19 @@ def main() -> int:
     tinies = {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}
     for name, windows in () if args.no_tiny else tinies.items():
         config, state = tiny(windows)
-        on_gpu = {"fp32": Decoder(config, state, "fp32", GPU, ops_of(KERNELS))}
-        checks += check(f"tiny {name}", on_gpu, Decoder(config, state, "fp32", CPU), random_prompts)
-        check_no_waits(on_gpu["fp32"], random_prompts)
+        model, with_torch = (Decoder(config, state, "fp32", GPU, ops_of(backend)) for backend in (KERNELS, TORCH))
+        reference = Decoder(config, state, "fp32", CPU)
+        checks += check(f"tiny {name}", {"fp32": (model, with_torch)}, reference, random_prompts)
+        check_no_waits(model, random_prompts)
     if args.model is not None:
         source = open_source(args.model)
         language = source.language()
         prompts = [language.chat_tokens([{"role": "user", "content": text}]) for text in PROMPTS[:3]]
         prompts += [language.prompt_tokens(text) for text in PROMPTS[3:]]
         reference = load_decoder(source, weights="fp32", device=CPU)
-        ops = ops_of(KERNELS)
-        on_gpu = {weights: load_decoder(source, weights=weights, device=GPU, ops=ops) for weights in ("fp32", "bf16")}
+        on_gpu = {weights: _both(source, weights) for weights in ("fp32", "bf16")}
         checks += check("default", on_gpu, reference, prompts)
-        for weights, model in on_gpu.items():
+        for weights, (model, _) in on_gpu.items():
             for batch in (1, 8, 64):
                 for depth in (0, 1):
                     speeds.append(speed(f"default {weights}", model, 40_000, batch, depth))
