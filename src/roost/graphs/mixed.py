@@ -16,7 +16,7 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.forward.layout import PAIRS, TOKENS, HostColumns, StepLayout, chunk_columns, plan_layout
-from roost.forward.passes import Passes
+from roost.forward.passes import Passes, TargetOutput
 from roost.graph_sizes import batch_sizes
 from roost.graphs.capture import Forwarded, GraphedStep, capture
 from roost.step import StepPlan
@@ -40,6 +40,7 @@ class MixedGraphs:
         self._tree_width = resolved.spec.tokens  # of the widest round: trees of others are padded to it
         made = [self._capture(size) for size in reversed(resolved.step_sizes)]  # the largest needs most room
         self._by_size = [each for each in reversed(made) if each is not None]
+        self._logit_sizes = [number * self._tree_width for number in batch_sizes(resolved.sched.max_running)]
 
     def find(self, num_tokens: int) -> GraphedMixed | None:
         """The smallest that holds a step of so many tokens."""
@@ -53,15 +54,19 @@ class MixedGraphs:
         mixed.memory.copy_(self._device.send({"packed": packed})["packed"])
         return layout
 
+    def logits(self, target: TargetOutput, num_nodes: int) -> Tensor:
+        """Logits at the first nodes of what a graph gave, with padding up to a size that was warmed up."""
+        size = next((each for each in self._logit_sizes if each >= num_nodes), num_nodes)
+        return self._passes.model.logits(target.hidden[target.node_tokens[:size]])[:num_nodes]
+
     def warm_up_logits(self) -> None:
-        """Make logits once at every batch size, the most first: new memory, and new kernels, make the host wait.
+        """Make logits once at every size, the largest first: new memory, and new kernels, make the host wait.
 
         Once nothing is left to capture: that gives unused memory back to the driver.
         """
         model = self._passes.model
-        for number in reversed(batch_sizes(self._resolved.sched.max_running)):
-            shape = (number * self._tree_width, model.hidden_size)
-            hidden = torch.zeros(shape, dtype=model.dtype, device=self._device.torch)
+        for size in reversed(self._logit_sizes):
+            hidden = torch.zeros((size, model.hidden_size), dtype=model.dtype, device=self._device.torch)
             model.ops.argmax(model.logits(hidden))
 
     def _lay_out(self, layout: StepLayout, chunks: HostColumns) -> None:

@@ -118,12 +118,12 @@ class Runner:
         graph.replay_forward()
         forwarded, target = graph.forwarded, graph.forwarded.target.first(layout)
         num_nodes = len(target.positions)
-        if forwarded.logits is not None and self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
-            logits = forwarded.logits[:num_nodes]
+        if forwarded.logits is None:
+            assert self.mixed_graphs is not None
+            logits = self.mixed_graphs.logits(forwarded.target, num_nodes)
         else:
-            logits = (
-                self.passes.logits(graph.layout, target) if forwarded.logits is None else forwarded.logits[:num_nodes]
-            )
+            logits = forwarded.logits[:num_nodes]
+        if forwarded.logits is None or not self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
             cells = graph.layout["node_cells"][:num_nodes]
             forwarded.drawn.view(-1)[cells] = self._sample(plan, layout, target, logits)
         graph.replay_accept()
