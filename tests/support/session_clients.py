@@ -36,9 +36,9 @@ from tests.sim.script import accounts
 from tests.support.forced_drafts import model_of
 from tests.support.session_matrix import PREEMPT_TICKS, Cell
 from tests.support.slow_reference import slow_logits, slow_logprobs
-from tests.support.spec_engines import NEAR, TOKENIZER
+from tests.support.spec_engines import NEAR, NEAR_CODES, TOKENIZER
 from tests.support.stand_in_heads import NULL
-from tests.support.tiny_models import VOCAB, Served
+from tests.support.tiny_models import DEVICE, VOCAB, Served
 
 Prompt = tuple[int, ...]
 
@@ -242,8 +242,12 @@ class Talks(Served):
             start = scored[0] - 1 if scored else len(before) - 1
             assert asked.end.reason == "abort" or first - stale <= start <= first, (submit, scored)
         rows = slow_logprobs(cell.kind, tokens, cell.kv_cache_dtype) if places else ()
+        may_part = cell.kv_cache_dtype != "auto" and DEVICE.type == "cuda"
+        near = NEAR_CODES if may_part else NEAR
         for place, entry in places.items():
-            assert entry.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=NEAR), (submit, place)
+            assert entry.logprob == pytest.approx(rows[place - 1][tokens[place]], abs=near), (submit, place)
+            if may_part:
+                continue
             best = (-rows[place - 1]).argsort(kind="stable")[: submit.num_top_logprobs or 0]
             assert [token for token, _ in entry.top_logprobs] == best.tolist(), (submit, place)
 
