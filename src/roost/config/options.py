@@ -25,7 +25,7 @@ CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 CHUNK_DEFAULT = 512  # most prompt tokens of a step
 CHUNK_CAPTURED = 2048  # the same, where steps can be captured as CUDA graphs
 # time of a mixed step, unless it is given: so many milliseconds, or so many times what its rounds alone take
-ITL_TARGET_MS, ITL_TARGET_ROUNDS = 25, 3.5
+ITL_TARGET_MS, ITL_TARGET_ROUNDS = 25, 5
 WEIGHTS = ("auto", "int8", "fp32", "bf16", "fp8", "int4", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
