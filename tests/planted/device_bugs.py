@@ -403,8 +403,8 @@ DEVICE_BUGS = (
     Bug(
         "logits_are_the_nodes",
         _PASSES,
-        "        hidden = target.hidden if layout.is_rounds else target.hidden[target.node_tokens]",
-        "        hidden = target.hidden[: len(target.node_tokens)]",
+        "    return target.hidden if layout.is_rounds else target.hidden[target.node_tokens]",
+        "    return target.hidden[: len(target.node_tokens)]",
         "beside chunks, logits are those of the first tokens of the batch",
         test=_GRAPHS + "[plain]",
     ),

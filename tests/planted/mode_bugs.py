@@ -130,8 +130,8 @@ _OWN = (
     Bug(
         "mode_30_ids_of_the_vocabulary",
         "roost.models.eagle",
-        "        return draft_ids if self._ids is None else self._ids[draft_ids]",
-        "        return draft_ids if self._ids is None else self._ids[draft_ids] + draft_ids",
+        "        return draft_ids if self._ids is None else self._ops.look_up(self._ids, draft_ids)",
+        "        return draft_ids if self._ids is None else self._ops.look_up(self._ids, draft_ids) + draft_ids",
         "30: a head's ids run past the vocabulary",
         test=_OUTPUT + "test_30_no_draft_and_no_token_lies_outside_the_vocabulary[101-9-8]",
     ),

@@ -48,7 +48,7 @@ class EagleDrafter:
     ) -> None:
         table = kv_cache.table
         self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
-        self._extend_pass, self._draft_pass = ops.new_pass(), ops.new_pass()
+        self._extend_pass, self._draft_pass, self._best_pass = ops.new_pass(), ops.new_pass(), ops.new_pass()
         self.kv_cache = kv_cache
         self._layers = [(0, layer) for layer in range(len(head.kv))]  # of the one KV cache
         num_rows, device = len(table.pages), table.pages.device
@@ -90,7 +90,8 @@ class EagleDrafter:
         """Keep the head's last hidden states [R, hidden_size] of rows, and the best tokens after them."""
         self._hidden.index_copy_(0, rows, hidden)
         if self._shape.topk == 1:
-            self._tokens.index_copy_(0, rows, self._best_one(hidden)[:, None])
+            (tokens,) = self._best_pass.run(None, lambda inputs: (self._best_one(*inputs),), (hidden,), None)
+            self._tokens.index_copy_(0, rows, tokens[:, None])
         else:
             self._tokens[rows], self._scores[rows] = self._best(hidden)
 
@@ -101,8 +102,8 @@ class EagleDrafter:
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
         for step, (positions, slots) in enumerate(zip(places.positions.unbind(), places.slots.unbind(), strict=True)):
-            hidden = self._draft(tokens, hidden, positions, slots, rounds.later(step, positions))
-            tokens = self._best_one(hidden)
+            hidden, best = self._draft(tokens, hidden, positions, slots, rounds.later(step, positions))
+            tokens = best.clone()  # the next pass may write there
             drafts.append(tokens)
         return chains(torch.stack(drafts, dim=1))
 
@@ -140,16 +141,20 @@ class EagleDrafter:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
         positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)
         places = positions.flatten(), branches.slots(step).flatten()
-        return self._draft(tokens.flatten(), hidden.flatten(0, 1), *places, branches.segments(step)).view_as(hidden)
+        drafted, *_ = self._draft(tokens.flatten(), hidden.flatten(0, 1), *places, branches.segments(step))
+        return drafted.view_as(hidden)
 
-    def _draft(self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, segments: Segments) -> Tensor:
-        """Hidden states of one token in each segment."""
+    def _draft(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, segments: Segments
+    ) -> tuple[Tensor, ...]:
+        """Hidden states of one token in each segment; of chains, the best token after each as well."""
 
-        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor]:
+        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             tokens, hidden, positions, slots = inputs
-            return (self._head.forward(tokens, hidden, positions, self._attend(slots, segments)),)
+            output = self._head.forward(tokens, hidden, positions, self._attend(slots, segments))
+            return (output, self._best_one(output)) if self._shape.topk == 1 else (output,)
 
-        return self._draft_pass.run(segments.kind, forward, (tokens, hidden, positions, slots), segments)[0]
+        return self._draft_pass.run(segments.kind, forward, (tokens, hidden, positions, slots), segments)
 
     def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""

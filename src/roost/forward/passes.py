@@ -84,7 +84,7 @@ class Passes:
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
         self._row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
         self._layers = _layers(windows, self.kv_caches)
-        self._target_pass = model.ops.new_pass()
+        self._target_pass, self._best_pass = model.ops.new_pass(), model.ops.new_pass()
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
         """From rows to hidden states; KV is written on the way."""
@@ -106,8 +106,15 @@ class Passes:
 
     def logits(self, layout: StepLayout, target: TargetOutput) -> Tensor:
         """Logits [num_nodes, vocab_size] of the next token, at every node of a layout's rows."""
-        hidden = target.hidden if layout.is_rounds else target.hidden[target.node_tokens]
-        return self.model.logits(hidden)
+        return self.model.logits(_of_nodes(layout, target))
+
+    def best_tokens(self, layout: StepLayout, target: TargetOutput) -> Tensor:
+        """The tokens [num_nodes] of the largest logits, at every node of a layout's rows, without the logits."""
+
+        def forward(inputs: Sequence[Tensor]) -> tuple[Tensor]:
+            return (self.ops.argmax(self.model.logits(inputs[0])),)
+
+        return self._best_pass.run(None, forward, (_of_nodes(layout, target),), None)[0]
 
     def accept_and_extend(self, layout: StepLayout, target: TargetOutput, drawn: Tensor) -> tuple[Accepted, Tensor]:
         """Take over the tokens [num_sampling, tree_width] that were drawn after each node.
@@ -319,6 +326,11 @@ class Passes:
                 is_host=self._is_host,
             )
         )
+
+
+def _of_nodes(layout: StepLayout, target: TargetOutput) -> Tensor:
+    """Hidden states of the nodes alone."""
+    return target.hidden if layout.is_rounds else target.hidden[target.node_tokens]
 
 
 def _check_proposed(trees: Trees, layout: StepLayout) -> None:

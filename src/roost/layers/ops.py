@@ -104,7 +104,8 @@ class Ops:
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
     concat: Callable[[Sequence[Tensor]], Tensor]  # (rows of several widths): side by side
-    argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several
+    argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several; in a recorded …
+    # … pass a form may find it without the logits, so nothing else of that pass reads them
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
     # (rows, row state, drafts, page tables): the target's batch of rounds that are chains
     chain_inputs: Callable[[Tensor, RowState, Tensor | None, tuple[Pages, ...]], ChainInputs]
@@ -160,7 +161,7 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _argmax_on_host(logits: Tensor) -> Tensor:
+def argmax_on_host(logits: Tensor) -> Tensor:
     """The same in numpy, which takes a tenth of the time."""
     return torch.from_numpy(logits.numpy().argmax(axis=-1)) if logits.dtype == torch.float32 else _argmax(logits)
 
@@ -189,7 +190,7 @@ def on_host(ops: Ops) -> Ops:
     """The same where tensors are in the host's memory: what the host does better without torch, it does so."""
     return replace(
         ops,
-        argmax=_argmax_on_host if ops.argmax is TORCH_OPS.argmax else ops.argmax,
+        argmax=argmax_on_host if ops.argmax is TORCH_OPS.argmax else ops.argmax,
         chain_inputs=host_rounds.chain_inputs if ops.chain_inputs is chain_inputs else ops.chain_inputs,
         chain_places=host_rounds.chain_places if ops.chain_places is chain_places else ops.chain_places,
         settle_chains=host_rounds.settle_chains if ops.settle_chains is settle_chains else ops.settle_chains,

@@ -204,7 +204,7 @@ class Eagle3:
 
     def token_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of its own."""
-        return draft_ids if self._ids is None else self._ids[draft_ids]
+        return draft_ids if self._ids is None else self._ops.look_up(self._ids, draft_ids)
 
     def _projection(self, loader: Loader, tensors: Tensors, model: Model) -> Linear:
         """Its own head, or the target's where it has none and that fits."""

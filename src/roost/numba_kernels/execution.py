@@ -51,6 +51,11 @@ class Recording:
         """Records behind those so far."""
         self._parts.append(records.copy())
 
+    @property
+    def last(self) -> np.ndarray | None:
+        """The record that was kept last, where it lies."""
+        return self._parts[-1][-1] if self._parts else None
+
     def before_run(self, refresh: Callable[[Any], None]) -> None:
         """Have something done before each run: `refresh` is given what the pass is told of the batch."""
         self._refreshes.append(refresh)
@@ -80,6 +85,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
+        self._outgrown: list[Tensor] = []  # recordings name their memory
         self._next = 0
 
     def restart(self) -> None:
@@ -94,6 +100,7 @@ class Arena:
             self._tensors.append(torch.empty(0, dtype=torch.uint8))
         size = torch.Size(shape).numel() * dtype.itemsize
         if len(self._tensors[number]) < size:
+            self._outgrown.append(self._tensors[number])
             self._tensors[number] = torch.empty(size, dtype=torch.uint8)
         return self._tensors[number][:size].view(dtype).view(shape)
 
@@ -156,6 +163,11 @@ class Execution:
     def is_recording(self) -> bool:
         """Whether records are kept for later."""
         return self._recording is not None
+
+    @property
+    def last_recorded(self) -> np.ndarray | None:
+        """The record that was kept last, if one was: it may still be changed."""
+        return None if self._recording is None else self._recording.last
 
     def perform(self, records: np.ndarray) -> None:
         """Run records, or keep them for later."""

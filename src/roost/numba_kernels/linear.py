@@ -15,6 +15,7 @@ from numba import njit, types
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numba.extending import intrinsic
 
+from roost.numba_kernels.best_output import HEAD_BYTES, LINE_BYTES, note_best
 from roost.numba_kernels.records import field, float_field, share
 from roost.numba_kernels.simd import (
     BYTE_OFFSET,
@@ -43,6 +44,7 @@ from roost.numba_kernels.simd import (
     splat_int,
     store_float,
     store_floats,
+    store_long,
     to_floats,
     zero_ints,
 )
@@ -60,7 +62,7 @@ from roost.numba_kernels.tokens import BLOCK, copy_token, padded_len, round_bloc
     IN_LEN,
     OUT_LEN,  # of gate and up: of each
     BIAS,  # or 0
-    OUTPUT,
+    OUTPUT,  # of BEST: what `best_output` calls FOUND
     OUTPUT_STRIDE,
     MODE,
     RESIDUAL,  # what is added
@@ -70,7 +72,7 @@ from roost.numba_kernels.tokens import BLOCK, copy_token, padded_len, round_bloc
 ) = range(1, 18)
 
 Q4_0, Q4_1, Q8_0, INT8, FLOAT32 = range(5)  # kinds of weights; the last can only be looked up
-STORE, ADD, GATE = range(3)  # modes: the product, plus a residual, or activation(gate) * up
+STORE, ADD, GATE, BEST = range(4)  # modes: the product, plus a residual, activation(gate) * up, or its largest output
 SILU, GELU_TANH = range(2)
 NARROW = 8  # up to so many tokens every member rounds all of them for itself, which is cheaper than waiting
 TILE = 5  # tokens that share what is read of a group, at most
@@ -156,7 +158,10 @@ def linear(record, piece, num_pieces, member, size, is_first):
             for part in range(parts):  # one call: what it calls is compiled into it
                 weights = field(record, WEIGHTS) + (parts * group + part) * bytes_of_group
                 multiply(kind, weights, tokens, in_len, width, sums + part * 64 * TILE)
-            _finish(record, mode, sums, group, at, width)
+            if mode == BEST:
+                _note_best(record, piece, num_pieces, sums, group, at, width, group == first)
+            else:
+                _finish(record, mode, sums, group, at, width)
             at += width
 
 
@@ -352,6 +357,18 @@ def _finish(record, mode, sums, group, first, width):
                 if mode == ADD:
                     one = load_float(residual + token * residual_stride + 4 * lane) + one
                 store_float(output + token * stride + 4 * lane, one)
+
+
+@njit(nogil=True)
+def _note_best(record, piece, num_pieces, sums, group, first, width, is_first):
+    """Have the largest of a tile's products noted."""
+    found, count, bias = field(record, OUTPUT), load_long(field(record, NUM_TOKENS)), field(record, BIAS)
+    at = LANES * group
+    store_long(found, num_pieces)
+    for number in range(width):
+        line = found + HEAD_BYTES + LINE_BYTES * (piece * count + first + number)
+        own_bias = 0 if bias == 0 else bias + 4 * at
+        note_best(line, sums + 64 * number, own_bias, at, min(field(record, OUT_LEN) - at, LANES), is_first)
 
 
 @njit(nogil=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from roost.layers.gguf_blocks import GgufLinear
 from roost.layers.linear import Int8Linear, Linear
-from roost.layers.ops import TORCH_OPS, Ops, Residual
+from roost.layers.ops import TORCH_OPS, Ops, Residual, argmax_on_host
 from roost.layers.rotary import CosSin
-from roost.numba_kernels import embedding, linear, program, rows
-from roost.numba_kernels.execution import RecordedPass, exclusive, execution
+from roost.numba_kernels import best_output, embedding, linear, program, rows
+from roost.numba_kernels.execution import NotRecordable, RecordedPass, exclusive, execution
 from roost.numba_kernels.packing import PackedWeight, pack_blocks, pack_int8
 from roost.numba_kernels.records import NUM_FIELDS
 from roost.numba_kernels.simd import BYTE_OFFSET, LANES
@@ -106,6 +106,9 @@ def _embed(tokens: Tensor, kind: int, table: Tensor, length: int) -> Tensor:
 
 
 def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    if table.dtype == torch.int64:  # of numbers: each is copied as two floats
+        assert table.ndim == 1 and table.is_contiguous(), table.shape
+        return _embed(tokens.flatten(), linear.FLOAT32, table, 2).view(torch.int64).view(tokens.shape)
     assert table.dtype == torch.float32 and table.is_contiguous(), table.dtype
     return _embed(tokens, linear.FLOAT32, table, table.shape[1])
 
@@ -204,6 +207,40 @@ def _cos_sin(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> CosSin
     return cosines, sines
 
 
+@exclusive
+def _argmax(logits: Tensor) -> Tensor:
+    """Of a product that was just recorded, its outputs are compared as they are made, and are not there afterwards."""
+    device = execution()
+    if not device.is_recording:
+        return argmax_on_host(logits)
+    (count, out_len), product = logits.shape, device.last_recorded
+    if product is None or not _makes(product, logits):
+        raise NotRecordable("argmax of what is not a product")
+    num_groups = -(-out_len // LANES)  # no more pieces than that
+    found = device.empty(best_output.HEAD_BYTES + best_output.LINE_BYTES * num_groups * count, dtype=torch.uint8)
+    best = device.empty(count, dtype=torch.int64)
+    product[linear.MODE], product[linear.OUTPUT] = linear.BEST, found.data_ptr()
+    device.perform_one(
+        program.PICK_BEST,
+        {
+            best_output.NUM_TOKENS: device.count_at(count),
+            best_output.FOUND: found.data_ptr(),
+            best_output.BEST: best.data_ptr(),
+        },
+    )
+    return best
+
+
+def _makes(record: np.ndarray, tokens: Tensor) -> bool:
+    """Whether a record is the product that writes these rows, and adds nothing to it."""
+    return (
+        record[0] == program.LINEAR
+        and record[linear.MODE] == linear.STORE
+        and record[linear.OUTPUT] == tokens.data_ptr()
+        and record[linear.OUT_LEN] == tokens.shape[1]
+    )
+
+
 def _keep(project: Linear, is_gated: bool) -> Linear:
     if isinstance(project, Int8Linear):
         values = project.values.t()
@@ -261,7 +298,7 @@ NUMBA_OPS = Ops(
     linear=TORCH_OPS.linear,
     gate_up=TORCH_OPS.gate_up,
     concat=_concat,
-    argmax=TORCH_OPS.argmax,
+    argmax=_argmax,
     cos_sin=_cos_sin,
     chain_inputs=TORCH_OPS.chain_inputs,
     chain_places=TORCH_OPS.chain_places,

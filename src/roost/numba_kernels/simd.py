@@ -178,6 +178,15 @@ where_between = (
         ),
     )
 )
+any_above = _operation(  # (values, limit): whether a lane is above it, or either is not a number
+    types.boolean,
+    (Floats, types.float32),
+    lambda b, a: b.icmp_unsigned(
+        "!=",
+        b.bitcast(b.fcmp_unordered(">", a[0], _splat(b, a[1], LANES)), ir.IntType(LANES)),
+        ir.Constant(ir.IntType(LANES), 0),
+    ),
+)
 first_of = _operation(types.float32, (Floats,), lambda b, a: b.extract_element(a[0], _I32(0)))
 
 

@@ -74,7 +74,7 @@ class Runner:
         else:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
             target = self.passes.draft_and_forward(layout)
-            logits = self.passes.logits(layout, target)
+            logits = self.passes.logits(layout, target) if self._needs_logits(plan, layout) else None
             drawn = _in_cells(self._sample(plan, layout, target, logits), layout, target)
             accepted, result = self.passes.accept_and_extend(layout, target, drawn)
         if mirror is not None:
@@ -112,7 +112,7 @@ class Runner:
 
     def _replay(
         self, graph: GraphedStep, plan: StepPlan, layout: StepLayout, starts: np.ndarray | None
-    ) -> tuple[TargetOutput, Tensor, Accepted, Tensor]:
+    ) -> tuple[TargetOutput, Tensor | None, Accepted, Tensor]:
         """Run a step by its graph; the results are those of its own rows."""
         self.passes.attention.before_replay(graph.name, plan.rows, layout.query_lens, starts)
         graph.replay_forward()
@@ -153,8 +153,14 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
-    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput, logits: Tensor) -> Tensor:
-        """The target's token after each node."""
+    def _needs_logits(self, plan: StepPlan, layout: StepLayout) -> bool:
+        """Whether a step is asked for more than the best token after each node."""
+        return plan.num_top_logprobs.max() >= 0 or not self._sampler.is_plain(plan.rows[layout.sampling].tolist())
+
+    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput, logits: Tensor | None) -> Tensor:
+        """The target's token after each node; without logits, the best."""
+        if logits is None:
+            return self.passes.best_tokens(layout, target)
         if self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
             return self.passes.ops.argmax(logits)
         rows_host = np.repeat(plan.rows[layout.sampling], layout.num_nodes).tolist()
@@ -173,7 +179,7 @@ class Runner:
         plan: StepPlan,
         layout: StepLayout,
         target: TargetOutput,
-        logits: Tensor,
+        logits: Tensor | None,
         accepted: Accepted,
         result: Tensor,
     ) -> Finish:
@@ -185,6 +191,7 @@ class Runner:
         if plan.num_top_logprobs.max() >= 0:
             wanting = np.flatnonzero(plan.num_top_logprobs[layout.sampling] >= 0)  # sampling rows that want logprobs
         if len(wanting):
+            assert logits is not None, "log-probabilities are of logits"
             index = self._device.send({"wanting": wanting})["wanting"]
             offsets = target.layout["node_offsets"][: len(layout.sampling)]
             at = (offsets[:, None] + accepted.nodes)[index].flatten()
