@@ -47,13 +47,15 @@ class Room:
 class _Plan:
     """A plan and the records of a layer that go with it; they live as long as the team, which may look at them."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: PageTable) -> None:
+        self.table = table  # its address is in the plan, and no other may get it
         self.fields = np.zeros(attention_plan.NUM_PLAN_FIELDS, dtype=np.int64)
         self.put = np.zeros((1, NUM_FIELDS), dtype=np.int64)
         self.layer = np.zeros((2, NUM_FIELDS), dtype=np.int64)
         self.tiles = Room()
         self.num_segments = np.zeros(1, dtype=np.int64)
         self.of: Segments | None = None  # what it was made for
+        self.shape: tuple[int, int, int] | None = None  # of that: tokens at most, segments, nodes of a tree
         self.columns: dict[int, Tensor] = {}
         self.put[0, 0] = program.PUT_TILES
         self.layer[:, 0] = program.ATTEND, program.MERGE_SPANS
@@ -81,7 +83,7 @@ class NumbaAttention:
             num_tokens, num_heads, _ = query.shape
             with self._execution.lock:
                 plan = self._plan(table, kv, num_heads)
-                make = partial(self._make, plan, table, kv, num_tokens, num_heads, layer)
+                make = partial(self._make, plan, kv, num_tokens, num_heads, layer)
                 if self._execution.is_recording:
                     if not is_planned:
                         is_planned = True
@@ -97,7 +99,7 @@ class NumbaAttention:
     def _plan(self, table: PageTable, kv: KvShape, num_heads: int) -> _Plan:
         key = id(table), kv, num_heads
         if key not in self._plans:
-            self._plans[key] = _Plan()
+            self._plans[key] = _Plan(table)
         return self._plans[key]
 
     def _read(self, plan: _Plan, query: Tensor, layer: LayerKv) -> Tensor:
@@ -158,16 +160,31 @@ class NumbaAttention:
     def _make(
         self,
         plan: _Plan,
-        table: PageTable,
         kv: KvShape,
         num_tokens: int,
         num_heads: int,
         layer: LayerKv,
         segments: Segments,
     ) -> None:
-        """Write a plan anew, for up to so many tokens."""
-        fields = plan.fields
-        plan.num_segments[0] = len(segments.rows)
+        """Write a plan anew, for up to so many tokens: of a batch like the last one, only what the batch says."""
+        fields, num_nodes = plan.fields, 0 if segments.tree_mask is None else segments.tree_mask.shape[1]
+        shape = num_tokens, len(segments.rows), num_nodes
+        if plan.shape != shape:
+            plan.shape = shape
+            self._lay_out(plan, kv, num_heads, layer)
+        for place, column, dtype in _columns(segments):
+            if column is None:
+                fields[place] = 0
+            else:
+                read = plan.columns[place] = column.to(dtype).contiguous()
+                fields[place] = read.data_ptr()
+        plan.of = segments
+
+    def _lay_out(self, plan: _Plan, kv: KvShape, num_heads: int, layer: LayerKv) -> None:
+        """Write what all batches of a shape share."""
+        assert plan.shape is not None
+        table = plan.table
+        fields, (num_tokens, plan.num_segments[0], fields[attention_plan.NUM_NODES]) = plan.fields, plan.shape
         fields[attention_plan.PAGES] = _address(table.pages)
         fields[attention_plan.PAGES_PER_ROW] = table.pages.shape[1]
         fields[attention_plan.PAGE_SIZE] = table.page_size
@@ -178,38 +195,30 @@ class NumbaAttention:
         fields[attention_plan.HEAD_DIM], fields[attention_plan.KIND] = kv.head_dim, KINDS[layer.keys.dtype]
         fields[attention_plan.NUM_SLOTS] = layer.keys.shape[0]
         fields[attention_plan.NUM_SEGMENTS] = plan.num_segments.ctypes.data
-        plan.columns = {
-            place: column.to(dtype).contiguous()
-            for place, (column, dtype) in _columns(segments).items()
-            if column is not None
-        }
-        for place in _columns(segments):
-            fields[place] = plan.columns[place].data_ptr() if place in plan.columns else 0
-        fields[attention_plan.NUM_NODES] = 0 if segments.tree_mask is None else segments.tree_mask.shape[1]
         attention_plan.lay_out(fields)
-        fields[attention_plan.TILES_MAX] = len(segments.rows) + num_tokens // fields[attention_plan.TILE_LEN]
-        fields[attention_plan.TILES] = plan.tiles.of(int(fields[attention_plan.TILES_MAX]) * attention_plan.TILE_BYTES)
+        tiles_max = int(plan.num_segments[0]) + num_tokens // int(fields[attention_plan.TILE_LEN])
+        fields[attention_plan.TILES_MAX] = tiles_max
+        fields[attention_plan.TILES] = plan.tiles.of(tiles_max * attention_plan.TILE_BYTES)
         fields[attention_plan.PARTIALS_MAX] = self._num_partials
         fields[attention_plan.PARTIALS] = self._partials.of(self._num_partials * attention_plan.line_bytes(kv.head_dim))
         fields[attention_plan.SCRATCH] = self._scratch.of(
             self._execution.team.size * int(fields[attention_plan.SCRATCH_BYTES])
         )
-        plan.of = segments
 
 
-def _columns(segments: Segments) -> dict[int, tuple[Tensor | None, torch.dtype]]:
-    """Columns of segments by their places in a plan, and the types that are read there."""
-    return {
-        attention_plan.ROWS: (segments.rows, torch.int64),
-        attention_plan.START_POSITIONS: (segments.start_positions, torch.int64),
-        attention_plan.OFFSETS: (segments.offsets, torch.int32),
-        attention_plan.QUERY_LENS: (segments.query_lens, torch.int32),
-        attention_plan.TREE_OF: (None if segments.tree_mask is None else segments.tree_of, torch.int32),
-        attention_plan.TREE_DEPTHS: (segments.tree_depths, torch.int64),
-        attention_plan.TREE_MASK: (segments.tree_mask, torch.bool),
-        attention_plan.BRANCH_BASES: (segments.branch_bases, torch.int64),
-        attention_plan.BRANCH_SHIFTS: (segments.branch_shifts, torch.int64),
-    }
+def _columns(segments: Segments) -> tuple[tuple[int, Tensor | None, torch.dtype], ...]:
+    """Columns of segments with their places in a plan, and the types that are read there."""
+    return (
+        (attention_plan.ROWS, segments.rows, torch.int64),
+        (attention_plan.START_POSITIONS, segments.start_positions, torch.int64),
+        (attention_plan.OFFSETS, segments.offsets, torch.int32),
+        (attention_plan.QUERY_LENS, segments.query_lens, torch.int32),
+        (attention_plan.TREE_OF, None if segments.tree_mask is None else segments.tree_of, torch.int32),
+        (attention_plan.TREE_DEPTHS, segments.tree_depths, torch.int64),
+        (attention_plan.TREE_MASK, segments.tree_mask, torch.bool),
+        (attention_plan.BRANCH_BASES, segments.branch_bases, torch.int64),
+        (attention_plan.BRANCH_SHIFTS, segments.branch_shifts, torch.int64),
+    )
 
 
 def _check(tensor: Tensor, dtype: torch.dtype) -> None:

@@ -74,6 +74,8 @@ class Segments:
 
     def later(self, num_tokens: int, start_positions: Tensor) -> "Segments":
         """The same segments so many tokens further on, where they start at `start_positions`."""
+        if num_tokens == 0:
+            return self
         host = self.host
         if host is not None:
             host = replace(host, start_positions=host.start_positions + num_tokens)

@@ -45,7 +45,7 @@ class Recording:
         self._parts: list[np.ndarray] = []
         self._refreshes: list[Callable[[Any], None]] = []
         self._records = np.zeros((0, NUM_FIELDS), dtype=np.int64)
-        self._places: list[np.ndarray] = []  # of each input's address, among all numbers
+        self._places = self._inputs = np.zeros(0, dtype=np.int64)  # among all numbers, and which input's address it is
 
     def add(self, records: np.ndarray) -> None:
         """Records behind those so far."""
@@ -65,16 +65,20 @@ class Recording:
         self._records = np.concatenate(self._parts)
         self._parts.clear()
         numbers = self._records.reshape(-1)
-        self._places = [np.flatnonzero(numbers == tensor.data_ptr()) for tensor in inputs]
+        places = [np.flatnonzero(numbers == tensor.data_ptr()) for tensor in inputs]
+        self._places, self._inputs = (
+            np.concatenate(places),
+            np.repeat(range(len(places)), [len(each) for each in places]),
+        )
 
     def run(self, inputs: Sequence[Tensor], batch: object) -> None:
         """Run the pass over the tokens of other inputs."""
-        num_tokens, numbers = len(inputs[0]), self._records.reshape(-1)
+        num_tokens = len(inputs[0])
         assert 0 < num_tokens <= self.tokens_max, num_tokens
         self.count[0] = num_tokens
-        for tensor, places in zip(inputs, self._places, strict=True):
-            assert tensor.is_contiguous(), tensor.stride()
-            numbers[places] = tensor.data_ptr()
+        assert all(tensor.is_contiguous() for tensor in inputs)
+        addresses = np.array([tensor.data_ptr() for tensor in inputs])
+        self._records.reshape(-1)[self._places] = addresses[self._inputs]
         for refresh in self._refreshes:
             refresh(batch)
         self._team.run(self._records)
