@@ -39,6 +39,7 @@ from roost.numba_kernels.simd import (
     low_nibbles,
     minimum,
     mul,
+    prefetch,
     splat_float,
     splat_four_bytes,
     splat_int,
@@ -77,6 +78,7 @@ SILU, GELU_TANH = range(2)
 NARROW = 8  # up to so many tokens every member rounds all of them for itself, which is cheaper than waiting
 TILE = 5  # tokens that share what is read of a group, at most
 _PIECES, _PIECES_ROUNDED = 3, 4  # of a record, for each member of the team
+_AHEAD = 4096  # bytes between the weights that are read and those that are brought near
 _NIBBLE_OFFSET = 8  # of Q4_0: a weight is (value - 8) * scale
 
 
@@ -189,6 +191,17 @@ def _zeros(vector, width):
     return zeros
 
 
+@njit(nogil=True, inline="always")
+def _bring_near(weights, width, num_lines):
+    """Have weights that come later brought near: with one token the CPU does as well by itself, with several it waits.
+
+    Past the end nothing is brought, and nothing goes wrong.
+    """
+    if width > 1:
+        for line in range(num_lines):
+            prefetch(weights + _AHEAD + 64 * line)
+
+
 def _nibble_tile(width, has_minimum):
     """Products of a group of Q4_0 or Q4_1 with `width` tokens."""
     zeros, offset = _zeros(Floats, width), 0 if has_minimum else _NIBBLE_OFFSET
@@ -199,6 +212,8 @@ def _nibble_tile(width, has_minimum):
         scales, totals = weights + 256 * num_blocks, zeros()
         for block in range(num_blocks):
             at = weights + 256 * block
+            _bring_near(at, width, 4)
+            _bring_near(scales + 64 * block, width, 1)
             pair0, pair1, pair2, pair3 = load_bytes(at), load_bytes(at + 64), load_bytes(at + 128), load_bytes(at + 192)
             low0, low1, low2, low3 = low_nibbles(pair0), low_nibbles(pair1), low_nibbles(pair2), low_nibbles(pair3)
             high0, high1, high2, high3 = (
@@ -244,6 +259,7 @@ def _byte_tile(width):
         scales, totals = weights + 512 * num_blocks, zeros()
         for block in range(num_blocks):
             at = weights + 512 * block
+            _bring_near(at, width, 8)
             four0, four1, four2, four3 = load_bytes(at), load_bytes(at + 64), load_bytes(at + 128), load_bytes(at + 192)
             four4, four5 = load_bytes(at + 256), load_bytes(at + 320)
             four6, four7 = load_bytes(at + 384), load_bytes(at + 448)
@@ -278,6 +294,7 @@ def _int8_tile(width):
         padded, stride = padded_len(in_len), token_bytes(in_len)
         totals = zeros()
         for four in range(0, padded, 4):
+            _bring_near(weights + 16 * four, width, 1)
             values = load_bytes(weights + 16 * four)
             for token in range(width):
                 total = dot4_bytes(totals[token], values, splat_four_bytes(tokens + token * stride + four))
