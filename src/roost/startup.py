@@ -79,7 +79,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         raise ConfigError(
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
         )
-    config = _with_pool(config, loaded, device, backend)
+    config = _with_pool(_with_kv(config, loaded, backend), loaded, device, backend)
     resolved = resolve(config, model.traits, backend)
     with _explain_out_of_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head)
@@ -216,6 +216,12 @@ def _explain_out_of_memory(what: str, lower: str) -> Iterator[None]:
         if "out of memory" not in text.lower() and "ALLOC_FAILED" not in text:
             raise
         raise ConfigError(f"the device has too little memory for {what}: lower {lower} ({text})") from error
+
+
+def _with_kv(config: EngineConfig, loaded: _Loaded, backend: Backend) -> EngineConfig:
+    """The configuration with the type of KV that the backend declares for these weights, where that is not told."""
+    kv_cache_dtype = backend.kv_cache_dtype(config.memory.kv_cache_dtype, loaded.weights)
+    return replace(config, memory=replace(config.memory, kv_cache_dtype=kv_cache_dtype))
 
 
 def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, backend: Backend) -> EngineConfig:

@@ -136,11 +136,13 @@ NAMED: dict[str, Cell] = {
     "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
     "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),
 }
-QUANTISED = {  # sessions whose KV is quantised, with the scenes that each plays
+QUANTISED = {  # sessions whose KV is not kept as it is computed, with the scenes that each plays
     "plain": (Cell(kv_cache_dtype="int8", load="mixed"), ("turns", "rewinds", "forks")),
     "preempt x page 1": (Cell(kv_cache_dtype="int8", page_size=1, load="preemptions"), ("together", "aborts")),
     "chain x window": (Cell(kv_cache_dtype="int8", drafter="chain1", layers="window"), ("turns", "logprobs")),
     "tree x both layers": (Cell(kv_cache_dtype="int8", drafter="tree1", layers="mixed"), ("stop_strings", "rewinds")),
+    "fp16 x mixed": (Cell(kv_cache_dtype="fp16", load="mixed"), ("turns", "rewinds", "forks")),
+    "fp16 x preempt x page 1": (Cell(kv_cache_dtype="fp16", page_size=1, load="preemptions"), ("together", "aborts")),
     "fp8 x tree x page 256": (Cell(kv_cache_dtype="fp8", drafter="tree1", page_size=256), ("turns", "aborts")),
 }
 LARGE_PAGES = {  # context 512, page 256

@@ -104,6 +104,8 @@ QUANTISED = [
         ("eagle3-chain", 1, 64, "mistral", "mixed", "int8"),
         ("target-tree", 0, 4, "gemma3-untied", "mixed", "int8"),
         ("target-tree", 1, 1, "llama", "preemptions", "int8"),
+        ("plain", 1, 4, "gemma3-untied", "preemptions", "fp16"),
+        ("target-tree", 1, 4, "llama", "mixed", "fp16"),
         ("eagle-tree", 1, 4, "mistral", "side by side", "fp8"),
         ("target-tree", 1, 64, "llama", "mixed", "fp8"),
     )

@@ -11,8 +11,8 @@ from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.ops import TORCH_OPS
-from roost.layers.quantised_kv import CODE_DTYPES
 from roost.lazy_import import load_symbol
+from roost.models.model import KEPT_DTYPES
 from roost.startup import backend_of, check_capability, check_device_options, ops_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -77,6 +77,7 @@ def test_a_default_that_does_not_take_the_weights_or_the_kv_gives_way() -> None:
     assert choose_backend("auto", "cpu", both, weights="gguf") is first
     assert choose_backend("auto", "cpu", both, weights="bf16") is both[0]
     assert choose_backend("auto", "cpu", both, kv_cache_dtype="fp8") is both[0]
+    assert choose_backend("auto", "cpu", (TORCH, replace(first, default_for=())), kv_cache_dtype="fp16").name == "numba"
 
 
 def no_luck() -> str:
@@ -132,13 +133,32 @@ def _kv(kv_cache_dtype: str) -> EngineConfig:
 
 
 def test_every_type_of_kv_is_one_that_can_be_written() -> None:
-    assert tuple(CODE_DTYPES) == KV_CACHE_DTYPES[1:]
+    assert tuple(KEPT_DTYPES) == KV_CACHE_DTYPES[1:]
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "weights", "kv_cache_dtype"),
+    [
+        (NUMBA, "auto", "gguf", "int8"),
+        (NUMBA, "auto", "int8", "int8"),
+        (NUMBA, "auto", "fp32", "auto"),
+        (NUMBA, "fp32", "gguf", "fp32"),
+        (NUMBA, "fp16", "int8", "fp16"),
+        (TORCH, "auto", "int8", "auto"),
+        (TRITON, "auto", "gguf", "auto"),
+        (replace(TORCH, auto_kv=(("bf16", "fp8"),)), "auto", "bf16", "fp8"),
+    ],
+)
+def test_the_type_of_kv_is_the_one_asked_for_or_what_the_backend_declares_for_the_weights(
+    backend: Backend, asked: str, weights: str, kv_cache_dtype: str
+) -> None:
+    assert backend.kv_cache_dtype(asked, weights) == kv_cache_dtype
 
 
 @pytest.mark.parametrize(
     ("backend", "kv_cache_dtype", "message"),
     [
-        (TORCH, "fp4", "--kv-cache-dtype must be one of auto, fp8, int8, got fp4"),
+        (TORCH, "fp4", "--kv-cache-dtype must be one of auto, fp32, fp16, fp8, int8, got fp4"),
         (
             replace(TORCH, name="plain", kv_cache_dtypes=("auto",)),
             "int8",
@@ -150,6 +170,18 @@ def test_every_type_of_kv_is_one_that_can_be_written() -> None:
             "fp8",
             "--kv-cache-dtype fp8: the whole backend does not read such KV, these do: torch, triton; or use auto or "
             "int8",
+        ),
+        (
+            TORCH,
+            "fp16",
+            "--kv-cache-dtype fp16: the torch backend does not read such KV, these do: numba; or use auto or fp8 or "
+            "int8",
+        ),
+        (
+            NUMBA,
+            "fp8",
+            "--kv-cache-dtype fp8: the numba backend does not read such KV, these do: torch, triton; or use auto or "
+            "fp32 or fp16 or int8",
         ),
     ],
 )

@@ -11,8 +11,8 @@ from roost.errors import ConfigError
 from roost.lazy_import import load_symbol
 
 AUTO_BACKEND = "auto"  # of --backend: the default of the device
-UNQUANTISED = "auto"  # of --kv-cache-dtype: the type of the activations
-KV_CACHE_DTYPES = (UNQUANTISED, "fp8", "int8")
+AUTO_KV = "auto"  # of --kv-cache-dtype: as computed, unless the backend declares another type for the weights
+KV_CACHE_DTYPES = (AUTO_KV, "fp32", "fp16", "fp8", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,8 @@ class Backend:
     # a branch has slots of its own in any case
     branch_pages: bool
     windows: bool  # reads layers with a sliding window
-    kv_cache_dtypes: tuple[str, ...] = (UNQUANTISED,)  # forms of KV that it writes and reads, of --kv-cache-dtype
+    kv_cache_dtypes: tuple[str, ...] = (AUTO_KV,)  # forms of KV that it writes and reads, of --kv-cache-dtype
+    auto_kv: tuple[tuple[str, str], ...] = ()  # (--weights, what "auto" is beside them), where not as computed
     fp8_capability: tuple[int, int] | None = None  # compute capability of CUDA devices that it needs for fp8
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
     copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
@@ -42,7 +43,7 @@ class Backend:
 
     def __post_init__(self) -> None:
         assert set(self.default_for) <= set(self.devices), self
-        assert {UNQUANTISED} <= set(self.kv_cache_dtypes) <= set(KV_CACHE_DTYPES), self
+        assert {AUTO_KV, *dict(self.auto_kv).values()} <= set(self.kv_cache_dtypes) <= set(KV_CACHE_DTYPES), self
         assert self.tile_len_max > 0 and not self.tile_len_max & (self.tile_len_max - 1), self
 
     def obstacle(self) -> str | None:
@@ -56,6 +57,10 @@ class Backend:
         """Whether it computes with weights of that form; "auto" is a form of its choice."""
         return weights == "auto" or self.weights is None or weights in self.weights
 
+    def kv_cache_dtype(self, asked: str, weights: str) -> str:
+        """The form of KV beside weights of a form, by what is asked for; "auto" that remains is as computed."""
+        return dict(self.auto_kv).get(weights, asked) if asked == AUTO_KV else asked
+
 
 TORCH = Backend(
     name="torch",
@@ -67,7 +72,7 @@ TORCH = Backend(
     trees=True,
     branch_pages=True,
     windows=True,
-    kv_cache_dtypes=KV_CACHE_DTYPES,
+    kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     needs_host_lengths=True,
     tile_len_max=16,
 )
@@ -83,7 +88,7 @@ TRITON = Backend(
     trees=True,
     branch_pages=True,
     windows=True,
-    kv_cache_dtypes=KV_CACHE_DTYPES,
+    kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     fp8_capability=(8, 9),
     needs_host_lengths=False,
     copied_max=1024,
@@ -104,7 +109,8 @@ NUMBA = Backend(
     trees=True,
     branch_pages=True,
     windows=True,
-    kv_cache_dtypes=(UNQUANTISED, "int8"),
+    kv_cache_dtypes=(AUTO_KV, "fp32", "fp16", "int8"),
+    auto_kv=(("gguf", "int8"), ("int8", "int8")),  # beside fp32 weights, which are exact, KV is as computed
     needs_host_lengths=True,
     tile_len_max=16,
 )
@@ -118,7 +124,7 @@ def choose_backend(
     backends: tuple[Backend, ...] = BACKENDS,
     *,
     weights: str = "auto",
-    kv_cache_dtype: str = UNQUANTISED,
+    kv_cache_dtype: str = AUTO_KV,
 ) -> Backend:
     """The backend of a name, or for "auto" the best for device, weights and KV; what cannot run is refused."""
     named = {each.name: each for each in backends}

@@ -7,7 +7,7 @@ derived here: `config.speculation` and `config.resolve` do that, once, at start-
 
 from dataclasses import dataclass, field
 
-from roost.attention.registry import AUTO_BACKEND, BACKENDS, KV_CACHE_DTYPES, UNQUANTISED
+from roost.attention.registry import AUTO_BACKEND, AUTO_KV, BACKENDS, KV_CACHE_DTYPES
 from roost.clients import ClientLimits
 from roost.drafters.registry import (
     LAYER_ID_SHIFTS,
@@ -61,10 +61,10 @@ class MemoryConfig:
 
     page_size: int = field(default=16, metadata={"help": "tokens per page"})
     kv_cache_dtype: str = field(
-        default=UNQUANTISED,
+        default=AUTO_KV,
         metadata={
-            "help": "type of keys and values in the cache; auto: as they are computed; fp8 (e4m3) and int8 take half "
-            "of bf16, with a scale per token and KV head",
+            "help": "type of keys and values in the cache; auto: as they are computed, or int8 beside quantised "
+            "weights on the numba backend; fp8 (e4m3) and int8 have a scale per token and KV head",
             "choices": KV_CACHE_DTYPES,
         },
     )

@@ -14,6 +14,8 @@ from roost.layers.attention import Attend
 from roost.layers.ops import Ops
 from roost.layers.quantised_kv import CODE_DTYPES, CODE_MAX, SCALE_DTYPE
 
+KEPT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, **CODE_DTYPES}  # --kv-cache-dtype -> type in slots
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
@@ -37,8 +39,8 @@ class KvShape:
         return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
 
     def kept_as(self, kv_cache_dtype: str) -> "KvShape":
-        """The same as --kv-cache-dtype has it kept; what is no type of codes leaves the model's own."""
-        return replace(self, dtype=CODE_DTYPES.get(kv_cache_dtype, self.dtype))
+        """The same as --kv-cache-dtype has it kept; what names no type leaves the model's own."""
+        return replace(self, dtype=KEPT_DTYPES.get(kv_cache_dtype, self.dtype))
 
 
 def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:

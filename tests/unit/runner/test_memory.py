@@ -48,6 +48,13 @@ def test_quantised_kv_takes_a_byte_a_number_and_four_for_each_heads_keys_and_val
     assert token_bytes(Sized(), Sized((one,)), kv_cache_dtype) == (2 * full + 2 * 4 * (8 + 4), narrow)
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "num_bytes"), [("fp32", 4), ("fp16", 2)])
+def test_kv_kept_as_floats_takes_the_bytes_of_that_type_whatever_is_computed(
+    kv_cache_dtype: str, num_bytes: int
+) -> None:
+    assert token_bytes(Sized(), None, kv_cache_dtype) == (2 * 2 * 2 * 16 * num_bytes, 2 * 8 * num_bytes)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_a_cache_is_as_large_as_is_counted(kv_cache_dtype: str) -> None:
     resolved = resolve(EngineConfig(memory=MemoryConfig(pool_tokens=1024)), ModelTraits(vocab_size=9))
