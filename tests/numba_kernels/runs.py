@@ -70,12 +70,17 @@ def read(
 
 
 def both(
-    batch: Batch, shape: Shape, dtype: torch.dtype = FP32, size: int = 1, num_partials: int | None = None
+    batch: Batch,
+    shape: Shape,
+    dtype: torch.dtype = FP32,
+    size: int = 1,
+    num_partials: int | None = None,
+    by: "backends.NumbaAttention | None" = None,
 ) -> tuple[Tensor, Tensor]:
     """What the kernels read of a batch, and what the reference reads, with zeros in place of what nobody may read."""
     layer, keys, values = kept(batch, dtype)
     how = {"page_size": shape.page_size, "window": shape.window}
-    ours = read(team_of(size, num_partials), batch.query, layer, batch.table, batch.segments, **how)
+    ours = read(by or team_of(size, num_partials), batch.query, layer, batch.table, batch.segments, **how)
     table = batch.table.where(batch.table < NOWHERE, 0)
     args = (batch.query, keys.nan_to_num(), values.nan_to_num(), table, batch.segments)
     return ours, segment_attention(*args, **how, scale=SCALE)

@@ -14,6 +14,7 @@ from tests.planted.fusion_bugs import FUSION_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.mode_bugs import mode_bugs
+from tests.planted.numba_bugs import NUMBA_BUGS
 from tests.planted.progress_bugs import PROGRESS_BUGS
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
@@ -405,6 +406,7 @@ BUGS = (
     *FOREIGN_BUGS,
     *EDGE_BUGS,
     *KV_TYPE_BUGS,
+    *NUMBA_BUGS,
     *INT4_BUGS,
     *TEXT_BUGS,
     *THRESHOLD_BUGS,
