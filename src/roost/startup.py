@@ -4,6 +4,7 @@ Finds and loads the model's files, chooses the device and the precision of the w
 Whatever cannot work is a ConfigError here, before anything is served. Called by the library and the engine's process.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ from roost.weights.draft import check_head, check_hooks, check_kind, head_kind, 
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_head, find_model
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Running:
@@ -71,9 +74,10 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the
         # same cores slow every parallel operation down (measured: half the rate).
         loading = loader.submit(_load, config, path, device, backend)
-        if backend.prepare is not None:
-            loader.submit(load_symbol(backend.prepare)).result()
+        broken = None if backend.prepare is None else loader.submit(load_symbol(backend.prepare)).exception()
         loaded = loading.result()
+    if broken is not None:
+        return _start_without(backend, broken, config, progress)
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
@@ -98,6 +102,17 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         settings=_settings(config, resolved, loaded, device),
         load_s=time.monotonic() - began,
     )
+
+
+def _start_without(backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress) -> Running:
+    """Start with torch in place of a backend whose kernels cannot be prepared, unless it was asked for by name."""
+    why = (str(broken).splitlines() or [type(broken).__name__])[0]
+    if config.model.backend != AUTO_BACKEND:
+        raise ConfigError(
+            f"--backend {backend.name}: its kernels cannot be compiled here ({why}); use torch"
+        ) from broken
+    logger.warning("torch computes: the kernels of --backend %s cannot be compiled here (%s)", backend.name, why)
+    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

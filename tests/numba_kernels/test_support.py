@@ -1,5 +1,6 @@
 """Where the kernels cannot run, one line says why, and nothing is raised."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -27,6 +28,20 @@ def test_a_cache_folder_that_cannot_be_written_is_named(monkeypatch: pytest.Monk
     monkeypatch.setenv("ROOST_CACHE", str(tmp_path / "file"))
     said = support.why_not() or ""
     assert said.startswith(f"keeps compiled kernels in {tmp_path / 'file'}") and "which cannot be written (" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps("0.61") + pickle.dumps(b"x" * 99)[:-9]])
+def test_compiled_kernels_that_cannot_be_read_are_discarded_and_others_stay(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ROOST_CACHE", str(tmp_path))
+    good, bad = (support.compiled_folder() / name / "program.nbi" for name in ("good", "bad"))
+    for path, held in ((good, pickle.dumps("0.61") + pickle.dumps(b"overloads")), (bad, content)):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(held)
+    assert support.why_not() is None
+    assert good.exists() and not bad.exists()
+    assert [each.message.startswith(f"compiled kernels in {bad} cannot be read (") for each in caplog.records] == [True]
 
 
 def test_compiled_kernels_are_kept_by_what_they_were_compiled_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,16 @@ Never raises: whoever asks is told in one line what is in the way. Called when a
 """
 
 import hashlib
+import logging
+import pickle
 import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
 
 from roost.environment import cache_folder
+
+logger = logging.getLogger(__name__)
 
 
 def why_not() -> str | None:
@@ -27,7 +31,21 @@ def why_not() -> str | None:
             pass
     except OSError as error:
         return f"keeps compiled kernels in {folder}, which cannot be written ({_line(error)})"
+    _discard_corrupt(folder)
     return None
+
+
+def _discard_corrupt(folder: Path) -> None:
+    """Remove compiled kernels that cannot be read, which numba would fail on: they are compiled again."""
+    for path in list(folder.rglob("*.nb[ci]")):
+        try:
+            with path.open("rb") as file:
+                pickle.load(file)
+                while file.peek(1):  # an index has two parts
+                    pickle.load(file)
+        except Exception as error:  # noqa: BLE001 (pickle raises anything)
+            logger.warning("compiled kernels in %s cannot be read (%s): compiling again", path, _line(error))
+            path.unlink(missing_ok=True)
 
 
 def compiled_folder() -> Path:
