@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SEEDS ?= 200
 FIRST ?= 0
 # What runs once more on the CPU's kernels.
-ON_NUMBA := $(addprefix tests/parity/test_,serving.py spec_matrix.py session_matrix.py spec_trees.py spec_exact.py sampling_exact.py)
+ON_NUMBA := $(addprefix tests/parity/test_,serving.py spec_matrix.py session_matrix.py spec_trees.py spec_exact.py sampling_exact.py one_text.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-full check install-check lock sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean

@@ -1,11 +1,12 @@
 """The default model in its default form says one text: however its prompt is cut, whatever drafts, and beside whom."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from roost import LLM
+from roost.attention.registry import NUMBA
 from roost.messages import Submit
 from roost.models.decoder import Decoder
 from roost.models.model import Head
@@ -15,9 +16,10 @@ from roost.weights.draft import load_head
 from roost.weights.pull import find_head
 from tests.parity.conftest import default_config
 from tests.support.spec_configs import AUTO_CHAIN
-from tests.support.tiny_models import CPU, Served, configure
+from tests.support.tiny_models import BACKEND, CPU, Served, configure
 
 NUM_NEW = 24
+WEIGHTS = "gguf" if BACKEND is NUMBA else "int8"  # what `auto` is on a CPU
 SAID = (
     "Write a Python function that sorts a list of names, then explain it.",
     "List six animals, one a line, then the same six in reverse order.",
@@ -64,7 +66,7 @@ class Model:
         model = llm._running.executor.runner.passes.model
         folder = find_head("default")
         assert isinstance(model, Decoder) and folder is not None
-        self._model = model
+        self._model, self._weights = model, weights
         self._head = load_head(folder, "eagle3", model, layer_ids=None, weights=weights, device=CPU)
         self._prompts = [llm.language.chat_tokens([{"role": "user", "content": said}]) for said in SAID]
 
@@ -79,7 +81,7 @@ class Model:
             context=512,
             spec=form.spec,
             auto=form.auto,
-            kv_cache_dtype=form.kv_cache_dtype,
+            kv_cache_dtype=BACKEND.kv_cache_dtype(form.kv_cache_dtype, self._weights),
         )
         served = Served(self._model, config, head=head)
         if form.is_warm:
@@ -101,9 +103,10 @@ class Model:
         return [served.output(name) for name in names]
 
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("fp32", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[WEIGHTS, pytest.param("fp32", marks=pytest.mark.full)])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    with LLM("default", default_config(request.param)) as llm:
+    config = default_config(request.param)
+    with LLM("default", replace(config, model=replace(config.model, backend=BACKEND.name))) as llm:
         yield Model(llm, request.param)
 
 

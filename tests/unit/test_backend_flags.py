@@ -23,8 +23,9 @@ NAMES = ", ".join(("auto", *(each.name for each in BACKENDS)))
 
 def test_the_device_chooses_unless_told() -> None:
     pytest.importorskip("triton")
-    assert backend_of(EngineConfig(), CPU) is TORCH
+    assert backend_of(EngineConfig(), CPU) is NUMBA
     assert backend_of(EngineConfig(), GPU) is TRITON
+    assert backend_of(EngineConfig(model=ModelConfig(backend="torch")), CPU) is TORCH
     assert backend_of(EngineConfig(model=ModelConfig(backend="torch")), GPU) is TORCH
     assert ops_of(TORCH) is TORCH_OPS and ops_of(TRITON) is not TORCH_OPS
 
@@ -40,7 +41,7 @@ def test_each_backend_is_chosen_by_its_name_and_by_the_devices_whose_default_it_
     assert choose_backend("other", "cuda", (*BACKENDS, other)) is other
     assert choose_backend("auto", "cuda", (TORCH, other)) is other
     assert choose_backend("auto", "cuda", (TORCH, replace(other, package="no_such_package"))) is TORCH
-    assert choose_backend("auto", "cpu", (replace(TORCH, name="first"), TORCH)).name == "first"
+    assert choose_backend("auto", "cpu", (TORCH, replace(TORCH, name="first", default_for=("cpu",)))).name == "first"
 
 
 @pytest.mark.parametrize(
@@ -71,12 +72,12 @@ def test_a_machine_that_cannot_run_a_backend_takes_another_or_says_why(monkeypat
 
 
 def test_a_default_that_does_not_take_the_weights_or_the_kv_gives_way() -> None:
-    first = replace(NUMBA, package=None, why_not=None, default_for=("cpu",))
-    both = (replace(TORCH, default_for=()), first)
+    first = replace(NUMBA, package=None, why_not=None)
+    both = (TORCH, first)
     assert choose_backend("auto", "cpu", both) is first
     assert choose_backend("auto", "cpu", both, weights="gguf") is first
-    assert choose_backend("auto", "cpu", both, weights="bf16") is both[0]
-    assert choose_backend("auto", "cpu", both, kv_cache_dtype="fp8") is both[0]
+    assert choose_backend("auto", "cpu", both, weights="bf16") is TORCH
+    assert choose_backend("auto", "cpu", both, kv_cache_dtype="fp8") is TORCH
     assert choose_backend("auto", "cpu", (TORCH, replace(first, default_for=())), kv_cache_dtype="fp16").name == "numba"
 
 
