@@ -18,7 +18,7 @@ from tests.support.attention_batches import Shape, make
 from tests.support.canaries import assert_near
 
 KINDS = pytest.mark.parametrize("dtype", [FP32, FP16, INT8], ids=["fp32", "fp16", "int8"])
-STEPS = 4
+STEPS = {FP32: 4, FP16: 4, INT8: 128}  # of int8 keys: queries are rounded to 15 bits
 
 
 class Alone(executions.Execution):
@@ -55,7 +55,7 @@ def test_attention_equals_the_reference(dtype: torch.dtype) -> None:
         shape = Shape(num_kv_heads=2, group=3, head_dim=24, page_size=3, dtype=FP32, window=window)
         batch = make(shape, [(0, 1), (300, 5), (63, 40), (600, 1), (70, 8)], CPU, trees=(4,))
         ours, reference = both(batch, shape, dtype, by=attention_alone())
-        assert_near(ours, reference, steps=STEPS)
+        assert_near(ours, reference, steps=STEPS[dtype])
 
 
 @KINDS

@@ -168,6 +168,8 @@ TESTED: dict[str, str] = {
     + "test_one_order.py::test_a_chunk_of_any_cut_and_its_tokens_alone",
     "roost.numba_kernels.attention_plan.TILE_ROWS": _NUMBA
     + "test_attention.py::test_decoding_rows_read_all_their_keys",
+    "roost.numba_kernels.attention._ROWS_IN_PLACE": _NUMBA
+    + "test_one_order.py::test_a_chunk_of_any_cut_and_its_tokens_alone",
     "roost.numba_kernels.rotary._PIECE_LEN": _NUMBA + "test_rotary.py::test_a_token_is_written_as_it_is_alone",
     "roost.attention.numba_backend._NUM_PARTIALS": _NUMBA
     + "test_one_order.py::test_any_number_of_threads_and_spans_read_apart_or_one_after_the_other",
@@ -262,6 +264,9 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.packing._FOUR": _NUMBER,
     "roost.numba_kernels.tokens.BLOCK": _NUMBER,
     "roost.numba_kernels.tokens.STEPS": _NUMBER,
+    "roost.numba_kernels.query_bytes._PLANE": _NUMBER,
+    "roost.numba_kernels.query_bytes._SCALE_LEAST": _NUMBER,
+    "roost.numba_kernels.attention._FEW_BYTES": _NUMBER,
     "roost.numba_kernels.linear._NIBBLE_OFFSET": _NUMBER,
     "roost.numba_kernels.linear._AHEAD": _NUMBER,
     "roost.numba_kernels.linear._POWER_MAX": _NUMBER,

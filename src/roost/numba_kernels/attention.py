@@ -1,10 +1,10 @@
 """Attention over paged KV: pages are read in place, and a token's sums have one order.
 
-score(query, key) is a chain of fma over the dimensions. A token reads its keys by position: a block at a time, with an
-online softmax that begins anew with every span; then spans are folded in their order. Blocks and spans begin at
-multiples of their lengths, and keys that a token does not see leave its sums as they are. So its result has the same
-bits in any chunk, round, tree or branch, on pages of any size, by any number of threads. `put_tiles` goes before
-`attend`, `merge_spans` behind it. Kernels of the `numba` backend.
+score(query, key) is a chain of fma over the dimensions, with int8 keys a sum of whole numbers. A token reads its keys
+by position: a block at a time, with an online softmax that begins anew with every span; then spans are folded in their
+order. Blocks and spans begin at multiples of their lengths, and keys that a token does not see leave its sums as they
+are. So its result has the same bits in any chunk, round, tree or branch, on pages of any size, by any number of
+threads. `put_tiles` goes before `attend`, `merge_spans` behind it. Kernels of the `numba` backend.
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from numba import njit
 from roost.numba_kernels import attention_plan as of
 from roost.numba_kernels.attention_plan import BLOCK_LEN, SPAN_LEN, find_tile
 from roost.numba_kernels.kv_blocks import INT8S, put_addresses, put_keys, put_scales, put_slots, put_values
+from roost.numba_kernels.query_bytes import put_query
 from roost.numba_kernels.simd import (
     HAS_WIDE_REGISTERS,
     LANES,
@@ -36,12 +37,11 @@ from roost.numba_kernels.simd import (
     store_long,
     sub,
     sum_of,
-    sums_apart,
-    sums_of,
     where_between,
     zero_floats,
 )
 from roost.numba_kernels.simd import load_nth_long as field
+from roost.numba_kernels.sums import byte_sums, sums_apart, sums_of
 
 # Of a record, besides its kind: one layer. Addresses; strides are in bytes.
 PLAN, QUERY, QUERY_STRIDE, OUTPUT, OUTPUT_STRIDE, KEYS, VALUES, SCALES = range(1, 9)
@@ -55,6 +55,10 @@ _PIECE = 4 * _VECTOR if HAS_WIDE_REGISTERS else _VECTOR
 _score_1, _score_3, _score_few = (sums_of(number, _PIECE // _VECTOR) for number in (1, 3, _FEW))
 _mix_1, _mix_3, _mix_few = (sums_apart(number, _PIECE // _VECTOR) for number in (1, 3, _FEW))
 _mix_vector = sums_apart(1, 1)
+_mix_bytes_1, _mix_bytes_3 = (sums_apart(number, _PIECE // _VECTOR, are_bytes=True) for number in (1, 3))
+_ROWS_IN_PLACE = 8  # that read int8 values where they are; more of them read floats that are made once
+_FEW_BYTES = 3  # the same of rows whose scores are sums of bytes, which take two registers each
+_score_bytes_1, _score_bytes_3 = (byte_sums(number, _PIECE // _VECTOR) for number in (1, _FEW_BYTES))
 
 
 # --- lines: what rows have read ---------------------------------------------------------------------------------
@@ -104,8 +108,28 @@ def _write(record, plan, tile, kv_head, row, line):
 
 
 @njit(nogil=True)
-def _score(scores, stride, queries, width, num_rows, keys, head_dim, scales):
-    """Scores of a few rows with a block of keys; `scales` are those of the keys, or 0."""
+def _score_bytes(scores, stride, queries, width, num_rows, keys, head_dim, scales):
+    """Scores of a few rows with a block of int8 keys, whose scales are given."""
+    num_words = (head_dim + 3) // 4
+    for place in range(0, _SCORES_BYTES, _PIECE):
+        row = 0
+        while row < num_rows:
+            target, query = scores + row * stride + place, queries + row * width
+            if row + _FEW_BYTES <= num_rows:
+                _score_bytes_3(target, stride, query, width // 4, keys + place, _SCORES_BYTES, num_words)
+                row += _FEW_BYTES
+            else:
+                _score_bytes_1(target, stride, query, width // 4, keys + place, _SCORES_BYTES, num_words)
+                row += 1
+    for row in range(num_rows):
+        for place in range(0, _SCORES_BYTES, _VECTOR):
+            at = scores + row * stride + place
+            store_floats(at, mul(load_floats(at), load_floats(scales + place)))
+
+
+@njit(nogil=True)
+def _score(scores, stride, queries, width, num_rows, keys, head_dim):
+    """Scores of a few rows with a block of keys."""
     for place in range(0, _SCORES_BYTES, _PIECE):
         if num_rows == _FEW:
             _score_few(scores + place, stride, queries, width, keys + place, _SCORES_BYTES, head_dim)
@@ -119,11 +143,6 @@ def _score(scores, stride, queries, width, num_rows, keys, head_dim, scales):
             else:
                 _score_1(target, stride, query, width, keys + place, _SCORES_BYTES, head_dim)
                 row += 1
-    if scales != 0:
-        for row in range(num_rows):
-            for place in range(0, _SCORES_BYTES, _VECTOR):
-                at = scores + row * stride + place
-                store_floats(at, mul(load_floats(at), load_floats(scales + place)))
 
 
 @njit(nogil=True)
@@ -175,7 +194,31 @@ def _mix(lines, width, weights, num_rows, addresses, count):
 
 
 @njit(nogil=True)
-def _mix_seen(lines, width, weights, num_rows, addresses, lows, highs, block):
+def _mix_bytes(lines, width, weights, num_rows, addresses, count):
+    """The same with values of int8."""
+    stride = width + _VECTOR
+    for place in range(0, width, _PIECE):
+        row = 0
+        while row < num_rows:
+            line, own = lines + row * stride + place, weights + row * _SCORES_BYTES
+            if row + 3 <= num_rows:
+                _mix_bytes_3(line, stride, own, _SCORES_BYTES, addresses, place // 4, count)
+                row += 3
+            else:
+                _mix_bytes_1(line, stride, own, _SCORES_BYTES, addresses, place // 4, count)
+                row += 1
+
+
+@njit(nogil=True, inline="always")
+def _in_place(plan, num_rows):
+    """Whether the values of so many rows are read as bytes, where they are."""
+    width, kind = field(plan, of.WIDTH_BYTES), field(plan, of.KIND)
+    is_whole = width == 4 * field(plan, of.HEAD_DIM) and width % _PIECE == 0
+    return kind == INT8S and is_whole and num_rows <= _ROWS_IN_PLACE
+
+
+@njit(nogil=True)
+def _mix_seen(lines, width, weights, num_rows, addresses, lows, highs, block, in_place):
     """Add a block's values to a few rows: those that all of them see at once, others row by row, in their order."""
     first_all, last_all = 0, BLOCK_LEN
     for row in range(num_rows):
@@ -193,8 +236,11 @@ def _mix_seen(lines, width, weights, num_rows, addresses, lows, highs, block):
                 first, last = (first, min(last, first_all)) if turn == 0 else (max(first, last_all), last)
                 count = 1
             if first < last:
-                own = weights + row * _SCORES_BYTES + 4 * first
-                _mix(lines + row * (width + _VECTOR), width, own, count, addresses + 8 * first, last - first)
+                own, line = weights + row * _SCORES_BYTES + 4 * first, lines + row * (width + _VECTOR)
+                if in_place:
+                    _mix_bytes(line, width, own, count, addresses + 8 * first, last - first)
+                else:
+                    _mix(line, width, own, count, addresses + 8 * first, last - first)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -210,11 +256,16 @@ def _put_rows(record, plan, tile, scratch, kv_head):
     for row in range(field(tile, of.NUM_ROWS)):
         token, head = field(tile, of.FIRST) + row // group, kv_head * group + row % group
         source = field(record, QUERY) + (offset + token) * field(record, QUERY_STRIDE) + 4 * head * head_dim
-        target = scratch + field(plan, of.QUERIES) + row * width
+        own = scratch + field(plan, of.QUERIES) + row * width
+        target = scratch + field(plan, of.MERGED) if field(plan, of.KIND) == INT8S else own
         for dim in range(0, whole, LANES):
             store_floats(target + 4 * dim, mul(load_floats(source + 4 * dim), splat_float(factor)))
+        if whole < head_dim:
+            store_floats(target + 4 * whole, zero_floats())
         for dim in range(whole, head_dim):
             store_float(target + 4 * dim, load_float(source + 4 * dim) * factor)
+        if target != own:
+            put_query(own, target, width // 4)
         if tree >= 0:
             token = load_nth_long(field(plan, of.TREE_DEPTHS), tree * field(plan, of.NUM_NODES) + token)
         at = field(tile, of.START) + token
@@ -262,15 +313,20 @@ def _score_rows(record, plan, tile, scratch, kv_head, lanes, value_rows, scores,
     num_first, ahead = num_ahead * _FEW // (num_rows + _FEW), scratch + field(plan, of.AHEAD)
     _prefetch(record, plan, ahead, kv_head, num_first)
     put_keys(key_block, keys, first, last, kind, head_dim, spare)
-    put_values(value_rows, values, first, last, kind, head_dim, spare)
+    if not _in_place(plan, num_rows):
+        put_values(value_rows, values, first, last, kind, head_dim, spare)
     if kind == INT8S:
         scales, line_bytes = scratch + field(plan, of.KEY_SCALES), 4 * field(plan, of.NUM_SLOTS)
         source = field(record, SCALES) + 2 * kv_head * line_bytes
         put_scales(scales, slots, first, last, source)
         put_scales(scratch + field(plan, of.VALUE_SCALES), slots, first, last, source + line_bytes)
-    for row in range(0, num_rows, _FEW):
-        queries, few = scratch + field(plan, of.QUERIES) + row * width, min(_FEW, num_rows - row)
-        _score(scores + row * stride, stride, queries, width, few, key_block, head_dim, scales)
+    step = _FEW_BYTES if kind == INT8S else _FEW
+    for row in range(0, num_rows, step):
+        queries, few = scratch + field(plan, of.QUERIES) + row * width, min(step, num_rows - row)
+        if kind == INT8S:
+            _score_bytes(scores + row * stride, stride, queries, width, few, key_block, head_dim, scales)
+        else:
+            _score(scores + row * stride, stride, queries, width, few, key_block, head_dim)
         done = num_first + (num_ahead - num_first) * row // num_rows
         count = num_first + (num_ahead - num_first) * (row + few) // num_rows - done
         _prefetch(record, plan, ahead + 8 * done, kv_head, count)
@@ -323,7 +379,8 @@ def _mix_rows(plan, tile, scratch, lines, block):
             if low < BLOCK_LEN and high > 0:
                 line, own = lines + (row + number) * (width + _VECTOR), scores + number * _SCORES_BYTES
                 _weigh(own, line, width, low, high, scales)
-        _mix_seen(lines + row * (width + _VECTOR), width, scores, few, addresses, lows, highs, block)
+        own = lines + row * (width + _VECTOR)
+        _mix_seen(own, width, scores, few, addresses, lows, highs, block, _in_place(plan, num_rows))
 
 
 @njit(nogil=True)

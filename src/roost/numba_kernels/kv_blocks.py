@@ -1,8 +1,8 @@
 """Blocks of keys and values: slots of positions, and what they hold as floats, whatever the cache keeps.
 
-A block is `BLOCK_LEN` positions of a row, one for each of as many lanes. Its keys are laid out by dimensions, so that
-the lanes of a vector are keys; its values stay rows, in place where the cache holds them as floats. Only slots of
-positions that are asked for are read. Called by the kernel of attention.
+A block is `BLOCK_LEN` positions of a row, one for each of as many lanes. Its keys are laid out by dimensions, int8 ones
+by words of four, so that the lanes of a vector are keys; its values stay rows, in place where they can be read there.
+Only slots of positions that are asked for are read. Called by the kernel of attention.
 """
 
 import numpy as np
@@ -22,9 +22,9 @@ from roost.numba_kernels.simd import (
     store_floats,
     store_int8,
     store_long,
+    transpose_bytes_from,
     transpose_floats_from,
     transpose_halfs_from,
-    transpose_int8s_from,
 )
 
 FLOATS, HALFS, INT8S = 0, 1, 2  # kinds of numbers that a cache keeps; one has 4 >> kind bytes
@@ -84,12 +84,15 @@ def _put_tails(spare, addresses, count, offset, num_bytes):
 def put_keys(target, addresses, first, last, kind, head_dim, spare):
     """Lay out keys by dimensions, [head_dim, BLOCK_LEN]: those of lanes [first, last), and of lanes beside them.
 
-    `spare` is room for SPARE_BYTES.
+    int8 keys: [words of four dimensions, BLOCK_LEN]; what a word has past the last dimension is not said. `spare` is
+    room for SPARE_BYTES.
     """
+    step = 4 * LANES if kind == INT8S else LANES  # dimensions of 16 columns
     for lane in range(first // LANES * LANES, last, LANES):
-        for dim in range(0, head_dim, LANES):
-            place, rows, offset = target + dim * _KEYS_BYTES + 4 * lane, addresses + 8 * lane, dim * (4 >> kind)
-            if dim + LANES > head_dim:
+        for dim in range(0, head_dim, step):
+            place, rows = target + dim // (step // LANES) * _KEYS_BYTES + 4 * lane, addresses + 8 * lane
+            offset = dim * (4 >> kind)
+            if dim + step > head_dim:
                 _put_tails(spare, rows, np.int64(LANES), offset, (head_dim - dim) * (4 >> kind))
                 rows, offset = spare, 0
             if kind == FLOATS:
@@ -97,7 +100,7 @@ def put_keys(target, addresses, first, last, kind, head_dim, spare):
             elif kind == HALFS:
                 transpose_halfs_from(place, _KEYS_BYTES, rows, offset)
             else:
-                transpose_int8s_from(place, _KEYS_BYTES, rows, offset)
+                transpose_bytes_from(place, _KEYS_BYTES, rows, offset)
 
 
 @njit(nogil=True)
