@@ -1,12 +1,13 @@
 """Where the kernels cannot run, one line says why, and nothing is raised."""
 
-import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from roost.numba_kernels import simd, support
+from roost.numba_kernels import execution, simd, support
+from roost.numba_kernels.team import Team
 
 
 def test_a_machine_that_has_everything_has_nothing_against_it() -> None:
@@ -30,18 +31,27 @@ def test_a_cache_folder_that_cannot_be_written_is_named(monkeypatch: pytest.Monk
     assert said.startswith(f"keeps compiled kernels in {tmp_path / 'file'}") and "which cannot be written (" in said
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps("0.61") + pickle.dumps(b"x" * 99)[:-9]])
-def test_compiled_kernels_that_cannot_be_read_are_discarded_and_others_stay(
-    content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_compiled_kernels_that_cannot_be_read_are_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ROOST_CACHE", str(tmp_path))
-    good, bad = (support.compiled_folder() / name / "program.nbi" for name in ("good", "bad"))
-    for path, held in ((good, pickle.dumps("0.61") + pickle.dumps(b"overloads")), (bad, content)):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(held)
-    assert support.why_not() is None
-    assert good.exists() and not bad.exists()
-    assert [each.message.startswith(f"compiled kernels in {bad} cannot be read (") for each in caplog.records] == [True]
+    kept = support.compiled_folder() / "program.nbc"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"cut o")
+
+    class ReadsThem(Team):
+        """Fails as numba does while the file is there."""
+
+        def run(self, records: np.ndarray) -> None:
+            if kept.exists():
+                raise EOFError("ran out of input\nand more")
+            super().run(records)
+
+    monkeypatch.setattr(execution, "Team", ReadsThem)
+    execution.prepare()
+    assert not kept.exists()
+    (said,) = (each.message for each in caplog.records)
+    assert said == f"compiled kernels in {kept.parent} cannot be used (ran out of input): compiling again"
 
 
 def test_compiled_kernels_are_kept_by_what_they_were_compiled_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def started(folder: Path) -> Iterator[Callable[..., Running]]:
 
     def begin(spec: SpecConfig | None = None, chunk: int = 5) -> Running:
         config = EngineConfig(
-            model=ModelConfig(model=str(folder), weights="fp32", device="cpu"),
+            model=ModelConfig(model=str(folder), weights="fp32", device="cpu", backend="torch"),  # of float64 KV
             memory=MemoryConfig(page_size=4, pool_tokens=512, strict_memory=2),
             sched=SchedConfig(chunk=chunk, max_running=4),
             spec=spec or SpecConfig(),

@@ -402,9 +402,9 @@ DEVICE_BUGS = (
     ),
     Bug(
         "logits_are_the_nodes",
-        _PASSES,
-        "    return target.hidden if layout.is_rounds else target.hidden[target.node_tokens]",
-        "    return target.hidden[: len(target.node_tokens)]",
+        _MIXED,
+        "        return self._passes.model.logits(target.hidden[target.node_tokens[:size]])[:num_nodes]",
+        "        return self._passes.model.logits(target.hidden[:size])[:num_nodes]",
         "beside chunks, logits are those of the first tokens of the batch",
         test=_GRAPHS + "[plain]",
     ),

@@ -245,7 +245,7 @@ def test_those_who_watch_the_server_get_what_they_need(server: Server) -> None:
     assert server.http.get("/health").json() == {"status": "ok"}
     assert server.http.get("/ready").json() == {"status": "ready", "model": "SmolLM2-135M-Instruct"}
     info = server.http.get("/server_info").json()
-    assert info["settings"]["context"] == 2048 and info["settings"]["weights"] == "int8"
+    assert info["settings"]["context"] == 2048 and info["settings"]["weights"] == "gguf"
     text = server.http.get("/metrics").text
     names = (
         *("roost_queued_requests 0.0", "roost_running_requests 0.0", "roost_completion_tokens_total"),

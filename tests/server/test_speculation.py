@@ -73,7 +73,7 @@ def test_a_stream_of_several_tokens_an_event_decodes_to_the_same_text(rested: Se
     assert len([piece for piece in pieces if piece]) < len(whole["output_ids"])
 
 
-@pytest.mark.parametrize(("stream", "lengths"), [(False, range(5, 10)), (True, (8,))])
+@pytest.mark.parametrize(("stream", "lengths"), [(False, range(5, 10)), (True, range(5, 10))])
 def test_an_output_that_ends_inside_an_accepted_run_ends_there(
     rested: Server, stream: bool, lengths: Sequence[int]
 ) -> None:
@@ -90,7 +90,7 @@ def test_an_output_that_ends_inside_an_accepted_run_ends_there(
         assert text.startswith(str(cut["text"]))
     by_id = ask(stop_token_ids=[ids[6]])
     assert by_id["output_ids"] == ids[: ids.index(ids[6]) + 1]
-    for stop in (", blue", "n blue, b"):  # tokens of one run, and of two
+    for stop in (text[11:15], text[5:14]):  # tokens of one run, and of two
         found = ask(stop=stop)
         assert stop in text and found["text"] == text.partition(stop)[0]
         assert found["output_ids"] == ids[: len(found["output_ids"])]  # type: ignore[arg-type]

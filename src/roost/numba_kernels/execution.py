@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from roost.layers.ops import PassFunction
 from roost.numba_kernels.records import NUM_FIELDS
-from roost.numba_kernels.support import compiled_folder
+from roost.numba_kernels.support import compiled_folder, discard_compiled, line_of
 from roost.numba_kernels.team import Team
 
 logger = logging.getLogger(__name__)
@@ -270,4 +270,11 @@ def prepare() -> None:
     folder = compiled_folder()
     if not any(folder.rglob("*.nbc")):
         logger.warning("compiling kernels for this CPU, once, to %s: this takes about 20 seconds", folder)
-    execution().team.run(np.zeros((0, NUM_FIELDS), dtype=np.int64))
+    nothing = np.zeros((0, NUM_FIELDS), dtype=np.int64)
+    try:
+        Team(1).run(nothing)
+    except Exception as error:  # noqa: BLE001 (a file that was cut off, say, raises anything)
+        logger.warning("compiled kernels in %s cannot be used (%s): compiling again", folder, line_of(error))
+        discard_compiled()
+        Team(1).run(nothing)
+    execution().team.run(nothing)

@@ -88,13 +88,13 @@ class PackedLinear:
 
 @exclusive
 def _embed(tokens: Tensor, kind: int, table: Tensor, length: int) -> Tensor:
-    device = execution()
-    found = device.empty(len(tokens), length)
-    if len(tokens):
+    device, count = execution(), tokens.numel()
+    found = device.empty(*tokens.shape, length)
+    if count:
         device.perform_one(
             program.EMBED,
             {
-                embedding.NUM_TOKENS: device.count_at(len(tokens)),
+                embedding.NUM_TOKENS: device.count_at(count),
                 embedding.IDS: tokens.contiguous().data_ptr(),
                 embedding.KIND: kind,
                 embedding.WEIGHTS: table.data_ptr(),
@@ -108,7 +108,7 @@ def _embed(tokens: Tensor, kind: int, table: Tensor, length: int) -> Tensor:
 def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
     if table.dtype == torch.int64:  # of numbers: each is copied as two floats
         assert table.ndim == 1 and table.is_contiguous(), table.shape
-        return _embed(tokens.flatten(), linear.FLOAT32, table, 2).view(torch.int64).view(tokens.shape)
+        return _embed(tokens, linear.FLOAT32, table, 2).view(torch.int64).view(tokens.shape)
     assert table.dtype == torch.float32 and table.is_contiguous(), table.dtype
     return _embed(tokens, linear.FLOAT32, table, table.shape[1])
 

@@ -4,8 +4,7 @@ Never raises: whoever asks is told in one line what is in the way. Called when a
 """
 
 import hashlib
-import logging
-import pickle
+import shutil
 import sys
 import tempfile
 from importlib import import_module
@@ -13,15 +12,13 @@ from pathlib import Path
 
 from roost.environment import cache_folder
 
-logger = logging.getLogger(__name__)
-
 
 def why_not() -> str | None:
     """Why the kernels cannot run here; None: they can."""
     try:
         simd = import_module("roost.numba_kernels.simd")
     except Exception as error:  # noqa: BLE001 (a broken installation raises anything)
-        return f"needs the package numba, which cannot be imported here ({_line(error)})"
+        return f"needs the package numba, which cannot be imported here ({line_of(error)})"
     if simd.DOT is None:
         return "needs a CPU with AVX2, FMA and F16C, or with NEON's dot product"
     folder = compiled_folder()
@@ -30,22 +27,13 @@ def why_not() -> str | None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return f"keeps compiled kernels in {folder}, which cannot be written ({_line(error)})"
-    _discard_corrupt(folder)
+        return f"keeps compiled kernels in {folder}, which cannot be written ({line_of(error)})"
     return None
 
 
-def _discard_corrupt(folder: Path) -> None:
-    """Remove compiled kernels that cannot be read, which numba would fail on: they are compiled again."""
-    for path in list(folder.rglob("*.nb[ci]")):
-        try:
-            with path.open("rb") as file:
-                pickle.load(file)
-                while file.peek(1):  # an index has two parts
-                    pickle.load(file)
-        except Exception as error:  # noqa: BLE001 (pickle raises anything)
-            logger.warning("compiled kernels in %s cannot be read (%s): compiling again", path, _line(error))
-            path.unlink(missing_ok=True)
+def discard_compiled() -> None:
+    """Remove compiled kernels: the next start compiles again."""
+    shutil.rmtree(compiled_folder(), ignore_errors=True)
 
 
 def compiled_folder() -> Path:
@@ -57,5 +45,6 @@ def compiled_folder() -> Path:
     return cache_folder() / "numba" / digest.hexdigest()[:16]
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+    """What an error says, in a line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
