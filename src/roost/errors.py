@@ -41,3 +41,8 @@ class StepFailure(RoostError):
 
 class InvariantError(RoostError):
     """An invariant of the engine does not hold."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -22,7 +22,7 @@ from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import capability_of, has_fp8, memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
-from roost.errors import ConfigError
+from roost.errors import ConfigError, first_line
 from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.linear import FORMS
 from roost.layers.ops import Ops
@@ -106,7 +106,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
 
 def _start_without(backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress) -> Running:
     """Start with torch in place of a backend whose kernels cannot be prepared, unless it was asked for by name."""
-    why = (str(broken).splitlines() or [type(broken).__name__])[0]
+    why = first_line(broken)
     if config.model.backend != AUTO_BACKEND:
         raise ConfigError(
             f"--backend {backend.name}: its kernels cannot be compiled here ({why}); use torch"

@@ -104,8 +104,9 @@ class Ops:
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
     concat: Callable[[Sequence[Tensor]], Tensor]  # (rows of several widths): side by side
-    argmax: Callable[[Tensor], Tensor]  # (logits): the id of the largest, the lowest of several; in a recorded …
-    # … pass a form may find it without the logits, so nothing else of that pass reads them
+    # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
+    # logits, so that nothing else in it may read them
+    argmax: Callable[[Tensor], Tensor]
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
     # (rows, row state, drafts, page tables): the target's batch of rounds that are chains
     chain_inputs: Callable[[Tensor, RowState, Tensor | None, tuple[Pages, ...]], ChainInputs]

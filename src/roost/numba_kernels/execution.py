@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from roost.errors import first_line
 from roost.layers.ops import PassFunction
 from roost.numba_kernels.records import NUM_FIELDS
-from roost.numba_kernels.support import compiled_folder, discard_compiled, line_of
+from roost.numba_kernels.support import compiled_folder, discard_compiled
 from roost.numba_kernels.team import Team
 
 logger = logging.getLogger(__name__)
@@ -274,7 +275,7 @@ def prepare() -> None:
     try:
         Team(1).run(nothing)
     except Exception as error:  # noqa: BLE001 (a file that was cut off, say, raises anything)
-        logger.warning("compiled kernels in %s cannot be used (%s): compiling again", folder, line_of(error))
+        logger.warning("compiled kernels in %s cannot be used (%s): compiling again", folder, first_line(error))
         discard_compiled()
         Team(1).run(nothing)
     execution().team.run(nothing)

@@ -30,6 +30,10 @@ from roost.numba_kernels.simd import (
 )
 
 
+def _moved(builder: Any, address: ir.Value, by: int) -> ir.Value:
+    return builder.add(address, ir.Constant(address.type, by))
+
+
 def _sums(num_rows: int, num_vectors: int, *, are_apart: bool, are_bytes: bool = False) -> Codegen:
     """(target, bytes between its rows, factors, bytes between their rows, vectors, bytes between them, count).
 
@@ -41,12 +45,9 @@ def _sums(num_rows: int, num_vectors: int, *, are_apart: bool, are_bytes: bool =
     def emit(builder: Any, a: list[ir.Value]) -> None:
         target, target_stride, factors, factor_stride, vectors, offset, count = a
 
-        def moved(address: ir.Value, by: int) -> ir.Value:
-            return builder.add(address, ir.Constant(address.type, by))
-
         rows = [builder.add(target, builder.mul(target_stride, ir.Constant(target.type, r))) for r in range(num_rows)]
         lines = [builder.add(factors, builder.mul(factor_stride, ir.Constant(target.type, r))) for r in range(num_rows)]
-        places = [[moved(row, 4 * LANES * v) for v in range(num_vectors)] for row in rows]
+        places = [[_moved(builder, row, 4 * LANES * v) for v in range(num_vectors)] for row in rows]
         none = constant(Floats, 0.0)
         sums = [
             [
@@ -63,11 +64,14 @@ def _sums(num_rows: int, num_vectors: int, *, are_apart: bool, are_bytes: bool =
                 source = builder.add(vectors, builder.mul(loop.index, offset))
             if are_bytes:
                 codes = [
-                    load_from(builder, moved(source, LANES * v), ir.VectorType(I8, LANES)) for v in range(num_vectors)
+                    load_from(builder, _moved(builder, source, LANES * v), ir.VectorType(I8, LANES))
+                    for v in range(num_vectors)
                 ]
                 loaded = [builder.sitofp(each, Floats.llvm) for each in codes]
             else:
-                loaded = [load_from(builder, moved(source, 4 * LANES * v), Floats.llvm) for v in range(num_vectors)]
+                loaded = [
+                    load_from(builder, _moved(builder, source, 4 * LANES * v), Floats.llvm) for v in range(num_vectors)
+                ]
             step = builder.mul(loop.index, ir.Constant(target.type, 4))
             for row, line in zip(sums, lines, strict=True):
                 factor = splat(builder, load_from(builder, builder.add(line, step), F32), LANES)
@@ -104,9 +108,6 @@ def _byte_sums(num_rows: int, num_vectors: int) -> Codegen:
         target, target_stride, factors, plane, words, word_stride, count = a
         dot = dot4(are_nibbles=False)
 
-        def moved(address: ir.Value, by: int) -> ir.Value:
-            return builder.add(address, ir.Constant(address.type, by))
-
         def splat_word(address: ir.Value) -> ir.Value:
             return splat(builder, load_from(builder, address, I32), LANES)
 
@@ -114,14 +115,16 @@ def _byte_sums(num_rows: int, num_vectors: int) -> Codegen:
         ends = [builder.add(line, builder.shl(plane, ir.Constant(plane.type, 1))) for line in lines]
         sums = [
             [
-                [cgutils.alloca_once_value(builder, splat_word(moved(end, 4 * part))) for part in range(2)]
+                [cgutils.alloca_once_value(builder, splat_word(_moved(builder, end, 4 * part))) for part in range(2)]
                 for _ in range(num_vectors)
             ]
             for end in ends
         ]
         with cgutils.for_range(builder, count) as loop:
             source = builder.add(words, builder.mul(loop.index, word_stride))
-            loaded = [load_from(builder, moved(source, 4 * LANES * v), Bytes.llvm) for v in range(num_vectors)]
+            loaded = [
+                load_from(builder, _moved(builder, source, 4 * LANES * v), Bytes.llvm) for v in range(num_vectors)
+            ]
             step = builder.mul(loop.index, ir.Constant(plane.type, 4))
             for line, row in zip(lines, sums, strict=True):
                 high = splat_word(builder.add(line, step))
@@ -130,11 +133,15 @@ def _byte_sums(num_rows: int, num_vectors: int) -> Codegen:
                     for each, factor in zip(pair, (high, low), strict=True):
                         builder.store(dot(builder, [builder.load(each), vector, factor]), each)
         for r, (end, row) in enumerate(zip(ends, sums, strict=True)):
-            scale = splat(builder, load_from(builder, moved(end, 8), F32), LANES)
+            scale = splat(builder, load_from(builder, _moved(builder, end, 8), F32), LANES)
             place = builder.add(target, builder.mul(target_stride, ir.Constant(plane.type, r)))
             for v, (high, low) in enumerate(row):
                 whole = builder.add(builder.shl(builder.load(high), constant(Ints, 7)), builder.load(low))
-                store_to(builder, builder.fmul(builder.sitofp(whole, Floats.llvm), scale), moved(place, 4 * LANES * v))
+                store_to(
+                    builder,
+                    builder.fmul(builder.sitofp(whole, Floats.llvm), scale),
+                    _moved(builder, place, 4 * LANES * v),
+                )
 
     return emit
 

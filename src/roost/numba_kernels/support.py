@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from roost.environment import cache_folder
+from roost.errors import first_line
 
 
 def why_not() -> str | None:
@@ -18,7 +19,7 @@ def why_not() -> str | None:
     try:
         simd = import_module("roost.numba_kernels.simd")
     except Exception as error:  # noqa: BLE001 (a broken installation raises anything)
-        return f"needs the package numba, which cannot be imported here ({line_of(error)})"
+        return f"needs the package numba, which cannot be imported here ({first_line(error)})"
     if simd.DOT is None:
         return "needs a CPU with AVX2, FMA and F16C, or with NEON's dot product"
     folder = compiled_folder()
@@ -27,7 +28,7 @@ def why_not() -> str | None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return f"keeps compiled kernels in {folder}, which cannot be written ({line_of(error)})"
+        return f"keeps compiled kernels in {folder}, which cannot be written ({first_line(error)})"
     return None
 
 
@@ -43,8 +44,3 @@ def compiled_folder() -> Path:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return cache_folder() / "numba" / digest.hexdigest()[:16]
-
-
-def line_of(error: Exception) -> str:
-    """What an error says, in a line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
