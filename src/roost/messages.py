@@ -35,6 +35,7 @@ class Submit:
     queue: bool = False  # wait for a busy session; otherwise it is refused with 409
     turn: int | None = None  # its number: how many turns of its session must be committed before it
     cache_salt: str = ""  # prefixes are shared only under the same salt; a session has its own
+    grammar: str = ""  # what the output must match, as llguidance writes it: compiled before; '': anything
     client: str = ""  # name of the API key that asks, which has its own sessions, cache and limits; '' without names
 
 
@@ -109,6 +110,13 @@ class GetStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileGrammar:
+    """Compile a grammar that requests will name, beside the engine; answered when that is done, or refused."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a request cost."""
 
@@ -124,6 +132,7 @@ class SpecStats:
     rounds: int = 0  # with drafts
     drafts_offered: int = 0
     drafts_accepted: int = 0  # overshoot included
+    drafts_forced: int = 0  # of these, tokens that a grammar left no choice about
     overshoot: int = 0  # accepted tokens past the end of the output
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
 
@@ -263,6 +272,11 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarCompiled:
+    """Requests may name the grammar now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     """Pages of one book (KV pool) by account."""
 
@@ -304,7 +318,7 @@ class Stats:
 
 
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
-Command = Submit | Abort | SessionCommand | FlushCache | GetStats
+Command = Submit | Abort | SessionCommand | FlushCache | GetStats | CompileGrammar
 SessionEvent = SessionState | SessionStates | SessionClosed
-Event = Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats
+Event = Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | GrammarCompiled
 Reply = Callable[[Event], None]

@@ -23,6 +23,7 @@ from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import capability_of, has_fp8, memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError, first_line
+from roost.grammar.compiler import Compiler, is_installed
 from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.linear import FORMS
 from roost.layers.ops import Ops
@@ -85,13 +86,15 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         )
     config = _with_pool(_with_kv(config, loaded, backend), loaded, device, backend)
     resolved = resolve(config, model.traits, backend)
+    compiler = compiler_of(language, resolved) if is_installed() else None
     with _explain_out_of_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
-        executor = TorchExecutor(model, resolved, device, head)
+        executor = TorchExecutor(model, resolved, device, head, None if compiler is None else compiler.new_matcher)
     engine = Engine(
         resolved,
         executor,
         SystemClock(),
         new_stop_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
+        start_compiling=None if compiler is None else compiler.start,
     )
     return Running(
         name=name,
@@ -102,6 +105,11 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         settings=_settings(config, resolved, loaded, device),
         load_s=time.monotonic() - began,
     )
+
+
+def compiler_of(language: Language, resolved: Resolved) -> Compiler:
+    """What compiles grammars for a model's tokenizer."""
+    return Compiler(language.tokenizer.inner_json(), resolved.vocab_size, language.tokenizer.eos_ids)
 
 
 def _start_without(backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress) -> Running:

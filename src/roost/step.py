@@ -5,7 +5,8 @@ tables only from the deltas in the plans, applied in launch order. Built by sche
 ids.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 import numpy as np
@@ -55,8 +56,10 @@ class RowSetup(_ReadOnly):
     prompt_len: int
     min_len: int  # no stop id at positions [prompt_len, min_len): prompt_len + min_new_tokens
     stop_ids: tuple[int, ...]
-    # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises or drafts are looked up
+    # [prompt_len + output_len] prompt and output so far; empty unless the sampling penalises, drafts are looked up or
+    # there is a grammar
     tokens: Ints
+    grammar: str = ""  # what the output must match; '': anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,8 @@ class StepResult(_ReadOnly):
     lengths: Ints  # [num_rows] device length after the step
     logprobs: LogprobColumns | None = None  # of the accepted tokens of all rows, if one wants them
     prompt_logprobs: LogprobColumns | None = None  # of the tokens after those positions of prompts
+    num_forced: Ints | None = None  # [num_rows] accepted drafts that a grammar left no choice about; None: none
+    errors: Mapping[int, str] = field(default_factory=dict)  # by place: why a row cannot go on, although the step did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -324,8 +324,8 @@ _SIMULATED = (
     Bug(
         "global_statistics",
         "roost.sched.settle",
-        "        state.spec_counters.count_round(num_drafts, len(tokens), kept)",
-        "        assert kept >= 0",
+        "        for counters in (request.spec_counters, state.spec_counters):",
+        "        for counters in (request.spec_counters,):",
         "2: the global counter and the sum over requests part",
     ),
     Bug(

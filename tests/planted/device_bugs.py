@@ -231,8 +231,8 @@ DEVICE_BUGS = (
     Bug(
         "narrow_rounds_are_cut",
         _PASSES,
-        '        drafted = proposed.cut(layout["draft_widths"])',
-        "        drafted = proposed",
+        '        at, drafted = layout["drafting"], proposed.cut(layout["draft_widths"])',
+        '        at, drafted = layout["drafting"], proposed',
         "nodes that a round does not verify are accepted",
         test=_TREES + "test_a_round_narrower_than_its_tree_accepts_no_node_it_did_not_verify",
     ),

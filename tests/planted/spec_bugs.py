@@ -137,8 +137,8 @@ SPEC_BUGS = (
     Bug(
         "history_is_sent",
         "roost.sched.planner",
-        "    needs_tokens = reads_history or submit.sampling.penalises",
-        "    needs_tokens = submit.sampling.penalises",
+        "    needs_tokens = reads_history or submit.sampling.penalises or submit.grammar",
+        "    needs_tokens = submit.sampling.penalises or submit.grammar",
         "n-gram drafts are looked up in nothing",
     ),
     Bug(

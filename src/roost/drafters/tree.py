@@ -4,12 +4,14 @@ Nodes are in order of their path's probability, so that the first w nodes of a t
 is a prefix. Fixed shapes, no host sync. Made by drafters, read by the forward passes, the runner and `accept`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from roost.device.device import Device
 from roost.layers.rounds import NOTHING
 from roost.spec_shape import SpecShape
 
@@ -34,6 +36,18 @@ class Trees:
         """For each node the drafted tokens on its path, itself included: [R, T, T - 1], padded with NOTHING."""
         drafted = self.tokens[:, None, 1:].expand(-1, self.width, -1)
         return drafted.masked_fill(~self.mask[:, :, 1:], NOTHING)
+
+    def fetch(self, device: Device) -> "Trees":
+        """The same on the host, once the device has made them."""
+        names = ("tokens", "parents", "depths", "mask")
+        arrays = device.fetch([getattr(self, name).contiguous() for name in names])()
+        found = dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+        return Trees(**found, are_chains=self.are_chains)
+
+    def on(self, device: Device) -> "Trees":
+        """The same on a device."""
+        columns = {name: device.put(getattr(self, name).numpy()) for name in ("tokens", "parents", "depths", "mask")}
+        return Trees(**columns, are_chains=self.are_chains)
 
     def first(self, number: int) -> "Trees":
         """Those of the first rounds."""
@@ -98,6 +112,17 @@ class RowTrees:
             kept, new = getattr(self._trees, name), getattr(trees, name)
             kept[:, *[slice(trees.width)] * (new.dim() - 1)].index_copy_(0, rows, new)
 
+    def fetch(self, rows: Tensor, width: int, device: Device) -> Callable[[], Trees]:
+        """Start bringing the trees of some rows to the host, `width` nodes of each."""
+        columns = [getattr(self._trees, name)[rows] for name in self._columns]
+        fetched = device.fetch([each[:, *[slice(width)] * (each.dim() - 1)] for each in columns])
+
+        def wait() -> Trees:
+            found = dict(zip(self._columns, map(torch.from_numpy, fetched()), strict=True))
+            return chains(found["tokens"]) if self._trees.are_chains else Trees(**found)
+
+        return wait
+
     def of(self, rows: Tensor, roots: Tensor, widths: Tensor) -> Trees:
         """The trees [R] of some rows, without the nodes past their widths: of width 1, a root alone."""
         tokens = self._trees.tokens[rows]
@@ -108,6 +133,18 @@ class RowTrees:
         return Trees(tokens=tokens, parents=trees.parents[rows], depths=trees.depths[rows], mask=trees.mask[rows]).cut(
             widths
         )
+
+
+def with_chain(trees: Trees, number: int, drafts: Sequence[int]) -> Trees:
+    """The trees with that of one round replaced: a chain of drafts, then what was drafted, as other first guesses."""
+    tokens, parents = trees.tokens.clone(), trees.parents.clone()
+    end = 1 + len(drafts)
+    tokens[number, 1:end] = tokens.new_tensor(drafts)
+    parents[number, 1:end] = torch.arange(len(drafts), device=parents.device)
+    parents[number, end:] = 0
+    mask = trees.mask.clone()
+    mask[number] = _ancestors(parents[number : number + 1])[0]
+    return Trees(tokens=tokens, parents=parents, depths=mask.sum(dim=2) - 1, mask=mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -110,7 +110,7 @@ class StepLayout:
             "tokens.tree_of": self._tree_of,
             **(chunks or {}),
         }
-        if not self.is_rounds:  # the cell that a token comes from; -1: the host says it
+        if chunks or not self.is_rounds:  # the cell that a token comes from; -1: the host says it
             cells = self._sampling_of[segment] * self.tree_width + index
             self.columns["token_cells"] = np.where(self.is_prefill[segment], -1, cells)
         if has_drafter:

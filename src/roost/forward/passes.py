@@ -1,6 +1,6 @@
 """Forward passes: the device's part of a step, from rows to results, without a look at the host's numbers.
 
-`draft_and_forward` drafts and runs the target, `logits` are those of its nodes; `accept_and_extend` takes the drawn
+`draft` drafts, `forward` runs the target, `logits` are those of its nodes; `accept_and_extend` takes the drawn
 tokens, accepts, moves KV, lets the drafter take over and updates the row state: lengths and last tokens by row, which
 the next step needs before the host knows them. Shapes depend on the layout alone, so all can be captured as CUDA
 graphs; where the number of rounds is data, `draft_by_row` and `forward_drafted` are apart. Rows of a pass that
@@ -82,26 +82,41 @@ class Passes:
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state
         self.last_tokens = torch.zeros(resolved.num_rows + 1, dtype=torch.int64, device=device.torch)
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
-        self._row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
+        self.row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
         self._layers = _layers(windows, self.kv_caches)
         self._target_pass, self._best_pass = model.ops.new_pass(), model.ops.new_pass()
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
         """From rows to hidden states; KV is written on the way."""
+        return self.forward(layout, self.draft(layout))
+
+    def draft(self, layout: StepLayout) -> Trees | None:
+        """What is drafted for a step: a tree for each round that carries drafts; None if none does."""
+        if self.drafter is None or not len(layout.drafting):
+            return None
+        is_every = self._are_chains(layout)
+        rows = layout.rows if is_every else layout.rows[layout["sampling"]][layout["drafting"]]
+        rounds = layout.segments(ROOTS, rows, self.lengths.device.index_select(0, rows))
+        proposed = self.drafter.propose(rounds, self.last_tokens.index_select(0, rows), layout.tree_width)
+        _check_proposed(proposed, layout)
+        return proposed
+
+    def forward(self, layout: StepLayout, proposed: Trees | None) -> TargetOutput:
+        """Run the target over a step, with what was drafted for it."""
         if self._are_chains(layout):
-            return self._draft_and_forward_chains(layout)
+            return self._forward_chains(layout, proposed)
         rows = layout.rows[layout["sampling"]]
-        return self._forward(layout, rows, self._trees(layout, rows))
+        return self._forward(layout, rows, self._trees(layout, rows, proposed))
 
     def draft_by_row(self, layout: StepLayout) -> None:
         """Draft for rounds, and keep the trees where `forward_drafted` looks for them."""
         rows = layout.rows[layout["sampling"]]
-        self._row_trees.put(rows, self._trees(layout, rows))
+        self.row_trees.put(rows, self._trees(layout, rows, self.draft(layout)))
 
     def forward_drafted(self, layout: StepLayout) -> TargetOutput:
         """The same as `draft_and_forward`, for chunks and rounds that were drafted for before."""
         rows = layout.rows[layout["sampling"]]
-        trees = self._row_trees.of(rows, self.last_tokens[rows], layout["num_nodes"])
+        trees = self.row_trees.of(rows, self.last_tokens[rows], layout["num_nodes"])
         return self._forward(layout, rows, trees)
 
     def logits(self, layout: StepLayout, target: TargetOutput) -> Tensor:
@@ -147,9 +162,10 @@ class Passes:
         """Whether a step is such rounds."""
         return layout.is_even and layout.shape.topk == 1
 
-    def _draft_and_forward_chains(self, layout: StepLayout) -> TargetOutput:
-        """From rows to hidden states, with all index arithmetic in one operation."""
-        rows, drafts = layout.rows, self._drafts(layout) if layout.tree_width > 1 else None
+    def _forward_chains(self, layout: StepLayout, proposed: Trees | None) -> TargetOutput:
+        """Run the target, with all index arithmetic in one operation."""
+        # the root is the output's last token, whatever a drafter says
+        rows, drafts = layout.rows, None if proposed is None else proposed.tokens[:, 1:]
         pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
         inputs = self.ops.chain_inputs(rows, self._row_state, drafts, pages)
         segments = layout.segments(TOKENS, rows, inputs.starts)
@@ -167,14 +183,6 @@ class Passes:
             aux_hidden=aux_hidden,
             chains=inputs,
         )
-
-    def _drafts(self, layout: StepLayout) -> Tensor:
-        """What is drafted for such rounds: [num_rows, W - 1]."""
-        assert self.drafter is not None
-        rounds = layout.segments(ROOTS, layout.rows, self.lengths.device.index_select(0, layout.rows))
-        proposed = self.drafter.propose(rounds, self.last_tokens.index_select(0, layout.rows), layout.tree_width)
-        _check_proposed(proposed, layout)
-        return proposed.tokens[:, 1:]  # the root is the output's last token, whatever a drafter says
 
     def _accept_and_extend_chains(
         self, layout: StepLayout, target: TargetOutput, inputs: ChainInputs, drawn: Tensor
@@ -202,16 +210,12 @@ class Passes:
 
     # --- any step ------------------------------------------------------------------------------------------------
 
-    def _trees(self, layout: StepLayout, rows: Tensor) -> Trees:
+    def _trees(self, layout: StepLayout, rows: Tensor, proposed: Trees | None) -> Trees:
         """The nodes of every sampling row: drafts, or the root alone."""
         roots = self.last_tokens[rows]  # of no meaning for a chunk, whose last token the host knows
-        if self.drafter is None or not len(layout.drafting):
+        if proposed is None:
             return chains(roots[:, None])
-        at = layout["drafting"]
-        rounds = layout.segments(ROOTS, rows[at], self.lengths.device[rows[at]])
-        proposed = self.drafter.propose(rounds, roots[at], layout.tree_width)
-        _check_proposed(proposed, layout)
-        drafted = proposed.cut(layout["draft_widths"])
+        at, drafted = layout["drafting"], proposed.cut(layout["draft_widths"])
         drafted.tokens[:, 0] = roots[at]  # whatever a drafter says: the root is the output's last token
         if len(layout.drafting) == len(layout.sampling):
             return drafted

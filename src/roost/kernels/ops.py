@@ -17,6 +17,7 @@ from roost.kernels.linear_tilings import BlockTiling, RowTiling, Tiling, linear_
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
 from roost.kernels.rounds import chain_inputs, chain_places, settle_chains
+from roost.kernels.token_mask import mask_logits
 from roost.layers.linear import Linear, PlainLinear
 from roost.layers.ops import TORCH_OPS, Ops, Residual
 
@@ -113,6 +114,7 @@ TRITON_OPS = Ops(
     gate_up=gate_up,
     concat=TORCH_OPS.concat,
     argmax=argmax,
+    mask_logits=mask_logits,
     cos_sin=cos_sin,
     chain_inputs=chain_inputs,
     chain_places=chain_places,

@@ -28,6 +28,7 @@ from roost.layers.rounds import (
     chain_places,
     settle_chains,
 )
+from roost.layers.token_mask import mask_logits, mask_logits_on_host
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -107,6 +108,8 @@ class Ops:
     # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
     # logits, so that nothing else in it may read them
     argmax: Callable[[Tensor], Tensor]
+    # (logits, nodes, masks): forbid tokens at some nodes, in place
+    mask_logits: Callable[[Tensor, Tensor, Tensor], None]
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
     # (rows, row state, drafts, page tables): the target's batch of rounds that are chains
     chain_inputs: Callable[[Tensor, RowState, Tensor | None, tuple[Pages, ...]], ChainInputs]
@@ -180,6 +183,7 @@ TORCH_OPS = Ops(
     gate_up=_gate_up,
     concat=_concat,
     argmax=_argmax,
+    mask_logits=mask_logits,
     cos_sin=cos_sin_at,
     chain_inputs=chain_inputs,
     chain_places=chain_places,
@@ -192,6 +196,7 @@ def on_host(ops: Ops) -> Ops:
     return replace(
         ops,
         argmax=argmax_on_host if ops.argmax is TORCH_OPS.argmax else ops.argmax,
+        mask_logits=mask_logits_on_host,
         chain_inputs=host_rounds.chain_inputs if ops.chain_inputs is chain_inputs else ops.chain_inputs,
         chain_places=host_rounds.chain_places if ops.chain_places is chain_places else ops.chain_places,
         settle_chains=host_rounds.settle_chains if ops.settle_chains is settle_chains else ops.settle_chains,

@@ -14,6 +14,7 @@ from roost.layers.gguf_blocks import GgufLinear
 from roost.layers.linear import Int8Linear, Linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual, argmax_on_host
 from roost.layers.rotary import CosSin
+from roost.layers.token_mask import mask_logits_on_host
 from roost.numba_kernels import best_output, embedding, linear, program, rows
 from roost.numba_kernels.execution import NotRecordable, RecordedPass, exclusive, execution
 from roost.numba_kernels.packing import PackedWeight, pack_blocks, pack_int8
@@ -299,6 +300,7 @@ NUMBA_OPS = Ops(
     gate_up=TORCH_OPS.gate_up,
     concat=_concat,
     argmax=_argmax,
+    mask_logits=mask_logits_on_host,
     cos_sin=_cos_sin,
     chain_inputs=TORCH_OPS.chain_inputs,
     chain_places=TORCH_OPS.chain_places,

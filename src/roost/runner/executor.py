@@ -14,6 +14,7 @@ import torch
 from roost.config.resolved import Resolved
 from roost.device.open import open_device
 from roost.errors import InvariantError, StepFailure
+from roost.grammar.matcher import NewMatcher
 from roost.models.model import Head, Model
 from roost.runner.runner import Finish, Runner
 from roost.step import StepId, StepPlan, StepResult, Ticket
@@ -25,7 +26,14 @@ T = TypeVar("T")
 class TorchExecutor:
     """Runs steps of a model, and of a draft head if there is one, on a device."""
 
-    def __init__(self, model: Model, resolved: Resolved, device: torch.device, head: Head | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        resolved: Resolved,
+        device: torch.device,
+        head: Head | None = None,
+        new_matcher: NewMatcher | None = None,
+    ) -> None:
         windows, wanted = {book.window for book in resolved.books}, {kv.window for kv in model.kv}
         if not windows >= wanted:
             raise InvariantError(f"books of windows {windows} do not serve layers of windows {wanted}")
@@ -33,7 +41,9 @@ class TorchExecutor:
         self._worker = None
         if not opened.runs_beside_the_host:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
-        self.runner = self._begin(Runner, model, resolved, opened, head).result()  # whatever computes, does so there
+        self.runner = self._begin(
+            Runner, model, resolved, opened, head, new_matcher
+        ).result()  # whatever computes, does so there
         self._out: dict[StepId, Future[Finish]] = {}  # launched and not collected, in launch order
 
     def launch(self, plan: StepPlan) -> Ticket:

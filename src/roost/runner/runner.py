@@ -19,11 +19,14 @@ from roost.drafters.accept import Accepted
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes, TargetOutput
+from roost.grammar.matcher import NewMatcher
+from roost.grammar.rows import GrammarRows
 from roost.graphs.capture import GraphedStep
 from roost.graphs.mixed import MixedGraphs
 from roost.graphs.rounds import RoundGraphs
 from roost.layers.rounds import NOTHING
 from roost.models.model import Head, Model
+from roost.runner.constraint import Constraint, constraint_of
 from roost.sampling.logprobs import (
     logprob_columns,
     output_logprobs,
@@ -40,7 +43,14 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 class Runner:
     """A model, its KV and its rows; and a drafter, if there is one."""
 
-    def __init__(self, model: Model, resolved: Resolved, device: Device, head: Head | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        resolved: Resolved,
+        device: Device,
+        head: Head | None = None,
+        new_matcher: NewMatcher | None = None,
+    ) -> None:
         self._device = device
         self._resolved = resolved
         with device.forward():  # what is made there, is made before the first step reads it
@@ -51,6 +61,7 @@ class Runner:
                 self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None
                 if self.mixed_graphs is not None:
                     self.mixed_graphs.warm_up_logits()
+        self._grammars = None if new_matcher is None else GrammarRows(new_matcher)
         self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
@@ -60,6 +71,8 @@ class Runner:
             table.apply(delta)
         for setup in plan.setups:
             self._sampler.set_row(setup)
+            if self._grammars is not None:
+                self._grammars.begin(setup)
             if self.passes.drafter is not None:
                 self.passes.drafter.begin(setup)
 
@@ -68,29 +81,38 @@ class Runner:
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
         starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
-        graph, layout = self._graph(plan, starts)
+        layout = self._layout(plan)
+        constraint = constraint_of(self._grammars, plan, layout)
+        graph, layout = self._graph(plan, layout, starts, constraint)
         if graph is not None:
-            target, logits, accepted, result = self._replay(graph, plan, layout, starts)
+            target, logits, accepted, result = self._replay(graph, plan, layout, starts, constraint)
         else:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
-            target = self.passes.draft_and_forward(layout)
-            logits = self.passes.logits(layout, target) if self._needs_logits(plan, layout) else None
-            drawn = _in_cells(self._sample(plan, layout, target, logits), layout, target)
+            proposed = self.passes.draft(layout)
+            if constraint is not None and proposed is not None:
+                proposed = constraint.edit(proposed, layout, self._device)
+            target = self.passes.forward(layout, proposed)
+            logits = self.passes.logits(layout, target) if constraint or self._needs_logits(plan, layout) else None
+            drawn = _in_cells(self._sample(plan, layout, target, logits, constraint), layout, target)
             accepted, result = self.passes.accept_and_extend(layout, target, drawn)
         if mirror is not None:
             mirror.advance()
-        return self._finish(plan, layout, target, logits, accepted, result)
+        return self._finish(plan, layout, target, logits, accepted, result, constraint)
 
-    def _graph(self, plan: StepPlan, starts: np.ndarray | None) -> tuple[GraphedStep | None, StepLayout]:
-        """A graph of such a step, with the step in place, if there is one; and the step's layout."""
+    def _graph(
+        self, plan: StepPlan, layout: StepLayout, starts: np.ndarray | None, constraint: Constraint | None
+    ) -> tuple[GraphedStep | None, StepLayout]:
+        """A graph of such a step, with the step in place, if there is one; and the step's layout there."""
         if self.round_graphs is None or self.mixed_graphs is None:
-            return None, self._layout(plan)
-        if plan.has_chunks:
+            return None, layout
+        has_drafts_to_see = constraint is not None and constraint.has_drafts
+        if plan.has_chunks or has_drafts_to_see:  # drafting is a graph of its own
             mixed = self.mixed_graphs.find(int(plan.query_lens.sum()))
             if mixed is None or not self._draft(plan, starts):
-                return None, self._layout(plan)
+                return None, layout
+            if constraint is not None and constraint.has_drafts:
+                constraint.edit_by_row(self.passes.row_trees, layout.tree_width, self._device)
             return mixed.step, self.mixed_graphs.load(mixed, plan)
-        layout = self._layout(plan)
         rounds = self.round_graphs.find(len(plan.rows), layout.tree_width) if layout.is_even else None
         return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width), layout
 
@@ -111,7 +133,12 @@ class Runner:
         return True
 
     def _replay(
-        self, graph: GraphedStep, plan: StepPlan, layout: StepLayout, starts: np.ndarray | None
+        self,
+        graph: GraphedStep,
+        plan: StepPlan,
+        layout: StepLayout,
+        starts: np.ndarray | None,
+        constraint: Constraint | None,
     ) -> tuple[TargetOutput, Tensor | None, Accepted, Tensor]:
         """Run a step by its graph; the results are those of its own rows."""
         self.passes.attention.before_replay(graph.name, plan.rows, layout.query_lens, starts)
@@ -123,9 +150,10 @@ class Runner:
             logits = self.mixed_graphs.logits(forwarded.target, num_nodes)
         else:
             logits = forwarded.logits[:num_nodes]
-        if forwarded.logits is None or not self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
+        is_plain = constraint is None and self._sampler.is_plain(plan.rows[layout.sampling].tolist())
+        if forwarded.logits is None or not is_plain:
             cells = graph.layout["node_cells"][:num_nodes]
-            forwarded.drawn.view(-1)[cells] = self._sample(plan, layout, target, logits)
+            forwarded.drawn.view(-1)[cells] = self._sample(plan, layout, target, logits, constraint)
         graph.replay_accept()
         return target, logits, graph.accepted.first(len(layout.sampling)), graph.result[: len(plan.rows)]
 
@@ -157,10 +185,20 @@ class Runner:
         """Whether a step is asked for more than the best token after each node."""
         return plan.num_top_logprobs.max() >= 0 or not self._sampler.is_plain(plan.rows[layout.sampling].tolist())
 
-    def _sample(self, plan: StepPlan, layout: StepLayout, target: TargetOutput, logits: Tensor | None) -> Tensor:
+    def _sample(
+        self,
+        plan: StepPlan,
+        layout: StepLayout,
+        target: TargetOutput,
+        logits: Tensor | None,
+        constraint: Constraint | None,
+    ) -> Tensor:
         """The target's token after each node; without logits, the best."""
         if logits is None:
             return self.passes.best_tokens(layout, target)
+        if constraint is not None:  # log-probabilities are the model's own
+            logits = logits.clone() if plan.num_top_logprobs.max() >= 0 else logits
+            constraint.mask(logits, self.passes.ops, self._device)
         if self._sampler.is_plain(plan.rows[layout.sampling].tolist()):
             return self.passes.ops.argmax(logits)
         rows_host = np.repeat(plan.rows[layout.sampling], layout.num_nodes).tolist()
@@ -182,6 +220,7 @@ class Runner:
         logits: Tensor | None,
         accepted: Accepted,
         result: Tensor,
+        constraint: Constraint | None,
     ) -> Finish:
         """Start bringing the result to the host."""
         tokens = accepted.tokens
@@ -201,7 +240,9 @@ class Runner:
         if not layout.is_rounds:
             prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
         fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
-        return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched)
+        if constraint is not None:
+            constraint.follow(fetched)
+        return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched, constraint)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
         """Refuse a step that would touch a position its plan does not hold, in any book.
@@ -241,7 +282,9 @@ def _in_cells(tokens: Tensor, layout: StepLayout, target: TargetOutput) -> Tenso
     return drawn
 
 
-def _result(plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched) -> StepResult:
+def _result(
+    plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched, constraint: Constraint | None
+) -> StepResult:
     """What the host learns: the one place that waits for the device."""
     result, *columns = fetched()
     accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2:]
@@ -264,4 +307,6 @@ def _result(plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetc
         lengths=lengths.astype(np.int32),
         logprobs=logprobs,
         prompt_logprobs=prompt,
+        num_forced=None if constraint is None else constraint.num_forced(accept_lens),
+        errors={} if constraint is None else constraint.errors,
     )

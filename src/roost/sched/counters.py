@@ -32,6 +32,7 @@ class SpecCounters:
 
     accept_max: int
     drafts_offered: int = 0
+    drafts_forced: int = 0
     overshoot: int = 0
     histogram: list[int] = field(default_factory=list)  # rounds by the drafts they accepted
 
@@ -49,12 +50,17 @@ class SpecCounters:
             rounds=self.rounds,
             drafts_offered=self.drafts_offered,
             drafts_accepted=sum(num_drafts * rounds for num_drafts, rounds in enumerate(self.histogram)),
+            drafts_forced=self.drafts_forced,
             overshoot=self.overshoot,
             histogram=tuple(self.histogram),
         )
 
-    def count_round(self, num_drafts: int, accept_len: int, kept: int) -> None:
-        """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` returned."""
+    def count_round(self, num_drafts: int, accept_len: int, kept: int, num_forced: int = 0) -> None:
+        """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` returned.
+
+        Of the accepted drafts `num_forced` were those that a grammar left no choice about.
+        """
+        self.drafts_forced += num_forced
         self.drafts_offered += num_drafts
         self.overshoot += accept_len - kept
         self.histogram[accept_len - 1] += 1

@@ -19,7 +19,7 @@ from roost.sched.admission import admit
 from roost.sched.intake import handle_command
 from roost.sched.late_planning import LatePlanning
 from roost.sched.planner import plan
-from roost.sched.request import LaunchedStep, Mark, NewStopFinder
+from roost.sched.request import LaunchedStep, Mark, NewStopFinder, StartCompiling
 from roost.sched.sessions import expire
 from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
@@ -36,8 +36,9 @@ class Engine:
         clock: Clock,
         trace: Trace | None = None,
         new_stop_finder: NewStopFinder | None = None,
+        start_compiling: StartCompiling | None = None,
     ) -> None:
-        self.state: State = new_state(resolved, trace or Trace(), new_stop_finder)
+        self.state: State = new_state(resolved, trace or Trace(), new_stop_finder, start_compiling)
         self._executor = executor
         self._clock = clock
         self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()

@@ -16,11 +16,13 @@ from roost.messages import (
     Abort,
     CloseSession,
     Command,
+    CompileGrammar,
     FlushCache,
     ForkSession,
     GetSession,
     GetSessions,
     GetStats,
+    GrammarCompiled,
     OpenSession,
     Refused,
     Reply,
@@ -56,6 +58,7 @@ TIMEOUT_MS_MAX = 2**40
 STOPS_MAX = 64
 STOP_LEN_MAX = 1024
 STOP_IDS_MAX = 1024
+NO_GRAMMARS = "this engine enforces no grammars: install llguidance (pip install 'roost[grammar]')"
 
 
 def handle_command(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:
@@ -104,6 +107,8 @@ def _carry_out(state: State, command: Command, reply: Reply) -> None:
             state.tell(reply, flush(state))
         case GetStats():
             state.tell(reply, stats(state))
+        case CompileGrammar():
+            _start_compiling(state, command, reply)
 
 
 def _name(command: Command) -> str:
@@ -136,6 +141,8 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         check_number(session, submit.turn)
     if submit.stop and state.new_stop_finder is None:
         raise RequestError(400, "stop", "this engine has no tokenizer: only stop_token_ids are supported")
+    if submit.grammar and state.start_compiling is None:
+        raise RequestError(400, "grammar", NO_GRAMMARS)
     if len(state.requests) - len(state.running) >= state.resolved.sched.max_queued:
         raise CapacityError(429, f"the queue is full: --max-queued {state.resolved.sched.max_queued}")
     check_queued(state, submit.client)
@@ -230,6 +237,18 @@ def _check_session_values(submit: Submit, session: Session | None, vocab_size: i
         raise RequestError(400, "queue", "only a turn of a session can wait for the session")
     if session is None and submit.turn is not None:
         raise RequestError(400, "turn", "only a turn of a session has a number")
+
+
+def _start_compiling(state: State, command: CompileGrammar, reply: Reply) -> None:
+    """Have a grammar compiled; whoever does so answers."""
+    if state.start_compiling is None:
+        raise RequestError(400, "grammar", NO_GRAMMARS)
+
+    def done(error: str) -> None:
+        refusal = refused("", RequestError(400, "grammar", error)) if error else None
+        state.tell(reply, refusal or GrammarCompiled())
+
+    state.start_compiling(command.grammar, done)
 
 
 def _abort(state: State, abort: Abort) -> None:

@@ -290,7 +290,7 @@ def _scored(request: Request, start: int, end: int) -> tuple[int, int]:
 def _setup(request: Request, reads_history: bool) -> RowSetup:
     """What the device must know of a row that begins."""
     submit, turn = request.submit, request.turn
-    needs_tokens = reads_history or submit.sampling.penalises
+    needs_tokens = reads_history or submit.sampling.penalises or submit.grammar
     assert request.row is not None, request.id
     return RowSetup(
         row=request.row,
@@ -299,6 +299,7 @@ def _setup(request: Request, reads_history: bool) -> RowSetup:
         min_len=turn.prompt_len + submit.min_new_tokens,
         stop_ids=tuple(sorted(submit.stop_token_ids)),
         tokens=turn.record.slice(0, len(turn.record)) if needs_tokens else _NO_TOKENS,
+        grammar=submit.grammar,
     )
 
 

@@ -28,6 +28,8 @@ class StopStringFinder(Protocol):
 
 
 NewStopFinder = Callable[[tuple[str, ...], bool], StopStringFinder]  # (stop strings, special tokens are text)
+# (grammar, who is told why it cannot be used, or ''): returns at once
+StartCompiling = Callable[[str, Callable[[str], None]], None]
 
 
 class Mark(IntEnum):

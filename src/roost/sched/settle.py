@@ -64,6 +64,9 @@ def _take_tokens(
     state: State, request: Request, result: StepResult, row: int, tokens: list[int], num_drafts: int
 ) -> None:
     """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
+    if row in result.errors:  # the step is good, and what this row drew means nothing
+        abort(state, request, "error", result.errors[row])
+        return
     submit, record = request.submit, request.turn.record
     known_len = len(record)
     output_len = known_len - request.turn.prompt_len
@@ -71,8 +74,9 @@ def _take_tokens(
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
     if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
-        request.spec_counters.count_round(num_drafts, len(tokens), kept)
-        state.spec_counters.count_round(num_drafts, len(tokens), kept)
+        num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
+        for counters in (request.spec_counters, state.spec_counters):
+            counters.count_round(num_drafts, len(tokens), kept, num_forced)
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept

@@ -14,7 +14,7 @@ from roost.kv.store import Store
 from roost.messages import Event, Reply
 from roost.obs.trace import Trace
 from roost.sched.counters import SpecCounters, Totals
-from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request
+from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request, StartCompiling
 from roost.sched.rows import Rows
 from roost.sched.step_limits import StepLimits
 from roost.session.table import Sessions
@@ -55,6 +55,7 @@ class State:
     step_limits: StepLimits = field(default_factory=StepLimits)
     totals: Totals = field(default_factory=Totals)
     new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
+    start_compiling: StartCompiling | None = None  # None: grammars are refused
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
     turns: dict[TurnId, Request] = field(default_factory=dict)  # the same, by turn
     queued: list[Request] = field(default_factory=list)  # in order
@@ -102,7 +103,12 @@ class State:
         request.mark = max(request.mark, mark)
 
 
-def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder | None = None) -> State:
+def new_state(
+    resolved: Resolved,
+    trace: Trace,
+    new_stop_finder: NewStopFinder | None = None,
+    start_compiling: StartCompiling | None = None,
+) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
     store = Store(resolved.page_size, resolved.books)
@@ -117,4 +123,5 @@ def new_state(resolved: Resolved, trace: Trace, new_stop_finder: NewStopFinder |
         step_times=step_times,
         draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, step_times),
         new_stop_finder=new_stop_finder,
+        start_compiling=start_compiling,
     )

@@ -15,6 +15,7 @@ from roost.messages import (
     Abort,
     CloseSession,
     Command,
+    CompileGrammar,
     Event,
     Finished,
     FlushCache,
@@ -23,6 +24,7 @@ from roost.messages import (
     GetSession,
     GetSessions,
     GetStats,
+    GrammarCompiled,
     OpenSession,
     PromptLogprobs,
     Refused,
@@ -49,9 +51,9 @@ class Started:
 
 
 _SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
-_COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats)
+_COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats, CompileGrammar)
 _SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
-_EVENTS = (Tokens, PromptLogprobs, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, Started)
+_EVENTS = (Tokens, PromptLogprobs, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, GrammarCompiled, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*_COMMANDS, *_EVENTS)
 }

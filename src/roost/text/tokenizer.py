@@ -72,11 +72,15 @@ class Tokenizer:
             adds_bos = inner.encode("a").ids[:1] == [bos_id]
         return cls(inner, spelling=spelling, eos_ids=eos_ids, bos_id=bos_id, adds_bos=bool(adds_bos))
 
+    def inner_json(self) -> str:
+        """The tokenizer as the `tokenizers` library writes it."""
+        return self._inner.to_str()
+
     def to_json(self) -> str:
         """Everything another process needs to build an equal one."""
         return json.dumps(
             {
-                "inner": self._inner.to_str(),
+                "inner": self.inner_json(),
                 "spelling": self._spelling,
                 "eos_ids": sorted(self.eos_ids),
                 "bos_id": self.bos_id,
