@@ -11,6 +11,7 @@ from tests.planted.compat_bugs import FOREIGN_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.fusion_bugs import FUSION_BUGS
+from tests.planted.grammar_bugs import GRAMMAR_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.mode_bugs import mode_bugs
@@ -414,5 +415,6 @@ BUGS = (
     *BUDGET_BUGS,
     *WEIGHT_BUGS,
     *PROGRESS_BUGS,
+    *GRAMMAR_BUGS,
     *mode_bugs(_SIMULATED),
 )

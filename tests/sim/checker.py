@@ -24,6 +24,7 @@ from roost.messages import (
     Tokens,
     Usage,
 )
+from tests.sim.automaton import expected_output
 from tests.sim.model import U64, Model, mix, states_of
 from tests.sim.wishes import first_stop
 
@@ -80,6 +81,7 @@ class Ask:
     history: list[int] | None = None  # tokens before its input, known once it produces something
     ended: bool = False
     num_rounds: int = 0  # live ones that carried drafts
+    num_forced: int = 0  # accepted drafts that its grammar left no choice about
     num_open: int = 0  # requests that had not ended when it was sent
     met_busy: bool = False  # its session had a turn that had not ended
     aborted: bool = False
@@ -308,6 +310,8 @@ class Checker:
         self._check_output(ask, event, prompt)
         if event.spec.rounds != ask.num_rounds:
             raise Broken(f"statistics: {ask.submit.request_id} had {ask.num_rounds} rounds with drafts: {event.spec}")
+        if event.spec.drafts_forced != ask.num_forced:
+            raise Broken(f"statistics: {ask.submit.request_id} had {ask.num_forced} forced drafts: {event.spec}")
         self._add_spec(event.spec)
         self._check_cause(ask, event)
         if event.usage.completion_tokens != len(ask.output):
@@ -358,7 +362,11 @@ class Checker:
         self.num_tokens += len(output)
         if output:
             states = states_of(self._model, np.array(prompt + output, dtype=np.int64))
-            expected = [self._model.next_token(int(state)) for state in states[len(prompt) - 1 : -1]]
+            before = states[len(prompt) - 1 : -1].tolist()
+            if ask.submit.grammar:
+                expected = expected_output(self._model, before, output, ask.submit.grammar)
+            else:
+                expected = [self._model.next_token(state) for state in before]
             if expected != output:
                 raise Broken(f"tokens: {ask.submit.request_id} got {output}, the oracle says {expected}")
             self._check_logprobs(ask, ask.logprobs, states[len(prompt) - 1 :], output)
@@ -462,6 +470,7 @@ class Checker:
             rounds=total.rounds + spec.rounds,
             drafts_offered=total.drafts_offered + spec.drafts_offered,
             drafts_accepted=total.drafts_accepted + spec.drafts_accepted,
+            drafts_forced=total.drafts_forced + spec.drafts_forced,
             overshoot=total.overshoot + spec.overshoot,
             histogram=tuple(a + b for a, b in zip(total.histogram, spec.histogram, strict=True)),
         )

@@ -234,11 +234,18 @@ class Rules:
 
     def _check_setup(self, ask: Ask, setup: RowSetup) -> None:
         submit, prompt = ask.submit, ask.prompt
-        needs_tokens = submit.sampling.penalises or self._resolved.spec.reads_history
+        needs_tokens = submit.sampling.penalises or self._resolved.spec.reads_history or submit.grammar
         tokens = prompt + ask.output if needs_tokens else []
-        told = (setup.sampling, setup.prompt_len, setup.min_len, set(setup.stop_ids), setup.tokens.tolist())
+        told = (
+            setup.sampling,
+            setup.prompt_len,
+            setup.min_len,
+            set(setup.stop_ids),
+            setup.tokens.tolist(),
+            setup.grammar,
+        )
         least = len(prompt) + submit.min_new_tokens
-        if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens):
+        if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens, submit.grammar):
             raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}")
 
     # --- pages -------------------------------------------------------------------------------------------------

@@ -5,14 +5,16 @@ no text unless a request says that it is. The same rule, applied to a whole outp
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from roost.messages import GREEDY, Submit
 from roost.sampling.params import SamplingParams
+from tests.sim.automaton import END
 
 SPECIAL = 0
+GRAMMAR_SEEDS = 0.25  # share of the seeds with grammars
 PENALISING = (
     SamplingParams(temperature=0, repetition_penalty=1.5),
     SamplingParams(temperature=0, presence_penalty=0.5),
@@ -82,6 +84,22 @@ def draw_extras(rng: random.Random, wishes: Wishes, vocab: int, prompt_len: int,
         num_top_logprobs=rng.choice([0, 1, 3]) if wished(wishes.output_logprobs) else None,
         sampling=rng.choice(PENALISING) if wished(wishes.penalty) else GREEDY,
     )
+
+
+def with_grammar(submit: Submit, seed: int, vocab: int) -> Submit:
+    """In a quarter of the seeds, half of the requests must match a grammar; by a die of its own."""
+    if random.Random(f"grammars {seed}").random() >= GRAMMAR_SEEDS:
+        return submit
+    rng = random.Random(f"grammar {seed} {submit.request_id}")
+    if rng.random() < 0.5:
+        return submit
+    grammar = f"automaton {rng.randrange(2**32)} {vocab}"
+    return replace(submit, grammar=grammar, stop_token_ids=submit.stop_token_ids | {END}, min_new_tokens=0)
+
+
+def compiles_at_once(grammar: str, done: Callable[[str], None]) -> None:
+    """What compiles the grammars of a simulated engine."""
+    done("")
 
 
 def _stop_string(rng: random.Random, vocab: int) -> str:

@@ -8,14 +8,18 @@ slots read and on the token. Steps run as late as stream order allows, or at onc
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.config.resolved import Resolved
 from roost.errors import StepFailure
+from roost.grammar.matcher import num_words
+from roost.grammar.rows import GrammarRows
 from roost.spec_shape import DraftKv
 from roost.step import SAMPLED, Ints, LogprobColumns, RowSetup, StepId, StepPlan, StepResult, Ticket
+from tests.sim.automaton import Automaton, choose_masked
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
@@ -66,6 +70,7 @@ class Outcome:
 
     accepted: Scored
     prompt: Scored  # the prompt's own tokens that were to be scored
+    num_forced: int = 0  # accepted drafts that its grammar left no choice about
 
 
 class Witness:
@@ -97,6 +102,7 @@ class Witness:
         self._root = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: last sampled token
         self._setups: list[RowSetup | None] = [None] * resolved.num_rows
         self._counted: list[list[int]] = [[] for _ in range(resolved.num_rows)]  # what penalties and n-grams see
+        self._grammars = GrammarRows(Automaton)
         self._pending: list[StepPlan] = []
         self._results: dict[StepId, StepResult] = {}
         self._decide = decide
@@ -131,6 +137,7 @@ class Witness:
             for setup in plan.setups:
                 self._setups[setup.row] = None if self._broken else setup
                 self._counted[setup.row] = setup.tokens.tolist()
+                self._grammars.begin(setup)
             if self._broken:
                 self._scribble(plan)
             else:
@@ -152,6 +159,7 @@ class Witness:
             self._counted[row.row].extend(accepted)
             outcomes.append(outcome)
         sampling = accept_lens > 0
+        self._follow(plan.rows[sampling].tolist(), [each.accepted for each in outcomes if each.accepted])
         wants_logprobs = bool((plan.num_top_logprobs[sampling] >= 0).any())
         return StepResult(
             step=plan.step,
@@ -167,7 +175,23 @@ class Witness:
             prompt_logprobs=self._logprobs([each.prompt for each in outcomes], plan.num_top_logprobs.clip(min=0))
             if (plan.prompt_logprob_starts >= 0).any()
             else None,
+            num_forced=np.array([each.num_forced for each in outcomes], dtype=np.int32),
         )
+
+    def _follow(self, rows: list[int], accepted: list[Scored]) -> None:
+        """Have the matchers of a step's rows go on, when somebody next looks at them."""
+        places = self._grammars.places(rows)
+        tokens = [[token for _, token in accepted[place]] for place in places]
+        self._grammars.follow([rows[place] for place in places], lambda: tokens)
+
+    def _draws(self, row: int, tokens: list[int], states: list[int]) -> list[int]:
+        """The target's token after each node of a chain."""
+        wanted = [self._model.next_token(state) for state in states]
+        if not self._grammars.places([row]):
+            return wanted
+        masks = np.full((len(tokens), num_words(self._model.vocab)), -1, dtype=np.int32)
+        self._grammars.fill(row, tokens, [max(0, node - 1) for node in range(len(tokens))], masks)
+        return [choose_masked(token, mask, self._model.vocab) for token, mask in zip(wanted, masks, strict=True)]
 
     def _logprobs(self, rows: list[Scored], tops: Ints) -> LogprobColumns:
         top, flat = int(tops.max()), [entry for row in rows for entry in row]
@@ -235,7 +259,7 @@ class Witness:
             states.append(state)
             self._write(row, start + offset, one, two)
         self._length[row.row] = start + len(tokens)
-        sampled = self._model.next_token(state)
+        sampled = self._draws(row.row, tokens[-1:], [state])[0] if plan.is_final[i] else -1
         after = sampled if plan.next_tokens[i] == SAMPLED else int(plan.next_tokens[i])
         self._draft_extend(plan, row, start, [*tokens, after])
         prompt: Scored = []
@@ -267,19 +291,34 @@ class Witness:
         values = [sequence.push(root)]
         self._check_setup(plan, row.row, values[0][2])
         path = self._draft_path(plan, row, sequence, root, values, num_drafts) if num_drafts else []
+        forced = self._put_forced(plan, row.row, path)
+        if forced:
+            sequence.cut(length + 1)
+            values[1:] = [sequence.push(token) for token in path]
         nodes = self._node_order(width, values[0][2], len(path))
         self._verify(row, length, width, dict(zip(nodes, values, strict=True)))
-        accepted = []
-        for one_two_state, token in zip(values, path, strict=False):
-            if token != self._model.next_token(one_two_state[2]):
-                break
-            accepted.append(token)
-        bonus = self._model.next_token(values[len(accepted)][2])
+        draws = self._draws(row.row, [root, *path], [state for _, _, state in values])
+        accepted = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, draws, strict=False))]
+        bonus = draws[len(accepted)]
         self._move_accepted(row, length, nodes[: len(accepted) + 1])
         self._draft_extend(plan, row, length, [root, *accepted, bonus])
         self._length[row.row] = length + len(accepted) + 1
         self._root[row.row] = bonus
-        return Outcome([(value[2], token) for value, token in zip(values, [*accepted, bonus], strict=False)], [])
+        return Outcome(
+            [(value[2], token) for value, token in zip(values, [*accepted, bonus], strict=False)],
+            [],
+            sum(place < len(accepted) for place in forced),
+        )
+
+    def _put_forced(self, plan: StepPlan, row: int, path: list[int]) -> list[int]:
+        """Put the tokens that a grammar forces into the drafts of a row, as the runner does; returns their places."""
+        if not path or not self._grammars.places([row]):
+            return []
+        if plan.shape.topk == 1:
+            return self._grammars.force(row, path)
+        if way := self._grammars.only_way(row, len(path)):
+            path[:] = way  # the rest of the tree hangs on its root
+        return list(range(len(way)))
 
     def _draft_path(
         self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[Values], num_drafts: int

@@ -17,6 +17,7 @@ from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
 from roost.step import StepPlan, StepResult, Ticket
+from tests.sim.automaton import predict_constrained
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.device_time import DeviceTime
@@ -27,7 +28,7 @@ from tests.sim.questions import Questions
 from tests.sim.report import Report
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
-from tests.sim.wishes import SimStopFinder, draw_extras, first_stop
+from tests.sim.wishes import SimStopFinder, compiles_at_once, draw_extras, first_stop, with_grammar
 from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
@@ -44,7 +45,7 @@ class World:
         self.clock = DeviceTime(options.seed, options.step_ns, self._meanwhile)
         resolved = options.resolved
         self.witness = Witness(resolved, options.model, options.layer_books, self._decide, self._is_too_large)
-        self.engine = Engine(resolved, self, self.clock, Trace(self._note), SimStopFinder)
+        self.engine = Engine(resolved, self, self.clock, Trace(self._note), SimStopFinder, compiles_at_once)
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
         self.report = Report(seed=options.seed)
@@ -133,15 +134,25 @@ class World:
         sequence, state = Sequence(self.options.model), 0
         for token in record.slice(0, len(record)).tolist():
             state = sequence.push(token)[2]
-        expected = predict_round(sequence, state, num_drafts)
+        ask = self.checker.asks[request.id]
+        expected = self._predict(request, sequence, state, num_drafts, ask)
         if len(tokens) != len(expected):
             raise Broken(f"accept: {request.id} accepted {len(tokens)} tokens, the oracle says {len(expected)}")
         if tokens != expected:
             raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
-        ask = self.checker.asks[request.id]
         ask.num_rounds += num_drafts > 0
         end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
         ask.overshot = min(request.max_new_tokens, end) - len(ask.output) < len(tokens)
+
+    def _predict(self, request: Request, sequence: Sequence, state: int, num_drafts: int, ask: Ask) -> list[int]:
+        """The tokens that a row must accept."""
+        if not ask.submit.grammar:
+            return predict_round(sequence, state, num_drafts)
+        output = request.turn.record.slice(request.turn.prompt_len, len(request.turn.record)).tolist()
+        is_tree = self.options.resolved.spec.topk > 1
+        found = predict_constrained(sequence, state, num_drafts, ask.submit.grammar, output, is_tree=is_tree)
+        ask.num_forced += found.num_forced
+        return found.tokens
 
     def _decide(self, what: str) -> bool:
         if what == "early":
@@ -281,6 +292,7 @@ class World:
             self._wishing, self.options.wishes, self.options.model.vocab, len(submit.tokens), submit.max_new_tokens
         )
         submit = replace(submit, **{each.name: getattr(extras, each.name) for each in fields(extras)})
+        submit = with_grammar(submit, self.options.seed, self.options.model.vocab)
         self.report.requests += 1
         ask = self.checker.sent(submit, taken_at or self.clock.now_ns() + TICK_NS)
         if self.rng.random() < self.options.faults.poison:

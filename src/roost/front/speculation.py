@@ -36,6 +36,7 @@ def from_json(value: dict[str, Any]) -> SpecStats:
         rounds=value["rounds"],
         drafts_offered=value["drafts_offered"],
         drafts_accepted=value["drafts_accepted"],
+        drafts_forced=value["drafts_forced"],
         overshoot=value["overshoot"],
         histogram=tuple(value["histogram"]),
     )
@@ -46,6 +47,7 @@ def _combined(left: SpecStats, right: SpecStats, sign: int) -> SpecStats:
         rounds=left.rounds + sign * right.rounds,
         drafts_offered=left.drafts_offered + sign * right.drafts_offered,
         drafts_accepted=left.drafts_accepted + sign * right.drafts_accepted,
+        drafts_forced=left.drafts_forced + sign * right.drafts_forced,
         overshoot=left.overshoot + sign * right.overshoot,
         histogram=tuple(a + sign * b for a, b in zip_longest(left.histogram, right.histogram, fillvalue=0)),
     )

@@ -113,16 +113,16 @@ class Compiler:
 
 
 class GrammarMatcher:
-    """A matcher of llguidance; end tokens, which it takes or not by how the grammar ends, are kept track of here."""
+    """A matcher of llguidance; end tokens, which it takes or not by how the grammar ends, are counted here."""
 
     def __init__(self, matcher: "LLMatcher", eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
-        self._is_over = False  # an end token came last
+        self._num_ends = 0  # end tokens that came last
 
     def fill(self, mask: Mask) -> None:
         """Write which tokens may come next."""
-        if not self._is_over:
+        if not self._num_ends:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             return
         mask.fill(0)
@@ -131,28 +131,22 @@ class GrammarMatcher:
 
     def consume(self, token: int) -> bool:
         """Go on by a token, if it may come next."""
-        if self._is_over or token < 0:
-            return False
         if token in self._eos_ids:
-            self._is_over = self._matcher.is_accepting()
-            return self._is_over
-        return self._matcher.try_consume_tokens([token]) == 1
+            is_end = self._num_ends > 0 or self._matcher.is_accepting()
+            self._num_ends += is_end
+            return is_end
+        return not self._num_ends and token >= 0 and self._matcher.try_consume_tokens([token]) == 1
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last tokens back."""
-        if num_tokens and self._is_over:
-            self._is_over = False
-            num_tokens -= 1
-        if num_tokens and not self._matcher.rollback(num_tokens):
+        num_ends = min(num_tokens, self._num_ends)
+        self._num_ends -= num_ends
+        if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
             raise InvariantError(f"a matcher cannot go back by {num_tokens} tokens: {self.error()}")
 
     def forced(self) -> list[int]:
         """The tokens that come next, as far as there is one way."""
-        return [] if self._is_over else self._matcher.compute_ff_tokens()
-
-    def is_over(self) -> bool:
-        """Whether an end token was consumed."""
-        return self._is_over
+        return [] if self._num_ends else self._matcher.compute_ff_tokens()
 
     def error(self) -> str:
         """Why it cannot go on."""

@@ -17,7 +17,7 @@ class Matcher(Protocol):
     """Follows one output, token by token."""
 
     def fill(self, mask: Mask) -> None:
-        """Write which tokens may come next: at least one, the end tokens alone once the grammar is finished."""
+        """Write which tokens may come next: at least one; once the grammar is finished, the end tokens alone."""
         ...
 
     def consume(self, token: int) -> bool:
@@ -30,10 +30,6 @@ class Matcher(Protocol):
 
     def forced(self) -> list[int]:
         """The tokens that come next, as far as the grammar leaves one way: the only ones that masks allow there."""
-        ...
-
-    def is_over(self) -> bool:
-        """Whether an end token was consumed: nothing can be after it."""
         ...
 
     def error(self) -> str:

@@ -48,7 +48,6 @@ class Constraint:
     def edit(self, proposed: Trees, layout: StepLayout, device: Device) -> Trees:
         """The drafts of a step, one tree for each round that carries any, with what grammars force."""
         trees = proposed.fetch(device) if device.runs_beside_the_host else proposed
-        self._grammars.catch_up()
         drafting, found = layout.drafting.tolist(), trees
         for i, at in enumerate(self._at.tolist()):
             if self._is_drafted[i]:
@@ -88,7 +87,6 @@ class Constraint:
 
     def mask(self, logits: Tensor, ops: Ops, device: Device) -> None:
         """Take what grammars forbid out of logits [num_nodes, vocab_size]."""
-        self._grammars.catch_up()
         masks = np.full((sum(self._num_nodes), num_words(logits.shape[1])), _ALL, dtype=np.int32)
         nodes: list[int] = []
         first = 0

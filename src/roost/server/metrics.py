@@ -119,6 +119,8 @@ def _speculation(spec: SpecStats) -> Iterator[Metric]:
     yield CounterMetricFamily("roost_spec_drafts_offered", "Draft tokens verified", spec.drafts_offered)
     accepted = "Of those, accepted, including those past the end of an output"
     yield CounterMetricFamily("roost_spec_drafts_accepted", accepted, spec.drafts_accepted)
+    forced = "Of those, tokens that a grammar left no choice about"
+    yield CounterMetricFamily("roost_spec_drafts_forced", forced, spec.drafts_forced)
     overshoot = "Accepted tokens past the end of an output"
     yield CounterMetricFamily("roost_spec_overshoot_tokens", overshoot, spec.overshoot)
     counts = accumulate(spec.histogram)

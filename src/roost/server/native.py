@@ -290,5 +290,6 @@ def _speculation(spec: SpecStats) -> dict[str, Any]:
         "spec_accept_token_num": spec.drafts_accepted,
         "spec_draft_token_num": spec.drafts_offered,
         "spec_accept_histogram": histogram,
+        "spec_forced": spec.drafts_forced,  # ours: accepted drafts that a grammar left no choice about
         "spec_overshoot": spec.overshoot,  # ours: accepted tokens past the end of the output
     }

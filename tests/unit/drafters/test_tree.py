@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from roost.drafters.tree import Candidates, RowTrees, Trees, best_trees, chains
+from roost.drafters.tree import Candidates, RowTrees, Trees, best_trees, chains, with_chain
 from roost.layers.rounds import NOTHING
 from roost.spec_shape import DraftKv, SpecShape
 
@@ -148,3 +148,23 @@ def test_trees_that_are_kept_by_row_are_found_by_row_with_no_node_past_their_wid
     for mine, right in ((found.mask[0, :3, :3], three.mask[1]), (found.parents[0, :3], three.parents[1])):
         assert mine.tolist() == right.tolist()
     assert found.depths[:, 0].tolist() == [0] * 5 and found.mask[:, 0, 0].all()
+
+
+def test_a_forced_chain_comes_first_and_the_rest_hangs_on_the_root() -> None:
+    drafted = best_trees(
+        torch.tensor([7, 8]), Candidates(**{name: torch.cat([each, each]) for name, each in _columns().items()}), 6
+    )
+    changed = with_chain(drafted, 1, [50, 51])
+    assert changed.tokens[1].tolist() == [8, 50, 51, *drafted.tokens[1, 3:].tolist()]
+    assert changed.parents[1].tolist() == [0, 0, 1, 0, 0, 0]
+    assert changed.depths[1].tolist() == [0, 1, 2, 1, 1, 1]
+    assert changed.mask[1, 2].tolist() == [True, True, True, False, False, False]
+    assert changed.mask[1, 5].tolist() == [True, False, False, False, False, True]
+    for name in ("tokens", "parents", "depths", "mask"):
+        assert torch.equal(getattr(changed, name)[0], getattr(drafted, name)[0]), name
+
+
+def _columns() -> dict[str, torch.Tensor]:
+    """Candidates of three steps, by name."""
+    candidates = grown(3, 2, seed=1, ties=False)
+    return {name: getattr(candidates, name) for name in ("tokens", "scores", "parents")}
