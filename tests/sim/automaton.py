@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.grammar.matcher import Mask, num_words
-from tests.sim.model import Model, Sequence, mix, mix_all
+from roost.sched.request import Request
+from tests.sim.model import Model, Sequence, mix, mix_all, predict_round
 
 END = 1  # the end token
 _LAST, _ONE = 1, 3  # of 12 states: the grammar is finished; up to here one token may come
@@ -115,12 +116,15 @@ class PredictedRound:
     num_forced: int
 
 
-def predict_constrained(
-    sequence: Sequence, state: int, num_drafts: int, grammar: str, output: list[int], *, is_tree: bool
-) -> PredictedRound:
-    """The oracle of a round whose output, `output` so far, must match a grammar."""
-    model, length, automaton = sequence.model, len(sequence), Automaton(grammar)
-    for token in output:
+def predict_row(model: Model, request: Request, num_drafts: int, *, is_tree: bool) -> PredictedRound:
+    """The oracle of a request's next round: with its grammar, if it has one."""
+    record, sequence, state = request.turn.record, Sequence(model), 0
+    for token in record.slice(0, len(record)).tolist():
+        state = sequence.push(token)[2]
+    if not request.submit.grammar:
+        return PredictedRound(predict_round(sequence, state, num_drafts), 0)
+    length, automaton = len(sequence), Automaton(request.submit.grammar)
+    for token in record.slice(request.turn.prompt_len, len(record)).tolist():
         automaton.consume(token)
     chain, after = [], state
     for depth in range(1, num_drafts + 1):

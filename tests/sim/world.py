@@ -17,11 +17,10 @@ from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
 from roost.step import StepPlan, StepResult, Ticket
-from tests.sim.automaton import predict_constrained
+from tests.sim.automaton import predict_row
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.device_time import DeviceTime
-from tests.sim.model import Sequence, predict_round
 from tests.sim.options import TICKS, Options, draw
 from tests.sim.promises import Promises
 from tests.sim.questions import Questions
@@ -130,29 +129,17 @@ class World:
         return result
 
     def _check_row(self, request: Request, tokens: list[int], num_drafts: int) -> None:
-        record = request.turn.record
-        sequence, state = Sequence(self.options.model), 0
-        for token in record.slice(0, len(record)).tolist():
-            state = sequence.push(token)[2]
-        ask = self.checker.asks[request.id]
-        expected = self._predict(request, sequence, state, num_drafts, ask)
+        ask, is_tree = self.checker.asks[request.id], self.options.resolved.spec.topk > 1
+        predicted = predict_row(self.options.model, request, num_drafts, is_tree=is_tree)
+        expected = predicted.tokens
         if len(tokens) != len(expected):
             raise Broken(f"accept: {request.id} accepted {len(tokens)} tokens, the oracle says {len(expected)}")
         if tokens != expected:
             raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
         ask.num_rounds += num_drafts > 0
+        ask.num_forced += predicted.num_forced
         end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
         ask.overshot = min(request.max_new_tokens, end) - len(ask.output) < len(tokens)
-
-    def _predict(self, request: Request, sequence: Sequence, state: int, num_drafts: int, ask: Ask) -> list[int]:
-        """The tokens that a row must accept."""
-        if not ask.submit.grammar:
-            return predict_round(sequence, state, num_drafts)
-        output = request.turn.record.slice(request.turn.prompt_len, len(request.turn.record)).tolist()
-        is_tree = self.options.resolved.spec.topk > 1
-        found = predict_constrained(sequence, state, num_drafts, ask.submit.grammar, output, is_tree=is_tree)
-        ask.num_forced += found.num_forced
-        return found.tokens
 
     def _decide(self, what: str) -> bool:
         if what == "early":
