@@ -10,14 +10,18 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from roost.drafters.eagle import EagleDrafter
 from roost.grammar.rows import GrammarRows
 from roost.messages import Abort, OpenSession, Submit
 from roost.sampling.params import SamplingParams
 from tests.sim.automaton import END, Automaton
 from tests.sim.wishes import compiles_at_once
+from tests.support.graph_rehearsal import Tape, rehearsed
 from tests.support.slow_reference import _changed, _choice, slow_logits
 from tests.support.spec_engines import MODES, Setting, Speculating, repetitive
+from tests.support.stand_in_heads import checkpoint
 from tests.support.tiny_models import VOCAB
 from tests.support.workload import DEPTHS
 
@@ -129,6 +133,51 @@ def test_a_turn_of_a_session_follows_its_own_output_alone(mode: str, depth: int)
         output, reason = reference(whole, served.setting.kind)
         assert (served.output(turn.request_id), served.finish(turn.request_id).reason) == (output, reason)
         history = whole.tokens + output
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@DEPTHS
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_that_are_captured_see_their_drafts_in_between(
+    mode: str, depth: int, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, submits = Setting(mode=mode, depth=depth), several()
+    checkpoint(setting.kind).model(), [reference(each, setting.kind) for each in submits]  # before it runs otherwise
+    rehearsed(monkeypatch, graphs=graphs)
+    replayed: list[Tape] = []
+    replay = Tape.replay
+    monkeypatch.setattr(Tape, "replay", lambda tape: (replayed.append(tape), replay(tape))[1])
+    served = Constrained(setting, max_running=4, chunk=20)
+    served.serve(submits)
+    check(served, submits)
+    assert bool(replayed) == graphs
+    if MODES[mode].speculates:
+        assert sum(served.finish(each.request_id).spec.drafts_forced for each in submits) > 0
+    served.executor.close()
+
+
+class Dictated(Automaton):
+    """One that leaves no choice at all, and has no end."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """One token."""
+        return np.arange(VOCAB) == 2 + len(self._states) % 5
+
+    def forced(self) -> list[int]:
+        """As far as anybody looks."""
+        return [2 + (len(self._states) + place) % 5 for place in range(40)]
+
+
+def test_what_is_dictated_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    draft = EagleDrafter._draft
+    monkeypatch.setattr(EagleDrafter, "_draft", lambda self, *args: (passes.append(1), draft(self, *args))[1])
+    served, submit = Constrained(Setting(mode="chain", depth=1)), asked(0, SAMPLED)
+    served.executor.runner._grammars = GrammarRows(Dictated)
+    served.serve([submit])
+    assert served.output("r0") == tuple(2 + (1 + place) % 5 for place in range(NUM_NEW))
+    spec = served.finish("r0").spec
+    assert not passes and spec.drafts_forced == spec.drafts_accepted == spec.drafts_offered > 0
 
 
 class Breaking(Automaton):

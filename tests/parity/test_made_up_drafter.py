@@ -64,7 +64,7 @@ class First(Quiet):
         """Needs the history, which it declares."""
         self._firsts[setup.row] = int(setup.tokens[0])
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """A chain."""
         drafts = self._firsts[rounds.rows][:, None].expand(-1, width - 1)
         return chains(torch.cat([roots[:, None], drafts], dim=1))
@@ -81,7 +81,7 @@ class Near(Quiet):
     def __init__(self, topk: int, vocab_size: int) -> None:
         self._topk, self._vocab_size = topk, vocab_size
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """A tree: K ids around the root, and one behind each."""
         number = torch.arange(1, self._topk + 1, device=roots.device)
         near = roots[:, None] - 1 + number.flip(0)  # the next id is not the first of them
@@ -151,7 +151,7 @@ class Bigram(Quiet):
     def __init__(self, head: BigramHead) -> None:
         self._head = head
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """A chain."""
         tokens = [roots]
         for _ in range(width - 1):

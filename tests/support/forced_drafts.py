@@ -82,7 +82,7 @@ class Told:
         self._num_rounds[setup.row] = 0
         self._text[setup.row] = next((text for text in self._texts if text[: len(begun)] == begun), begun)
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """The text that follows, up to where it shall be wrong."""
         places = zip(rounds.rows.tolist(), rounds.start_positions.tolist(), strict=True)
         drafts = [self._drafts(row, start)[: width - 1] for row, start in places]

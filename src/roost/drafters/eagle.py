@@ -80,10 +80,10 @@ class EagleDrafter:
         if len(pairs.sampling_rows):
             self._stand_at(pairs.sampling_rows, output.index_select(0, pairs.last_pairs))
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
         if self._shape.topk == 1:
-            return self._chains(rounds, roots, width)
+            return self._chains(rounds, roots, width, forced)
         return self._beams(DraftBranches(rounds, self._shape, self._table), roots, width)
 
     def _stand_at(self, rows: Tensor, hidden: Tensor) -> None:
@@ -95,16 +95,23 @@ class EagleDrafter:
         else:
             self._tokens[rows], self._scores[rows] = self._best(hidden)
 
-    def _chains(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
-        """The best token, then the best after it; a chain goes on in its row."""
+    def _chains(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
+        """The best token, then the best after it; a chain goes on in its row. What is forced need not be guessed."""
         rows, num_passes = rounds.rows, self._num_steps(width) - 1
         tokens, hidden = self._tokens.index_select(0, rows)[:, 0], self._hidden.index_select(0, rows)
+        if forced is not None:
+            tokens = _unless(forced[:, 0], tokens)
+            num_passes = int((forced < 0).any(dim=0).sum()) and num_passes  # none, where nothing is left to guess
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
         for step, (positions, slots) in enumerate(zip(places.positions.unbind(), places.slots.unbind(), strict=True)):
             hidden, best = self._draft(tokens, hidden, positions, slots, rounds.later(step, positions))
-            tokens = best.clone()  # the next pass may write there
+            # in any case a copy: the next pass may write there
+            tokens = best.clone() if forced is None else _unless(forced[:, step + 1], best)
             drafts.append(tokens)
+        if len(drafts) < width:
+            assert forced is not None
+            return chains(torch.cat([roots[:, None], forced], dim=1))
         return chains(torch.stack(drafts, dim=1))
 
     def _beams(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
@@ -247,6 +254,11 @@ class DraftBranches:
             branch_shifts=(strides[:, None] * np.arange(topk)).flatten(),
             num_branches=topk,
         )
+
+
+def _unless(forced: Tensor, guessed: Tensor) -> Tensor:
+    """Tokens that are forced, and guesses where none is."""
+    return torch.where(forced < 0, guessed, forced)
 
 
 def _each(column: Tensor, number: int) -> Tensor:

@@ -41,10 +41,10 @@ class NgramDrafter:
         tokens = self._device.send({"tokens": setup.tokens})["tokens"]
         self._tokens[setup.row, : len(tokens)] = tokens.to(torch.int32)
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Chains of what followed the longest match; the latest one, where several are as long."""
         if self._tokens_host is not None:
-            return self._propose_on_host(self._tokens_host, rounds, roots, width)
+            return self._propose_on_host(self._tokens_host, rounds, roots, width, forced)
         starts, host = rounds.start_positions, rounds.host
         longest = self._tokens.shape[1] if host is None else int(host.start_positions.max()) + 1
         known = self._tokens[rounds.rows, :longest].to(torch.int64)  # [R, longest], root included
@@ -61,15 +61,19 @@ class NgramDrafter:
             return
         self._tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)
 
-    def _propose_on_host(self, tokens: np.ndarray, rounds: Segments, roots: Tensor, width: int) -> Trees:
-        """The same, one round after the other."""
+    def _propose_on_host(
+        self, tokens: np.ndarray, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None
+    ) -> Trees:
+        """The same, one round after the other; what is forced counts as said."""
         drafted = []
         places = zip(rounds.rows.tolist(), rounds.start_positions.tolist(), roots.tolist(), strict=True)
-        for row, start, root in places:
-            known = tokens[row, : start + 1]
+        for number, (row, start, root) in enumerate(places):
+            said = [] if forced is None else [token for token in forced[number].tolist() if token >= 0]
+            known = np.append(tokens[row, : start + 1], said).astype(tokens.dtype) if said else tokens[row, : start + 1]
             at = _best_match_on_host(known)
             following = known[at + 1 :].tolist()
-            drafted.append([root, *(following[step % len(following)] for step in range(width - 1))])
+            guessed = (following[step % len(following)] for step in range(width - 1 - len(said)))
+            drafted.append([root, *said, *guessed])
         return chains(torch.from_numpy(np.array(drafted, dtype=np.int64)))
 
 

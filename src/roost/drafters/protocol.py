@@ -46,12 +46,13 @@ class Drafter(Protocol):
         """A row begins."""
         ...
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Trees of `width` nodes for the rounds whose last sampled tokens are `roots` [R], one segment each.
 
         A root has no KV yet: its position is where its segment starts, the row's length on the device. Tokens are ids
         of the target's vocabulary, or NOTHING. Trees of another width, or branches where chains were asked for, are
-        refused; node 0 is made the root.
+        refused; node 0 is made the root. `forced` [R, width - 1], if it is known, are the tokens that a grammar leaves
+        no choice about, and NOTHING from there on: guesses that go on from them are worth more.
         """
         ...
 

@@ -90,14 +90,17 @@ class Passes:
         """From rows to hidden states; KV is written on the way."""
         return self.forward(layout, self.draft(layout))
 
-    def draft(self, layout: StepLayout) -> Trees | None:
-        """What is drafted for a step: a tree for each round that carries drafts; None if none does."""
+    def draft(self, layout: StepLayout, forced: Tensor | None = None) -> Trees | None:
+        """What is drafted for a step: a tree for each round that carries drafts; None if none does.
+
+        `forced`: the first of them that are known already, as drafters want them.
+        """
         if self.drafter is None or not len(layout.drafting):
             return None
         is_every = self._are_chains(layout)
         rows = layout.rows if is_every else layout.rows[layout["sampling"]][layout["drafting"]]
         rounds = layout.segments(ROOTS, rows, self.lengths.device.index_select(0, rows))
-        proposed = self.drafter.propose(rounds, self.last_tokens.index_select(0, rows), layout.tree_width)
+        proposed = self.drafter.propose(rounds, self.last_tokens.index_select(0, rows), layout.tree_width, forced)
         _check_proposed(proposed, layout)
         return proposed
 

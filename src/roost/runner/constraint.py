@@ -8,6 +8,7 @@ on the host, the matchers go on. Steps without such rows never come here. Called
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from roost.device.device import Device, Fetched
@@ -16,6 +17,7 @@ from roost.forward.layout import StepLayout
 from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
 from roost.layers.ops import Ops
+from roost.layers.rounds import NOTHING
 from roost.step import StepPlan
 
 _ALL = -1  # a word of a mask that allows everything
@@ -44,6 +46,21 @@ class Constraint:
     def has_drafts(self) -> bool:
         """Whether a row carries drafts."""
         return any(self._is_drafted)
+
+    def forced(self, layout: StepLayout, device: Device) -> Tensor | None:
+        """What a drafter should go on from: the first drafts of each round that are forced, NOTHING from there on.
+
+        None if there are none, and where the device does not wait for the host to know.
+        """
+        if device.runs_beside_the_host or not self.has_drafts:
+            return None
+        drafting = layout.drafting.tolist()
+        found = np.full((len(drafting), layout.tree_width - 1), NOTHING, dtype=np.int64)
+        for at, row, is_drafted in zip(self._at.tolist(), self._rows, self._is_drafted, strict=True):
+            if is_drafted:
+                way = self._grammars.only_way(row, found.shape[1])
+                found[drafting.index(at), : len(way)] = way
+        return torch.from_numpy(found) if (found >= 0).any() else None
 
     def edit(self, proposed: Trees, layout: StepLayout, device: Device) -> Trees:
         """The drafts of a step, one tree for each round that carries any, with what grammars force."""

@@ -88,7 +88,8 @@ class Runner:
             target, logits, accepted, result = self._replay(graph, plan, layout, starts, constraint)
         else:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
-            proposed = self.passes.draft(layout)
+            forced = None if constraint is None else constraint.forced(layout, self._device)
+            proposed = self.passes.draft(layout, forced)
             if constraint is not None and proposed is not None:
                 proposed = constraint.edit(proposed, layout, self._device)
             target = self.passes.forward(layout, proposed)

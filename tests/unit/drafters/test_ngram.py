@@ -38,7 +38,7 @@ def drafts(drafter: NgramDrafter, rows: dict[int, list[int]]) -> list[list[int]]
     """What it proposes where the rows end in their roots."""
     starts = [len(tokens) - 1 for tokens in rows.values()]
     roots = torch.tensor([tokens[-1] for tokens in rows.values()])
-    trees = drafter.propose(make_segments(list(rows), starts), roots, WIDTH)
+    trees = drafter.propose(make_segments(list(rows), starts), roots, WIDTH, None)
     assert trees.tokens[:, 0].tolist() == [tokens[-1] for tokens in rows.values()]
     return trees.tokens[:, 1:].tolist()
 
@@ -62,6 +62,13 @@ def test_the_longest_match_wins_then_the_latest(is_host: bool) -> None:
     for _ in range(200):
         rows = {row: [rng.randrange(3) for _ in range(rng.randint(2, 40))] for row in rng.sample(range(4), 3)}
         assert drafts(begun(rows, is_host=is_host), rows) == [looked_up(tokens, WIDTH - 1) for tokens in rows.values()]
+
+
+def test_what_is_forced_counts_as_said() -> None:
+    rows = {0: [1, 2, 3, 4, 5, 9], 1: [4, 5, 6, 7, 4, 5]}
+    forced = torch.tensor([[1, 2, -1, -1, -1], [-1] * 5])
+    trees = begun(rows, is_host=True).propose(make_segments([0, 1], [5, 5]), torch.tensor([9, 5]), WIDTH, forced)
+    assert trees.tokens.tolist() == [[9, 1, 2, 3, 4, 5], [5, 6, 7, 4, 5, 6]]
 
 
 @FORMS

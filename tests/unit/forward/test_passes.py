@@ -119,7 +119,7 @@ class Careless:
     def begin(self, setup: RowSetup) -> None:
         """Nothing."""
 
-    def propose(self, rounds: Segments, roots: Tensor, width: int) -> Trees:
+    def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """As it was told."""
         return self._trees
 
