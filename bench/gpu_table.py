@@ -30,6 +30,7 @@ from roost.drafters.accept import Accepted
 from roost.drafters.tree import Trees
 from roost.forward.layout import StepLayout
 from roost.forward.passes import Passes, TargetOutput
+from roost.grammar.matcher import NewMatcher
 from roost.layers.linear import head_form
 from roost.layers.rotary import Rope
 from roost.layers.rounds import NOTHING, ChainInputs
@@ -155,12 +156,13 @@ class Case:
     graphs: bool = True
     prompt_len: int = 512
     num_new: int = 256
+    grammar: str = ""  # that every output must match
 
 
 class Run:
     """An engine in this thread with a batch of requests that all decode."""
 
-    def __init__(self, model: Decoder, head: Head | None, case: Case) -> None:
+    def __init__(self, model: Decoder, head: Head | None, case: Case, new_matcher: NewMatcher | None = None) -> None:
         length = case.prompt_len + case.num_new + 64
         pool = case.batch * (length + 8 * case.page_size) + 16 * case.page_size
         graphs = None if DEVICE.type == "cpu" else case.graphs
@@ -172,8 +174,9 @@ class Run:
             spec=case.spec,
         )
         self.resolved = resolve(config, model.traits, backend_of(config, DEVICE))
-        self.executor = TorchExecutor(model, self.resolved, DEVICE, head if self.resolved.spec.pair else None)
-        self.engine = Engine(self.resolved, self.executor, SystemClock())
+        own_head = head if self.resolved.spec.pair else None
+        self.executor = TorchExecutor(model, self.resolved, DEVICE, own_head, new_matcher)
+        self.engine = Engine(self.resolved, self.executor, SystemClock(), start_compiling=lambda text, done: done(""))
         self.num_tokens = [0] * case.batch
         self.num_ended = 0
         self.spent_s = {"launch": 0.0, "collect": 0.0}
@@ -182,9 +185,10 @@ class Run:
         generator = torch.Generator().manual_seed(1)
         for number in range(case.batch):
             prompt = torch.randint(model.config.vocab_size, (case.prompt_len,), generator=generator).tolist()
-            self.engine.post(
-                Submit(request_id=str(number), tokens=tuple(prompt), max_new_tokens=case.num_new), self._hear
+            submit = Submit(
+                request_id=str(number), tokens=tuple(prompt), max_new_tokens=case.num_new, grammar=case.grammar
             )
+            self.engine.post(submit, self._hear)
         while self.num_tokens[-1] < 2 or min(self.num_tokens) < 2:
             self.engine.tick()
 
@@ -229,10 +233,10 @@ class Run:
         torch.cuda.empty_cache() if DEVICE.type == "cuda" else None
 
 
-def measure(model: Decoder, head: Head | None, case: Case) -> dict[str, Any]:
+def measure(model: Decoder, head: Head | None, case: Case, new_matcher: NewMatcher | None = None) -> dict[str, Any]:
     """A cell: milliseconds per output token of a request while all run, as the median of equal parts of the run."""
     with accepting(case.spec.spec is not None):
-        run = Run(model, head, case)
+        run = Run(model, head, case, new_matcher)
         run.start_again()
         ticks = run.ticks(10**6)
         waited, launched = run.spent_s["collect"], run.spent_s["launch"]
