@@ -8,7 +8,8 @@ renders the whole conversation. Never sees the session's tokens. Called by the s
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from roost.errors import RequestError
 from roost.text.escaping import ANSWER_MARK
@@ -32,6 +33,7 @@ class Transcript:
     num_messages: int = 0  # of all turns
     num_chars: int = 0  # of all their contents
     opening: tuple[EscapedMessage, ...] = ()  # the first messages
+    tools: tuple[dict[str, Any], ...] = ()  # escaped: those that the template lists, given with the first messages
 
     def add(
         self,
@@ -40,10 +42,12 @@ class Transcript:
         length: int,
         messages: Sequence[EscapedMessage] | None,
         output: Sequence[int] | None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> "Transcript":
         """The transcript after one more turn.
 
-        `messages`: None for plain input. `output`: tokens of the answer, None for an append.
+        `messages`: None for plain input. `output`: tokens of the answer, None for an append. `tools`: escaped, of the
+        conversation's first turn; a later turn has the same.
         """
         extends_answer = self.is_open and not messages  # no new message: at most the last answer got longer
         answers = output is not None and not extends_answer
@@ -61,6 +65,7 @@ class Transcript:
             num_messages=self.num_messages + len(new),
             num_chars=self.num_chars + num_chars(new),
             opening=(*self.opening, *new[: OPENING - len(self.opening)]),
+            tools=self.tools if self.num_messages else tuple(tools),
         )
 
     def cut(self, length: int, num_turns: int) -> "Transcript":
@@ -103,15 +108,24 @@ def continuation(
     messages: Sequence[EscapedMessage],
     *,
     answers: bool,
+    tools: Sequence[dict[str, Any]] = (),
     tokens_max: int | None = None,
 ) -> tuple[int, ...]:
-    """Tokens that new messages add; with `answers`, up to where the model's answer begins."""
+    """Tokens that new messages add; with `answers`, up to where the model's answer begins.
+
+    `tools`: escaped; later turns may repeat those of the first or leave them out, and nothing else: the template has
+    listed them already.
+    """
     if not transcript.is_chat:
         raise RequestError(
             400,
             "messages",
             "the session holds plain text or ids, which a chat template cannot continue: send text or input_ids",
         )
+    if not transcript.num_messages:
+        transcript = replace(transcript, tools=tuple(tools))
+    elif tools and tuple(tools) != transcript.tools:
+        raise RequestError(400, "tools", "must be those of the session's first messages, or left out")
     if not messages and transcript.is_open:
         return ()  # the model continues its last answer
     added = None
@@ -139,13 +153,14 @@ def _added(
     answers: bool,
 ) -> str | None:
     """The text that new messages add to `earlier`; None if rendering them changes what was rendered before."""
-    whole = language.chat_text([*earlier, *messages], add_generation_prompt=answers)
+    tools = list(transcript.tools) or None
+    whole = language.chat_text([*earlier, *messages], add_generation_prompt=answers, tools=tools)
     if not earlier:
         return whole
     if not transcript.is_open:
-        before = language.chat_text(earlier, add_generation_prompt=False)
+        before = language.chat_text(earlier, add_generation_prompt=False, tools=tools)
         return whole.removeprefix(before) if whole.startswith(before) else None
-    before = language.chat_text(earlier[:-1], add_generation_prompt=True)
+    before = language.chat_text(earlier[:-1], add_generation_prompt=True, tools=tools)
     # Whitespace that the template puts before an answer is part of the answer's own first token.
     space, found, added = whole.removeprefix(before).partition(ANSWER_MARK)
     is_after = whole.startswith(before) and found and not space.strip() and ANSWER_MARK not in added

@@ -33,13 +33,13 @@ class Escaper:
         self._beginnings = re.compile(rests or "(?!)")
 
     def escape(self, value: Any) -> Any:
-        """A message, or a part of one, with special tokens escaped in every string it contains, at any depth."""
+        """A message, or a part of one, with special tokens escaped in all its strings and keys, at any depth."""
         if isinstance(value, str):
             return self._escape_text(value)
         if isinstance(value, list):
             return [self.escape(each) for each in value]
         if isinstance(value, dict):
-            return {_checked(key): self.escape(each) for key, each in value.items()}
+            return {self.escape(key): self.escape(each) for key, each in value.items()}
         return value
 
     def unescape(self, text: str) -> str:

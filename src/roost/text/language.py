@@ -29,10 +29,16 @@ class Language:
         return tuple(self.tokenizer.encode_prompt(text, tokens_max=tokens_max))
 
     def chat_tokens(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tokens_max: int | None = None
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        tokens_max: int | None = None,
     ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the model's answer begins."""
-        text = self.chat_text(self.escape(messages), add_generation_prompt=add_generation_prompt)
+        escaped = self.escape_tools(tools)
+        text = self.chat_text(self.escape(messages), add_generation_prompt=add_generation_prompt, tools=escaped)
         return self.text_tokens(text, tokens_max=tokens_max)
 
     def escape(self, messages: Sequence[dict[str, Any]]) -> list[EscapedMessage]:
@@ -44,16 +50,26 @@ class Language:
             )
         return [self.tokenizer.escaper.escape(message) for message in messages]
 
+    def escape_tools(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Definitions of tools as templates may read them, escaped as messages are."""
+        return None if tools is None else [self.tokenizer.escaper.escape(tool) for tool in tools]
+
     @property
     def is_local(self) -> bool:
         """Whether the template is known to write the end of a conversation the same way without its middle."""
         return self.template is not None and self.template.is_local
 
-    def chat_text(self, messages: list[EscapedMessage], *, add_generation_prompt: bool) -> str:
-        """The rendered text of a conversation, still escaped."""
+    def chat_text(
+        self,
+        messages: list[EscapedMessage],
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        """The rendered text of a conversation, still escaped; `tools` are escaped too."""
         if self.template is None:
             raise RequestError(400, "messages", "this model has no chat template; plain prompts work")
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def text_tokens(self, text: str, *, after: int | None = None, tokens_max: int | None = None) -> tuple[int, ...]:
         """Tokens of a rendered text, or of its end; `after`: the token that precedes it already and is not repeated."""
@@ -112,9 +128,17 @@ def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def num_chars(messages: Sequence[EscapedMessage]) -> int:
-    """Characters in the messages' contents, counting only contents that are plain strings."""
-    contents = (message.get("content") for message in messages)
-    return sum(len(content) for content in contents if isinstance(content, str))
+    """Characters in the messages' contents and tool calls."""
+    return sum(_len_of(message.get("content")) + _len_of(message.get("tool_calls")) for message in messages)
+
+
+def _len_of(value: Any) -> int:
+    """Characters of the strings in a value, at any depth."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_len_of(key) + _len_of(each) for key, each in value.items())
+    return sum(map(_len_of, value)) if isinstance(value, list) else 0
 
 
 def _text_of(tokenizer: Tokenizer, token: int | None) -> str:

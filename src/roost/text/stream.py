@@ -15,14 +15,16 @@ from roost.text.tokenizer import Tokenizer
 class TextStream:
     """Incremental decoding of one output."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, kept: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._kept = kept  # special tokens that are shown all the same: those that mark tool calls
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps the bytes of an unfinished character
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Add tokens; returns the text that no later token can change."""
-        shown = (self._tokenizer.shown(token, skip_special=self._skip_special) for token in tokens)
+        skip, kept = self._skip_special, self._kept
+        shown = (self._tokenizer.shown(token, skip_special=skip, kept=kept) for token in tokens)
         return self._decoder.decode(b"".join(shown))
 
     def flush(self) -> str:

@@ -6,6 +6,7 @@ as the model is. Knows no tokens. Called through text.language; one template ser
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from roost.text.locality import is_local
 SOURCE_BYTES_MAX = 256 * 1024
 TEXT_CHARS_MAX = 4 * 1024 * 1024
 REASON_CHARS_MAX = 300  # of a template's own error message
+_ESCAPABLE = re.compile("[\u0080-\ud7ff\ue000-\U0010ffff]")  # not lone surrogates, which text.escaping must find again
 
 
 class ChatTemplate:
@@ -43,7 +45,7 @@ class ChatTemplate:
             raise ConfigError(f"chat template: {size} bytes long; at most {SOURCE_BYTES_MAX} are allowed")
         self._source = source
         self._chars_max = chars_max
-        self._names = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self._names = {"bos_token": bos, "eos_token": eos, "documents": None}
         try:
             sandbox = _Sandbox(chars_max, now)
             self._template = sandbox.from_string(source)
@@ -60,9 +62,15 @@ class ChatTemplate:
         """What `to_json` wrote."""
         return cls(**json.loads(text))
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         """The text of a conversation; with the generation prompt, up to where the model's answer begins."""
-        names = {**self._names, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        names = {**self._names, "messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools}
         try:
             return _joined(self._template.generate(names), self._chars_max)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -175,4 +183,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPABLE.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text

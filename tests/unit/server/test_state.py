@@ -77,10 +77,10 @@ class Told(ChatTemplate):
 
     thread = 0
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, tools: Any = None) -> str:
         """The text."""
         self.thread = threading.get_ident()
-        return super().render(messages, add_generation_prompt=add_generation_prompt)
+        return super().render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ class Watched(ChatTemplate):
         self.is_local = self.is_local and is_local
         self.most = 0
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, tools: Any = None) -> str:
         """The text, counted."""
         self.most = max(self.most, len(messages))
-        return super().render(messages, add_generation_prompt=add_generation_prompt)
+        return super().render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
 
 @cache
