@@ -18,6 +18,7 @@ LAYERS = (
         "roost.lazy_import",
     ),
     ("roost.attention.registry", "roost.sampling.params", "roost.clients", "roost.kv.pages", "roost.text"),
+    ("roost.tools",),
     ("roost.spec_shape", "roost.spec_widths", "roost.drafters.registry"),
     ("roost.step", "roost.messages", "roost.config", "roost.graph_sizes"),
     (

@@ -25,6 +25,7 @@ _LISTENER = "tests/unit/server/test_listener.py::"
 _LOGS = "tests/unit/server/test_logs.py::"
 _TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
 _LOCALITY = "tests/unit/text/test_locality.py::"
+_TOOLS = "tests/unit/tools/"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
@@ -228,6 +229,16 @@ TESTED: dict[str, str] = {
     "roost.text.template.SOURCE_BYTES_MAX": "tests/unit/text/test_template.py::"
     "test_a_template_longer_than_any_honest_one_is_refused",
     "roost.text.template.TEXT_CHARS_MAX": "tests/unit/text/test_template.py::test_a_text_of_just_the_cap_is_taken",
+    "roost.tools.definitions.TOOLS_MAX": _TOOLS
+    + "test_definitions.py::test_as_many_tools_as_openai_takes_are_taken_and_no_more",
+    "roost.tools.history._DEPTH_MAX": _TOOLS
+    + "test_model_formats.py::test_arguments_may_be_nested_as_deep_as_they_may_be_and_no_deeper",
+    "roost.tools.chars._BLANKS_MAX": _TOOLS
+    + "test_machine.py::test_a_call_has_as_much_whitespace_as_it_may_and_no_more",
+    "roost.tools.chars.WORD_MAX": _TOOLS
+    + "test_machine.py::test_a_parameter_has_a_name_as_long_as_it_may_and_no_longer",
+    "roost.tools.parameters._REFS_MAX": _TOOLS
+    + "test_machine.py::test_a_parameter_is_found_through_as_many_references_as_may_be_and_no_more",
     "roost.text.continuation._ENDING": _LOCALITY + "test_questions_and_answers_add_what_the_whole_conversation_adds",
     "roost.text.locality.OPENING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.locality._ENDING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
@@ -286,6 +297,8 @@ UNTESTED: dict[str, str] = {
     "roost.step_times.prompt_tokens._NUM_PAIRS": _GUESS,
     "roost.sched.late_planning._CAUTION_DECAY": "how soon a pause of the device is forgotten",
     "roost.sched.step_budget._MS": _NUMBER,
+    "roost.tools.call_ids._RANDOM_BYTES": _NUMBER,
+    "roost.tools.call_ids._HEX_LEN": "what Mistral's templates ask for",
     "roost.sched.sessions.MS": _NUMBER,
     "roost.sampling.draw.WEIGHT_ONE": _NUMBER,
     "roost.sampling.draw.GOLDEN": _NUMBER,

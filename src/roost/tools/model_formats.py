@@ -1,0 +1,110 @@
+"""How one model writes tool calls and reasoning: found out once, used for every request.
+
+Owns the choice of formats, by the flags or from the chat template, and what follows from it for a request: the messages
+and tools for the template, the grammar of the answer, the machine that reads it. Called by the server and the library.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.text.language import Language
+from roost.text.tokenizer import Tokenizer
+from roost.tools.call_ids import short_call_id
+from roost.tools.definitions import ToolRequest
+from roost.tools.format import ToolFormat
+from roost.tools.hermes import Hermes
+from roost.tools.history import Message, as_plain, checked_history, system_text, with_call_ids, with_system_text
+from roost.tools.machine import Machine
+from roost.tools.reasoning import ReasoningTags, after_reasoning
+from roost.tools.reasoning_probe import detect_reasoning
+from roost.tools.registry import DESCRIBED, DETECTED, FORMATS, detect, lists_tools, rendered
+from roost.tools.tool_grammar import tool_grammar
+
+THINK = "think"  # of --reasoning-format: between <think> and </think>
+NO_REASONING = "none"  # of --reasoning-format: reasoning is part of the content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFormats:
+    """The formats of one model."""
+
+    tool_format: ToolFormat
+    is_described: bool  # the template knows no tools: a text lists them, and calls in the history become text
+    reasoning: ReasoningTags | None = None
+    system_role: str = "system"  # whose message the text of tools goes to
+
+    @property
+    def name(self) -> str:
+        """Of the tools' format, as --tool-format has it."""
+        return DESCRIBED if self.is_described else self.tool_format.name
+
+    def messages(
+        self, messages: Sequence[Message], request: ToolRequest | None, *, is_continuation: bool = False
+    ) -> list[Message]:
+        """A conversation for the template, its calls and results checked.
+
+        `is_continuation`: it goes on from a session, whose first messages have brought the tools.
+        """
+        checked = checked_history(messages, is_continuation=is_continuation)
+        if not self.is_described:
+            return with_call_ids(checked, short_call_id) if self.tool_format.has_short_ids else checked
+        plain = as_plain(checked)
+        if request is None or is_continuation:
+            return plain
+        return with_system_text(plain, system_text(request.tools), role=self.system_role)
+
+    def template_tools(self, request: ToolRequest | None) -> list[dict[str, Any]] | None:
+        """The tools for the template; None if there are none, or if it knows none."""
+        return None if request is None or self.is_described else [tool.definition() for tool in request.tools]
+
+    def unenforced(self, request: ToolRequest) -> list[str | None]:
+        """For each callable tool, the keyword of its schema that this format cannot enforce."""
+        return [self.tool_format.unenforced(tool.schema()) for tool in request.callable]
+
+    def grammar(self, request: ToolRequest | None, tokenizer: Tokenizer, *, answer: str = "") -> str:
+        """The grammar of a whole output, "" if it is free.
+
+        `answer`: the grammar of an answer without tools, if the request has one.
+        """
+        inner = answer if request is None else tool_grammar(self.tool_format, request, tokenizer)
+        return inner if self.reasoning is None else after_reasoning(inner, self.reasoning, tokenizer)
+
+    def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Special tokens that must be shown in the text that a machine reads."""
+        tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        ids = (tokenizer.added_id(text) for text in (*self.tool_format.tokens, *tags))
+        return frozenset(id for id in ids if id is not None)
+
+    def machine(self, request: ToolRequest | None, new_id: Callable[[], str]) -> Machine:
+        """What reads one output."""
+        if request is None:
+            return Machine(format=None, tools=(), new_id=new_id, reasoning=self.reasoning)
+        return Machine(format=self.tool_format, tools=request.callable, new_id=new_id, reasoning=self.reasoning)
+
+
+def formats_of(language: Language, *, tool_format: str = DETECTED, reasoning_format: str = DETECTED) -> ModelFormats:
+    """The formats of a model; `auto` asks its chat template."""
+    render = None if language.template is None else language.template.render
+    reasoning = None if render is None else detect_reasoning(render)
+    if reasoning_format == NO_REASONING:
+        reasoning = None
+    elif reasoning_format == THINK and reasoning is None:
+        reasoning = ReasoningTags(begin="<think>", end="</think>", is_open=False)
+    named = {format.name: format for format in FORMATS}.get(tool_format)
+    if named is not None and (render is None or not lists_tools(render)):
+        raise ConfigError(f"--tool-format {tool_format}: the chat template lists no tools; {DESCRIBED} is for that")
+    found = detect(render) if named is None and render is not None and tool_format == DETECTED else named
+    if found is not None:
+        return ModelFormats(tool_format=found, is_described=False, reasoning=reasoning)
+    has_system = render is None or rendered(render, with_system_text([_ASKED], "")) is not None
+    return ModelFormats(
+        tool_format=Hermes(),
+        is_described=True,
+        reasoning=reasoning,
+        system_role="system" if has_system else "user",
+    )
+
+
+_ASKED = {"role": "user", "content": "Hello"}

@@ -1,0 +1,1 @@
+"""Tests of tools: their definitions, formats, grammars and machines."""
