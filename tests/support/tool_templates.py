@@ -11,6 +11,11 @@ HERMES = (
     '\n<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
     "\n</tool_call>{% endfor %}{% endif %}<|im_end|>\n{% endfor %}" + _END
 )
+# the order of older Hermes models
+ARGUMENTS_FIRST = HERMES.replace(
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}',
+    '{ "arguments": {{ call.function.arguments | tojson }}, "name": "{{ call.function.name }}"}',
+)
 # an answer after the last question shows its thought, an earlier one does not
 QWEN3 = HERMES.replace(
     _CHATML,

@@ -40,7 +40,7 @@ class Lark:
 
 def literal(text: str) -> str:
     """Exactly this text."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which llguidance does not take as it is
 
 
 def marker(text: str, tokenizer: Tokenizer) -> str:

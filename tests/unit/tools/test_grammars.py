@@ -196,6 +196,22 @@ def test_a_schema_refers_to_its_own_definitions() -> None:
         assert not allows(grammar, written(name, ("f", {"a": "red", "b": ["green"]})), has_markers=False), name
 
 
+@pytest.mark.parametrize(
+    "odd", ['a"b', "a\\b", "\\n", "a\nb", "é🦉", "\u2028", "it's", "/x/", "}", "%json {", "<[5]>", "", "\x00"]
+)
+def test_values_and_names_may_have_any_characters(odd: str) -> None:
+    by_value = {"type": "object", "properties": {"a": {"enum": [odd, "z"]}}, "required": ["a"]}
+    by_name = {"type": "object", "properties": {odd: {"type": "integer"}}, "required": [odd]}
+    for name in FORMATS:
+        for schema, arguments in ((by_value, {"a": odd}), (by_name, {odd: 1})):
+            tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+            asked = request("required", tools=tools)
+            if BY_NAME[name].unenforced(schema) is None:
+                text = written(name, ("f", arguments))
+                assert allows(grammar_of(name, asked, has_markers=False), text, has_markers=False), (name, schema)
+                assert complete(read(name, [text], tools=asked.callable)) == [("f", arguments)]
+
+
 def test_a_tool_without_listed_parameters_takes_any() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for name in FORMATS:

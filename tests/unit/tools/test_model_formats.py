@@ -14,9 +14,9 @@ from roost.tools.model_formats import ModelFormats, formats_of
 from roost.tools.registry import FORMATS, detect, tool_format_names
 from tests.support.chat_templates import LOCAL, OTHERS
 from tests.support.small_vocabularies import byte_level
-from tests.support.tool_templates import MISTRAL, QWEN3, UNKNOWN, WITH_TOOLS
+from tests.support.tool_templates import ARGUMENTS_FIRST, MISTRAL, QWEN3, UNKNOWN, WITH_TOOLS
 from tests.unit.text.test_template import CHAT
-from tests.unit.tools.written import BY_NAME, THINKS, complete, read, request
+from tests.unit.tools.written import BY_NAME, THINKS, complete, content, read, request
 
 ASKED = {"role": "user", "content": "How many?"}
 CALLS = [
@@ -40,6 +40,13 @@ def test_a_format_is_told_from_what_the_template_writes(name: str) -> None:
     formats = formats_of(language(WITH_TOOLS[name]))
     assert (formats.name, formats.is_described, formats.reasoning) == (name, False, None)
     assert formats.template_tools(request()) == [tool.definition() for tool in request().tools]
+
+
+def test_a_call_may_have_its_arguments_before_its_name() -> None:
+    assert formats_of(language(ARGUMENTS_FIRST)).name == "hermes"
+    text = '<tool_call>\n{ "arguments": {"count": 1}, "name": "find"}\n</tool_call>'
+    assert complete(read("hermes", [text])) == [("find", {"count": 1})]
+    assert content(read("hermes", [text.replace("find", "other")])) == text.replace("find", "other")
 
 
 @pytest.mark.parametrize("name", sorted({*WITH_TOOLS} - {"llama3-json"}))
