@@ -16,6 +16,7 @@ from roost.text.escaping import ANSWER_MARK
 from roost.text.language import EscapedMessage, Language, num_chars
 from roost.text.locality import OPENING
 
+OTHER_TOOLS = "must be those of the session's first messages, or left out"
 _ENDING = 4  # at least this many of the last messages are always rendered
 
 
@@ -125,7 +126,7 @@ def continuation(
     if not transcript.num_messages:
         transcript = replace(transcript, tools=tuple(tools))
     elif tools and tuple(tools) != transcript.tools:
-        raise RequestError(400, "tools", "must be those of the session's first messages, or left out")
+        raise RequestError(400, "tools", OTHER_TOOLS)
     if not messages and transcript.is_open:
         return ()  # the model continues its last answer
     added = None

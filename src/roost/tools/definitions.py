@@ -32,7 +32,7 @@ class Tool:
 
     def definition(self) -> dict[str, Any]:
         """The tool as chat templates read it, which is as OpenAI has it."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description}
+        function: dict[str, Any] = {"name": self.name, "description": self.description}  # templates count on both
         function["parameters"] = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
         return {"type": "function", "function": function}
 

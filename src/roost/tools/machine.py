@@ -32,9 +32,9 @@ class Machine:
         self._content = _ContentReader(format, tools, new_id)
 
     @property
-    def num_calls(self) -> int:
-        """Calls that have opened so far."""
-        return self._content.calls.num_opened
+    def has_calls(self) -> bool:
+        """Whether there are calls so far, all of them complete."""
+        return 0 < self._content.calls.num_opened == self._content.calls.num_complete
 
     def feed(self, piece: str) -> list[ToolEvent]:
         """Add text; returns what is certain now."""
@@ -66,6 +66,7 @@ class Calls:
         self._emit = emit
         self._chars = Chars()
         self.num_opened = 0
+        self.num_complete = 0
         self.is_open = False
 
     def begin(self, chars: Chars) -> None:
@@ -91,6 +92,7 @@ class Calls:
     def close(self, *, is_complete: bool = True) -> None:
         """The call's arguments end."""
         if is_complete:
+            self.num_complete += 1
             self._chars.use()
             self._chars.is_closing = True
         self._emit(CallClosed(index=self.num_opened - 1, is_complete=is_complete))

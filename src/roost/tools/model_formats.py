@@ -5,10 +5,11 @@ and tools for the template, the grammar of the answer, the machine that reads it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from roost.errors import ConfigError
+from roost.errors import ConfigError, RequestError
+from roost.text.continuation import OTHER_TOOLS, Transcript
 from roost.text.language import Language
 from roost.text.tokenizer import Tokenizer
 from roost.tools.call_ids import short_call_id
@@ -19,7 +20,7 @@ from roost.tools.history import Message, as_plain, checked_history, system_text,
 from roost.tools.machine import Machine
 from roost.tools.reasoning import ReasoningTags, after_reasoning
 from roost.tools.reasoning_probe import detect_reasoning
-from roost.tools.registry import DESCRIBED, DETECTED, FORMATS, detect, lists_tools, rendered
+from roost.tools.registry import DESCRIBED, DETECTED, FORMATS, detect, lists_tools, rendered, takes_several_calls
 from roost.tools.tool_grammar import tool_grammar
 
 THINK = "think"  # of --reasoning-format: between <think> and </think>
@@ -33,6 +34,7 @@ class ModelFormats:
     tool_format: ToolFormat
     is_described: bool  # the template knows no tools: a text lists them, and calls in the history become text
     reasoning: ReasoningTags | None = None
+    is_parallel: bool = True  # the template takes answers with several calls
     system_role: str = "system"  # whose message the text of tools goes to
 
     @property
@@ -55,6 +57,17 @@ class ModelFormats:
             return plain
         return with_system_text(plain, system_text(request.tools), role=self.system_role)
 
+    def check_session(self, request: ToolRequest | None, language: Language, transcript: Transcript) -> None:
+        """Refuse tools other than those that a session began with, where its first message is what lists them.
+
+        Where the template lists them, `text.continuation` refuses them.
+        """
+        if request is None or not self.is_described or not transcript.num_messages:
+            return
+        (listed,) = language.escape([{"content": system_text(request.tools)}])
+        if listed["content"] not in transcript.opening[0]["content"]:
+            raise RequestError(400, "tools", OTHER_TOOLS)
+
     def template_tools(self, request: ToolRequest | None) -> list[dict[str, Any]] | None:
         """The tools for the template; None if there are none, or if it knows none."""
         return None if request is None or self.is_described else [tool.definition() for tool in request.tools]
@@ -68,7 +81,10 @@ class ModelFormats:
 
         `answer`: the grammar of an answer without tools, if the request has one.
         """
-        inner = answer if request is None else tool_grammar(self.tool_format, request, tokenizer)
+        inner = answer
+        if request is not None:
+            is_parallel = request.is_parallel and self.is_parallel
+            inner = tool_grammar(self.tool_format, replace(request, is_parallel=is_parallel), tokenizer)
         return inner if self.reasoning is None else after_reasoning(inner, self.reasoning, tokenizer)
 
     def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
@@ -96,8 +112,9 @@ def formats_of(language: Language, *, tool_format: str = DETECTED, reasoning_for
     if named is not None and (render is None or not lists_tools(render)):
         raise ConfigError(f"--tool-format {tool_format}: the chat template lists no tools; {DESCRIBED} is for that")
     found = detect(render) if named is None and render is not None and tool_format == DETECTED else named
-    if found is not None:
-        return ModelFormats(tool_format=found, is_described=False, reasoning=reasoning)
+    if found is not None and render is not None:
+        is_parallel = takes_several_calls(render)
+        return ModelFormats(tool_format=found, is_described=False, reasoning=reasoning, is_parallel=is_parallel)
     has_system = render is None or rendered(render, with_system_text([_ASKED], "")) is not None
     return ModelFormats(
         tool_format=Hermes(),

@@ -72,6 +72,12 @@ def detect(render: Render, formats: Sequence[ToolFormat] = FORMATS) -> ToolForma
     return None
 
 
+def takes_several_calls(render: Render) -> bool:
+    """Whether a template writes an answer with two calls; some take one at a time."""
+    called = {**_CALLED, "tool_calls": [_CALL, {**_CALL, "id": "probe0124"}]}
+    return rendered(render, [_ASKED, called], tools=[PROBE.definition()]) is not None
+
+
 def rendered(render: Render, messages: list[dict[str, Any]], **options: Any) -> str | None:
     """What a template writes; None if it refuses."""
     try:

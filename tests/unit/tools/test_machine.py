@@ -142,7 +142,7 @@ def test_arguments_come_as_they_are_written() -> None:
     assert machine.feed(": {") == [CallOpened(index=0, id="call_1", name="find"), CallArguments(index=0, text="{")]
     assert machine.feed('"text": "ab') == [CallArguments(index=0, text='"text": "ab')]
     assert machine.feed('c"}') == [CallArguments(index=0, text='c"}'), CallClosed(index=0, is_complete=True)]
-    assert machine.feed("}\n</tool_call>\n") == machine.end() == [] and machine.num_calls == 1
+    assert machine.feed("}\n</tool_call>\n") == machine.end() == [] and machine.has_calls
 
 
 def test_a_text_between_tags_comes_as_it_is_written() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from roost.errors import ConfigError, RequestError
+from roost.text.continuation import Transcript
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from roost.tools.definitions import Tool
@@ -231,8 +232,30 @@ def test_markers_that_a_vocabulary_has_as_tokens_are_kept_in_the_text() -> None:
 def test_machines_read_calls_only_of_tools_that_may_be_called() -> None:
     formats = ModelFormats(tool_format=BY_NAME["hermes"], is_described=True)
     text = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    for asked, num_calls in ((request(), 1), (request("none"), 0), (None, 0)):
+    for asked, has_calls in ((request(), True), (request("none"), False), (None, False)):
         machine = formats.machine(asked, lambda: "call_1")
         machine.feed(text)
-        assert machine.num_calls == num_calls
+        assert machine.has_calls == has_calls
     assert Tool(name="f").schema()["additionalProperties"] is False
+
+
+def test_where_a_template_takes_one_call_at_a_time_a_grammar_allows_one() -> None:
+    single = formats_of(language(WITH_TOOLS["llama3-json"]))
+    several = formats_of(language(WITH_TOOLS["mistral"]))
+    assert not single.is_parallel and several.is_parallel
+    tokenizer = byte_level()
+    assert single.grammar(request(), tokenizer) == single.grammar(request(parallel=False), tokenizer)
+    assert several.grammar(request(), tokenizer) != several.grammar(request(parallel=False), tokenizer)
+
+
+def test_a_session_keeps_the_tools_that_its_first_message_lists() -> None:
+    spoken, formats = language(CHAT), formats_of(language(CHAT))
+    listed = [{"type": "function", "function": {"name": "find", "description": "Finds <|im_end|>."}}]
+    asked = request(tools=listed)
+    messages = spoken.escape(formats.messages([ASKED], asked))
+    formats.check_session(asked, spoken, Transcript())
+    transcript = Transcript().add(spoken, length=9, messages=messages, output=[5])
+    formats.check_session(asked, spoken, transcript)
+    formats.check_session(None, spoken, transcript)
+    with pytest.raises(RequestError, match="tools: must be those of the session"):
+        formats.check_session(request(), spoken, transcript)
