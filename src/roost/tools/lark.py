@@ -54,6 +54,16 @@ def without(*texts: str) -> str:
     return " & ".join(["TEXT", *(f"~(ANY {literal(text)} ANY)" for text in texts)])
 
 
+def with_parts(lark: str, **parts: str) -> str:
+    """A grammar that refers to others by name, each of them in Lark or in llguidance's JSON."""
+    grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
+    for name, text in parts.items():
+        is_json = text.lstrip().startswith("{")
+        first, *others = json.loads(text)["grammars"] if is_json else [{"lark_grammar": text}]
+        grammars += [{**first, "name": name}, *others]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
 def json_value(schema: dict[str, Any] | bool) -> str:
     """JSON by a schema, with fixed whitespace."""
     if isinstance(schema, bool):

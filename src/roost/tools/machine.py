@@ -27,9 +27,10 @@ class Machine:
         tools: Sequence[Tool] | None,  # those that may be called; None: a call may name any
         new_id: Callable[[], str],
         reasoning: ReasoningTags | None = None,
+        is_marked: bool = False,  # only the format's marker opens calls, if it has one
     ) -> None:
         self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
-        self._content = _ContentReader(format, tools, new_id)
+        self._content = _ContentReader(format, tools, new_id, is_marked=is_marked)
 
     @property
     def has_calls(self) -> bool:
@@ -102,8 +103,11 @@ class Calls:
 class _ContentReader:
     """Reads what comes after reasoning: content and calls."""
 
-    def __init__(self, format: ToolFormat | None, tools: Sequence[Tool] | None, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, format: ToolFormat | None, tools: Sequence[Tool] | None, new_id: Callable[[], str], *, is_marked: bool
+    ) -> None:
         self._format = format
+        self._first = "" if format is None or (is_marked and format.marker) else format.first
         self._events: list[ToolEvent] = []
         by_name = None if tools is None else {tool.name: tool for tool in tools}
         self.calls = Calls(by_name, new_id, self._events.append)
@@ -167,10 +171,10 @@ class _ContentReader:
             self._show(body)
             self._pending = self._pending[len(body) :]
             return
-        marker, first = self._format.marker, self._format.first
+        marker = self._format.marker
         if marker and self._pending.endswith(marker):
             self._start_reader(self._format, len(marker))
-        elif char == first and not self._has_content and not self._pending[:-1].strip(BLANKS):
+        elif char == self._first and not self._has_content and not self._pending[:-1].strip(BLANKS):
             self._start_reader(self._format, 1)
         else:
             body = self._pending[: len(self._pending) - overlap(self._pending, marker)].rstrip(BLANKS)

@@ -17,6 +17,7 @@ from roost.tools.definitions import ToolRequest
 from roost.tools.format import ToolFormat
 from roost.tools.hermes import Hermes
 from roost.tools.history import Message, as_plain, checked_history, system_text, with_call_ids, with_system_text
+from roost.tools.lark import with_parts
 from roost.tools.machine import Machine
 from roost.tools.reasoning import ReasoningTags, after_reasoning
 from roost.tools.reasoning_probe import detect_reasoning
@@ -79,13 +80,21 @@ class ModelFormats:
     def grammar(self, request: ToolRequest | None, tokenizer: Tokenizer, *, answer: str = "") -> str:
         """The grammar of a whole output, "" if it is free.
 
-        `answer`: the grammar of an answer without tools, if the request has one.
+        `answer`: the grammar of an answer that calls no tool, if the request has one; calls and such an answer then
+        come one or the other.
         """
         inner = answer
-        if request is not None:
-            is_parallel = request.is_parallel and self.is_parallel
-            inner = tool_grammar(self.tool_format, replace(request, is_parallel=is_parallel), tokenizer)
+        if request is not None and (request.callable or not answer):
+            inner = self._tool_grammar(request, tokenizer, answer)
         return inner if self.reasoning is None else after_reasoning(inner, self.reasoning, tokenizer)
+
+    def _tool_grammar(self, request: ToolRequest, tokenizer: Tokenizer, answer: str) -> str:
+        asked = replace(request, is_parallel=request.is_parallel and self.is_parallel)
+        if not answer:
+            return tool_grammar(self.tool_format, asked, tokenizer)
+        # Marked, since bare JSON might be either.
+        calls = tool_grammar(self.tool_format, replace(asked, is_required=True), tokenizer, is_marked=True)
+        return calls if request.is_required else with_parts("start: @calls | @answer", calls=calls, answer=answer)
 
     def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that must be shown in the text that a machine reads."""
@@ -93,11 +102,17 @@ class ModelFormats:
         ids = (tokenizer.added_id(text) for text in (*self.tool_format.tokens, *tags))
         return frozenset(id for id in ids if id is not None)
 
-    def machine(self, request: ToolRequest | None, new_id: Callable[[], str]) -> Machine:
-        """What reads one output."""
-        if request is None:
-            return Machine(format=None, tools=(), new_id=new_id, reasoning=self.reasoning)
-        return Machine(format=self.tool_format, tools=request.callable, new_id=new_id, reasoning=self.reasoning)
+    def machine(
+        self, request: ToolRequest | None, new_id: Callable[[], str], *, has_answer_grammar: bool = False
+    ) -> Machine:
+        """What reads one output; `has_answer_grammar`: the request has a grammar for answers that call no tool."""
+        return Machine(
+            format=None if request is None else self.tool_format,
+            tools=() if request is None else request.callable,
+            new_id=new_id,
+            reasoning=self.reasoning,
+            is_marked=has_answer_grammar,
+        )
 
 
 def formats_of(language: Language, *, tool_format: str = DETECTED, reasoning_format: str = DETECTED) -> ModelFormats:

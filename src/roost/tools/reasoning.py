@@ -4,12 +4,11 @@ Owns the tags, the split of a stream at them, and the grammar that leaves reason
 grammar. Whitespace inside the tags' ends and after them is layout. Called by tools.machine and tools.model_formats.
 """
 
-import json
 from dataclasses import dataclass
 
 from roost.text.tokenizer import Tokenizer
 from roost.tools.chars import BLANKS
-from roost.tools.lark import Lark, literal
+from roost.tools.lark import Lark, literal, with_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +90,5 @@ def after_reasoning(grammar: str, tags: ReasoningTags, tokenizer: Tokenizer) -> 
         id = tokenizer.added_id(tags.begin)
         reasoned = f"{'begin' if id is None else f'(BLANK <[{id}]> | begin)'} {reasoned}"
     lark.add("BREAK", r"/\n{0,2}/")
-    lark.add("start", f"{reasoned} @answer" if tags.is_open else f"({reasoned})? @answer")
-    first, *others = _grammars(grammar)
-    return json.dumps({"grammars": [{"lark_grammar": lark.text()}, {**first, "name": "answer"}, *others]})
-
-
-def _grammars(text: str) -> list[dict[str, object]]:
-    """The list that a grammar's text stands for; the first is where it starts."""
-    if not text.lstrip().startswith("{"):
-        return [{"lark_grammar": text}]
-    found: list[dict[str, object]] = json.loads(text)["grammars"]
-    return found
+    lark.add("start", f"{reasoned} @after_reasoning" if tags.is_open else f"({reasoned})? @after_reasoning")
+    return with_parts(lark.text(), after_reasoning=grammar)

@@ -12,8 +12,8 @@ from roost.tools.lark import Lark, literal, marker, without
 _BLANKS = r"[ \t\r\n]{0,8}"  # before the first character that shows whether an answer is text
 
 
-def tool_grammar(format: ToolFormat, request: ToolRequest, tokenizer: Tokenizer) -> str:
-    """The Lark text for what a request allows."""
+def tool_grammar(format: ToolFormat, request: ToolRequest, tokenizer: Tokenizer, *, is_marked: bool = False) -> str:
+    """The Lark text for what a request allows; `is_marked`: required calls begin with the marker, if there is one."""
     lark = Lark(_text(format.first)) if format.first else Lark()
     lark.add("REST", without(format.marker) if format.marker else "TEXT")
     if not request.callable:
@@ -22,7 +22,8 @@ def tool_grammar(format: ToolFormat, request: ToolRequest, tokenizer: Tokenizer)
     block = lark.add("block", format.block(lark, request.callable, tokenizer, is_parallel=request.is_parallel))
     repeats = format.between is not None and request.is_parallel
     if request.is_required:
-        entry = block if format.first else f"{marker(format.marker, tokenizer)} {block}"
+        is_bare = format.first and not (is_marked and format.marker)
+        entry = block if is_bare else f"{marker(format.marker, tokenizer)} {block}"
         between = literal(format.between) + " " if format.between else ""
         lark.add("start", f"{entry} ({between}{entry})*" if repeats else entry)
         return lark.text()

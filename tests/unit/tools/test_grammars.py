@@ -177,6 +177,31 @@ def test_reasoning_goes_before_a_grammar_of_either_form(answer: str) -> None:
     assert formats.grammar(None, tokenizer(has_markers=False)) == ""
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("reasoning", [None, THINKS], ids=["plain", "thinks"])
+def test_with_a_grammar_for_answers_there_are_calls_or_such_an_answer(
+    name: str, reasoning: ReasoningTags | None, has_markers: bool
+) -> None:
+    formats = ModelFormats(tool_format=BY_NAME[name], is_described=False, reasoning=reasoning)
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    answer = json.dumps({"grammars": [{"json_schema": {**schema, "required": ["name"]}}]})
+    said, thought = '{"name": "find", "age": 3}', "" if reasoning is None else "<think>hm</think>\n\n"
+
+    def allowed(choice: object, text: str) -> bool:
+        grammar = formats.grammar(request(choice), tokenizer(has_markers=has_markers), answer=answer)
+        return allows(grammar, thought + text, has_markers=has_markers)
+
+    for choice, calls, says in (("auto", True, True), ("required", True, False), ("none", False, True)):
+        mark = "<|python_tag|>" if name == "llama3-json" else ""  # tells a call from an answer
+        assert allowed(choice, mark + written(name, FIND, NOW)) == calls
+        assert allowed(choice, said) == says
+        for text in (FREE, mark + written(name, BAD), '{"age": 3}', said + written(name, NOW)):
+            assert not allowed(choice, text), (choice, text)
+    machine = formats.machine(request(), lambda: "", has_answer_grammar=True)
+    said = '{"name": "find", "parameters": {}}'
+    assert content([*machine.feed(said), *machine.end()]) == said
+
+
 def test_whitespace_in_json_has_no_choice() -> None:
     grammar = grammar_of("hermes", request("required"), has_markers=False)
     text = written("hermes", ("find", {"count": 1, "flag": True}))
