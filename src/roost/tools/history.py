@@ -28,8 +28,9 @@ Their signatures are between <tools> and </tools>, one in a line:
 To call a function, write its name and its arguments as JSON between <tool_call> and </tool_call>:
 <tool_call>
 {{"name": "...", "arguments": {{...}}}}
-</tool_call>
-What it returns comes between <tool_response> and </tool_response>."""
+</tool_call>"""
+RESULT_TEXT = "The function{name} returned:\n{content}\n\n"
+AFTER_RESULTS = "Now answer my question in plain words, or call another function."
 
 
 def checked_history(messages: Sequence[Message], *, is_continuation: bool = False) -> list[Message]:
@@ -70,21 +71,20 @@ def with_call_ids(messages: Sequence[Message], change: Callable[[str], str]) -> 
 def as_plain(messages: Sequence[Message]) -> list[Message]:
     """The messages for a template that knows no tools: calls as text of the answer, results as the user's text."""
     plain: list[Message] = []
-    is_result = False  # of the message before
+    is_after_result = False
     for message in messages:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if is_result:
-                plain[-1]["content"] += "\n" + text
-            else:
-                plain.append({"role": "user", "content": text})
+            before = plain.pop()["content"].removesuffix(AFTER_RESULTS) if is_after_result else ""
+            name = f" {message['name']}" if "name" in message else ""
+            text = RESULT_TEXT.format(name=name, content=message["content"])
+            plain.append({"role": "user", "content": before + text + AFTER_RESULTS})
         elif "tool_calls" in message:
             calls = (each["function"] for each in message["tool_calls"])
             texts = [message["content"], *(written_call(call["name"], call["arguments"]) for call in calls)]
             plain.append({"role": "assistant", "content": "\n".join(text for text in texts if text)})
         else:
             plain.append(dict(message))
-        is_result = message["role"] == "tool"
+        is_after_result = message["role"] == "tool"
     return plain
 
 

@@ -127,10 +127,15 @@ def test_tools_that_a_template_does_not_know_become_words() -> None:
     assert system == {"role": "system", "content": "Be brief.\n\n" + system_text(request().tools)}
     assert asked == ASKED
     assert complete(read("hermes", [called["content"]])) == [("find", {"count": 1, "text": "é"}), ("now-2", {})]
-    assert told["role"] == "user" and told["content"].count("<tool_response>") == 2
+    assert told["role"] == "user"
+    assert told["content"] == (
+        "The function find returned:\n12\n\nThe function now-2 returned:\nnoon\n\n"
+        "Now answer my question in plain words, or call another function."
+    )
     assert formats.messages(HISTORY, request())[0]["content"] == system_text(request().tools)
     assert formats.messages([ASKED], None) == [ASKED]
-    assert formats.messages([TOLD], request(), is_continuation=True)[0]["role"] == "user"
+    (told,) = formats.messages([TOLD], request(), is_continuation=True)
+    assert told["role"] == "user" and told["content"].startswith("The function returned:\n12\n\nNow answer")
     for line in system_text(request().tools).splitlines():
         if line.startswith('{"type"'):
             assert json.loads(line)["type"] == "function"
