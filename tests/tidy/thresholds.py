@@ -231,7 +231,7 @@ TESTED: dict[str, str] = {
     "roost.text.template.TEXT_CHARS_MAX": "tests/unit/text/test_template.py::test_a_text_of_just_the_cap_is_taken",
     "roost.tools.definitions.TOOLS_MAX": _TOOLS
     + "test_definitions.py::test_as_many_tools_as_openai_takes_are_taken_and_no_more",
-    "roost.tools.history._DEPTH_MAX": _TOOLS
+    "roost.tools.definitions.DEPTH_MAX": _TOOLS
     + "test_model_formats.py::test_arguments_may_be_nested_as_deep_as_they_may_be_and_no_deeper",
     "roost.tools.chars._BLANKS_MAX": _TOOLS
     + "test_machine.py::test_a_call_has_as_much_whitespace_as_it_may_and_no_more",

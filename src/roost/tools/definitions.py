@@ -14,6 +14,7 @@ from roost.errors import RequestError
 from roost.values import shown
 
 TOOLS_MAX = 128
+DEPTH_MAX = 64  # of a tool's parameters, and of the arguments of a call in the history
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)  # of a tool, as OpenAI has it
 _NAME_WORDS = "must be 1 to 64 letters, digits, underscores or dashes"
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -95,6 +96,18 @@ def parameters_path(request: ToolRequest, tool: Tool) -> str:
     return f"tools[{index}].function.parameters"
 
 
+def check_depth(value: object, path: str) -> None:
+    """Refuse a value that is nested too deep to be walked through."""
+    level, depth = [value], 0
+    while level:
+        if depth == DEPTH_MAX:
+            raise RequestError(400, path, f"must be nested at most {DEPTH_MAX} deep")
+        inner: list[object] = []
+        for each in level:
+            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        level, depth = inner, depth + 1
+
+
 def _tools(given: object) -> tuple[Tool, ...]:
     if not isinstance(given, list):
         raise RequestError(400, "tools", f"must be a list, got {shown(given)}")
@@ -131,6 +144,7 @@ def _check_parameters(given: object, path: str) -> None:
         raise RequestError(400, path, f"must be a JSON schema, got {shown(given)}")
     if given.get("type", "object") != "object":
         raise RequestError(400, f"{path}.type", f"must be 'object', got {shown(given['type'])}")
+    check_depth(given, path)
 
 
 def _choice(given: object, names: list[str]) -> tuple[Mode, list[str]]:

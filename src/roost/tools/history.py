@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roost.errors import RequestError
-from roost.tools.definitions import NAME, Tool
+from roost.tools.definitions import NAME, Tool, check_depth
 from roost.tools.hermes import written_call
 from roost.values import shown
 
 Message = dict[str, Any]
-
-_DEPTH_MAX = 64  # of the arguments of a call in the history
 
 SYSTEM_TEXT = """# Tools
 
@@ -144,20 +142,8 @@ def _arguments(given: object, path: str) -> dict[str, Any]:
         value = {}
     if not isinstance(value, dict):
         raise RequestError(400, path, f"must be the text of a JSON object, got {shown(given)}")
-    if _depth(value) > _DEPTH_MAX:
-        raise RequestError(400, path, f"must be nested at most {_DEPTH_MAX} deep")
+    check_depth(value, path)
     return value
-
-
-def _depth(value: object) -> int:
-    """How deep a value is nested, counted no further than the limit."""
-    level, depth = [value], 0
-    while level and depth <= _DEPTH_MAX:
-        inner: list[object] = []
-        for each in level:
-            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-        level, depth = inner, depth + 1
-    return depth
 
 
 def _result(message: Message, path: str, called: dict[str, str], *, is_continuation: bool) -> Message:

@@ -6,7 +6,7 @@ import pytest
 
 from roost.errors import RequestError
 from roost.tools.call_ids import new_call_id, short_call_id
-from roost.tools.definitions import TOOLS_MAX, enforceable, read_tools
+from roost.tools.definitions import DEPTH_MAX, TOOLS_MAX, enforceable, read_tools
 from tests.unit.tools.written import TOOLS, request
 
 
@@ -116,3 +116,16 @@ def test_call_ids_are_as_random_as_what_they_are_made_of() -> None:
     assert new_call_id(lambda size: bytes(range(size))) == "call_000102030405060708090a0b"
     short = short_call_id("call_000102030405060708090a0b")
     assert len(short) == 9 and short.isalnum() and short_call_id(short) == short and short_call_id("other") != short
+
+
+def test_parameters_may_be_nested_as_deep_as_they_may_be_and_no_deeper() -> None:
+    def nested(depth: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {}
+        for _ in range(depth - 1):
+            schema = {"items": schema}
+        return schema
+
+    assert request(tools=[_tool(parameters=nested(DEPTH_MAX))])
+    for depth in (DEPTH_MAX + 1, 100_000):
+        with pytest.raises(RequestError, match=r"tools\[0\].function.parameters: must be nested at most 64 deep"):
+            request(tools=[_tool(parameters=nested(depth))])

@@ -116,6 +116,19 @@ def test_what_calls_no_tool_is_content_word_for_word(name: str, text: str) -> No
     assert content(read(name, [text], tools=[Tool(name="other")])) == text
 
 
+@given(
+    name=st.sampled_from(ANYWHERE),
+    parts=st.lists(st.one_of(st.sampled_from([FIND, NOW]), st.from_regex("[a-z][a-z <{}=\\n]*[a-z]", fullmatch=True))),
+)
+def test_text_and_calls_in_any_order_are_both_found(name: str, parts: list[Any]) -> None:
+    if BY_NAME[name].between is None:  # nothing follows a block of calls
+        parts = [*(part for part in parts if isinstance(part, str)), NOW]
+    written_parts = (part if isinstance(part, str) else "\n" + written(name, part) for part in parts)
+    events = read(name, ["".join(written_parts)])
+    assert complete(events) == [part for part in parts if not isinstance(part, str)]
+    assert content(events) == "".join(part for part in parts if isinstance(part, str))
+
+
 @given(text=any_output)
 def test_without_tools_everything_is_content(text: str) -> None:
     assert content(read(None, list(text))) == text
