@@ -4,12 +4,13 @@ A new format is one file with a `ToolFormat`, and one more entry in tools.regist
 tools.tool_grammar and tools.model_formats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roost.text.tokenizer import Tokenizer
 from roost.tools.chars import Chars, Reading
-from roost.tools.definitions import Tool
+from roost.tools.definitions import ToolRequest
 from roost.tools.lark import Lark
 
 
@@ -26,38 +27,24 @@ class CallSink(Protocol):
         """Its arguments are complete."""
 
 
-class ToolFormat(Protocol):
+def enforces_all(schema: dict[str, Any]) -> str | None:
+    """Of formats whose arguments are JSON: whatever can be enforced of JSON, they can."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
     """One way in which models write tool calls."""
 
-    @property
-    def name(self) -> str:
-        """Of --tool-format."""
-
-    @property
-    def marker(self) -> str:
-        """What opens a block of calls anywhere in an answer; "" if nothing does."""
-
-    @property
-    def first(self) -> str:
-        """The character that opens one at the beginning of an answer, as the first of the block; "" if none does."""
-
-    @property
-    def between(self) -> str | None:
-        """What stands between two blocks, each of one call; None: one block has all calls, and ends the answer."""
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """All texts of its syntax that may be added tokens of a vocabulary."""
-
-    @property
-    def has_short_ids(self) -> bool:
-        """Whether templates take only call ids of nine letters and digits."""
-
-    def read(self, chars: Chars, calls: CallSink) -> Reading[None]:
-        """Read a block after its marker, or from its first character; raises NotACall where it does not go on."""
-
-    def unenforced(self, schema: dict[str, Any]) -> str | None:
-        """The keyword of a schema that this format cannot enforce, None if it can write all that JSON can."""
-
-    def block(self, lark: Lark, tools: Sequence[Tool], tokenizer: Tokenizer, *, is_parallel: bool) -> str:
-        """The grammar of a block after its marker, or from its first character."""
+    name: str  # of --tool-format
+    marker: str = ""  # what opens a block of calls anywhere in an answer; "" if nothing does
+    first: str = ""  # the character that opens one at the beginning of an answer, as the first of the block
+    between: str | None = None  # what stands between two blocks, each of one call; None: one block has all, and is last
+    tokens: tuple[str, ...] = ()  # all texts of its syntax that may be added tokens of a vocabulary
+    has_short_ids: bool = False  # templates take only call ids of nine letters and digits
+    # Reads a block after its marker, or from its first character; raises NotACall where it does not go on.
+    read: Callable[[Chars, CallSink], Reading[None]]
+    # The grammar of a block after its marker, or from its first character; it may add rules.
+    block: Callable[[Lark, ToolRequest, Tokenizer], str]
+    # The keyword of a schema that cannot be enforced in this format, though it could be of JSON; None if there is none.
+    unenforced: Callable[[dict[str, Any]], str | None] = enforces_all

@@ -6,40 +6,32 @@
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from roost.text.tokenizer import Tokenizer
 from roost.tools.chars import Chars, Reading
-from roost.tools.definitions import Tool
-from roost.tools.format import CallSink
-from roost.tools.json_calls import JsonArguments, json_calls, read_json_call
+from roost.tools.definitions import ToolRequest
+from roost.tools.format import CallSink, ToolFormat
+from roost.tools.json_calls import json_calls, read_json_call
 from roost.tools.lark import Lark, marker
 
-_END = "</tool_call>"
+_BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
-class Hermes(JsonArguments):
-    """JSON between tags."""
+def _read(chars: Chars, calls: CallSink) -> Reading[None]:
+    yield from read_json_call(chars, calls)
+    yield from chars.skip_blanks()
+    yield from chars.expect(_END)
 
-    name = "hermes"
-    marker = "<tool_call>"
-    first = ""
-    between = "\n"
-    tokens = ("<tool_call>", _END)
 
-    def read(self, chars: Chars, calls: CallSink) -> Reading[None]:
-        """Read one call and its closing tag."""
-        yield from read_json_call(chars, calls)
-        yield from chars.skip_blanks()
-        yield from chars.expect(_END)
+def _block(lark: Lark, request: ToolRequest, tokenizer: Tokenizer) -> str:
+    return f'"\\n" {json_calls(lark, request.callable, "arguments")} "\\n" {marker(_END, tokenizer)}'
 
-    def block(self, lark: Lark, tools: Sequence[Tool], tokenizer: Tokenizer, *, is_parallel: bool) -> str:
-        """One call on a line of its own."""
-        return f'"\\n" {json_calls(lark, tools, "arguments")} "\\n" {marker(_END, tokenizer)}'
+
+HERMES = ToolFormat(name="hermes", marker=_BEGIN, between="\n", tokens=(_BEGIN, _END), read=_read, block=_block)
 
 
 def written_call(name: str, arguments: dict[str, Any]) -> str:
     """A call as text."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"{Hermes.marker}\n{body}\n{_END}"
+    return f"{_BEGIN}\n{body}\n{_END}"

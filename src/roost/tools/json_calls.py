@@ -4,7 +4,6 @@ Called by those formats.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from roost.tools.chars import Chars, NotACall, Reading, is_name_part
 from roost.tools.definitions import Tool
@@ -42,16 +41,6 @@ def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
         head = literal(f'{{"name": "{tool.name}", "{key}": ')
         rules.append(lark.add(f"call_{index}", f'{head} {json_value(tool.schema())} "}}"'))
     return f"({' | '.join(rules)})"
-
-
-class JsonArguments:
-    """A format whose arguments are JSON: whatever schema can be enforced for JSON can be for it."""
-
-    has_short_ids = False
-
-    def unenforced(self, schema: dict[str, Any]) -> str | None:
-        """Nothing."""
-        return None
 
 
 def _read_name_first(chars: Chars, calls: CallSink) -> Reading[None]:

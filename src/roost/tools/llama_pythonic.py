@@ -7,13 +7,12 @@ It begins the answer, and nothing follows it. Arguments are Python literals and 
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from roost.text.tokenizer import Tokenizer
 from roost.tools.chars import Chars, Reading, is_name_part
-from roost.tools.definitions import Tool
-from roost.tools.format import CallSink
+from roost.tools.definitions import ToolRequest
+from roost.tools.format import CallSink, ToolFormat
 from roost.tools.lark import Lark, json_value, literal
 from roost.tools.parameters import Parameter, parameters_of, types_of, unlisted_keyword, values_of
 from roost.tools.python_reader import read_python
@@ -21,41 +20,34 @@ from roost.tools.python_reader import read_python
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
-class LlamaPythonic:
-    """Calls as Python writes them."""
-
-    name = "llama-pythonic"
-    marker = ""
-    first = "["
-    between = None
-    tokens = ()
-    has_short_ids = False
-
-    def read(self, chars: Chars, calls: CallSink) -> Reading[None]:
-        """Read the list."""
-        yield from chars.expect("[")
+def _read(chars: Chars, calls: CallSink) -> Reading[None]:
+    yield from chars.expect("[")
+    yield from _read_call(chars, calls)
+    while (yield from chars.skip_blanks()) == ",":
+        yield from chars.take()
+        chars.is_closing = False
         yield from _read_call(chars, calls)
-        while (yield from chars.skip_blanks()) == ",":
-            yield from chars.take()
-            chars.is_closing = False
-            yield from _read_call(chars, calls)
-        yield from chars.expect("]")
+    yield from chars.expect("]")
 
-    def unenforced(self, schema: dict[str, Any]) -> str | None:
-        """What ties parameters together, and parameters that no Python name stands for."""
-        if keyword := unlisted_keyword(schema):
-            return keyword
-        is_named = all(_KEY.fullmatch(each.name) for each in parameters_of(schema) or ())
-        return None if is_named else "properties"
 
-    def block(self, lark: Lark, tools: Sequence[Tool], tokenizer: Tokenizer, *, is_parallel: bool) -> str:
-        """The list, with its brackets."""
-        rules = []
-        for index, tool in enumerate(tools):
-            arguments = _arguments(lark, parameters_of(tool.schema()), f"call_{index}")
-            rules.append(lark.add(f"call_{index}", f'{literal(tool.name + "(")} {arguments} ")"'))
-        call = f"({' | '.join(rules)})"
-        return f'"[" {call} (", " {call})* "]"' if is_parallel else f'"[" {call} "]"'
+def _unenforced(schema: dict[str, Any]) -> str | None:
+    """What ties parameters together, and parameters that no Python name stands for."""
+    if keyword := unlisted_keyword(schema):
+        return keyword
+    is_named = all(_KEY.fullmatch(each.name) for each in parameters_of(schema) or ())
+    return None if is_named else "properties"
+
+
+def _block(lark: Lark, request: ToolRequest, tokenizer: Tokenizer) -> str:
+    rules = []
+    for index, tool in enumerate(request.callable):
+        arguments = _arguments(lark, parameters_of(tool.schema()), f"call_{index}")
+        rules.append(lark.add(f"call_{index}", f'{literal(tool.name + "(")} {arguments} ")"'))
+    call = f"({' | '.join(rules)})"
+    return f'"[" {call} (", " {call})* "]"' if request.is_parallel else f'"[" {call} "]"'
+
+
+LLAMA_PYTHONIC = ToolFormat(name="llama-pythonic", first="[", read=_read, block=_block, unenforced=_unenforced)
 
 
 def _arguments(lark: Lark, parameters: list[Parameter] | None, prefix: str) -> str:

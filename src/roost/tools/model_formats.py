@@ -15,7 +15,7 @@ from roost.text.tokenizer import Tokenizer
 from roost.tools.call_ids import short_call_id
 from roost.tools.definitions import ToolRequest
 from roost.tools.format import ToolFormat
-from roost.tools.hermes import Hermes
+from roost.tools.hermes import HERMES
 from roost.tools.history import Message, as_plain, checked_history, system_text, with_call_ids, with_system_text
 from roost.tools.lark import with_parts
 from roost.tools.machine import Machine
@@ -132,7 +132,7 @@ def formats_of(language: Language, *, tool_format: str = DETECTED, reasoning_for
         return ModelFormats(tool_format=found, is_described=False, reasoning=reasoning, is_parallel=is_parallel)
     has_system = render is None or rendered(render, with_system_text([_ASKED], "")) is not None
     return ModelFormats(
-        tool_format=Hermes(),
+        tool_format=HERMES,
         is_described=True,
         reasoning=reasoning,
         system_role="system" if has_system else "user",

@@ -7,81 +7,81 @@ read: texts as they come, other values when they are whole.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from roost.text.tokenizer import Tokenizer
 from roost.tools.chars import WORD_MAX, Chars, Reading, is_name_part
-from roost.tools.definitions import Tool
-from roost.tools.format import CallSink
+from roost.tools.definitions import ToolRequest
+from roost.tools.format import CallSink, ToolFormat
 from roost.tools.lark import Lark, json_value, literal, marker
 from roost.tools.parameters import Parameter, parameters_of, types_of, unlisted_keyword, values_of
 from roost.tools.python_reader import as_json, json_chars
 from roost.tools.reasoning import overlap
 
-_END = "</tool_call>"
+_BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _SAYS_NO_MORE = ("title", "description", "examples", "default", "$defs", "definitions")
 _BESIDE_TEXT = frozenset(["string", "null", "boolean"])  # types that can be told from a text by their few values
 
 
-class QwenCoder:
-    """Tags all the way."""
-
-    name = "qwen3-coder"
-    marker = "<tool_call>"
-    first = ""
-    between = "\n"
-    tokens = ("<tool_call>", _END)
-    has_short_ids = False
-
-    def read(self, chars: Chars, calls: CallSink) -> Reading[None]:
-        """Read one call and its closing tags."""
+def _read(chars: Chars, calls: CallSink) -> Reading[None]:
+    yield from chars.skip_blanks()
+    yield from chars.expect(_FUNCTION)
+    name = yield from chars.word(is_name_part)
+    yield from chars.expect(">")
+    schemas = {each.name: each.schema for each in parameters_of(calls.open(name)) or ()}
+    num_read = 0
+    while True:
         yield from chars.skip_blanks()
-        yield from chars.expect(_FUNCTION)
-        name = yield from chars.word(is_name_part)
+        if (yield from chars.either((_PARAMETER, _FUNCTION_END))) == _FUNCTION_END:
+            break
+        key = yield from chars.word(lambda char: char not in ">\n")
         yield from chars.expect(">")
-        schemas = {each.name: each.schema for each in parameters_of(calls.open(name)) or ()}
-        num_read = 0
-        while True:
-            yield from chars.skip_blanks()
-            if (yield from chars.either((_PARAMETER, _FUNCTION_END))) == _FUNCTION_END:
-                break
-            key = yield from chars.word(lambda char: char not in ">\n")
-            yield from chars.expect(">")
-            calls.write(f"{', ' if num_read else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-            num_read += 1
-            yield from _read_value(chars, calls, schemas.get(key, {}))
-        calls.write("}" if num_read else "{}")
-        calls.close()
-        yield from chars.skip_blanks()
-        yield from chars.expect(_END)
+        calls.write(f"{', ' if num_read else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        num_read += 1
+        yield from _read_value(chars, calls, schemas.get(key, {}))
+    calls.write("}" if num_read else "{}")
+    calls.close()
+    yield from chars.skip_blanks()
+    yield from chars.expect(_END)
 
-    def unenforced(self, schema: dict[str, Any]) -> str | None:
-        """What ties parameters together, or says more of a text than its values."""
-        if keyword := unlisted_keyword(schema):
+
+def _unenforced(schema: dict[str, Any]) -> str | None:
+    """What ties parameters together, or says more of a text than its values."""
+    if keyword := unlisted_keyword(schema):
+        return keyword
+    for parameter in parameters_of(schema) or []:
+        if len(parameter.name) > WORD_MAX or not parameter.name or any(char in parameter.name for char in ">\n"):
+            return "properties"
+        if keyword := _unenforced_text(parameter.schema):
             return keyword
-        for parameter in parameters_of(schema) or []:
-            if len(parameter.name) > WORD_MAX or not parameter.name or any(char in parameter.name for char in ">\n"):
-                return "properties"
-            if keyword := _unenforced_text(parameter.schema):
-                return keyword
-        return None
+    return None
 
-    def block(self, lark: Lark, tools: Sequence[Tool], tokenizer: Tokenizer, *, is_parallel: bool) -> str:
-        """One call."""
-        lark.add("value[lazy]", f"ANY {literal(_PARAMETER_END)}")
-        calls = []
-        for index, tool in enumerate(tools):
-            parameters = parameters_of(tool.schema())
-            head = literal(f"{_FUNCTION}{tool.name}>\n")
-            if parameters is None:
-                body = f'("{_PARAMETER}" /[^>\\n]{{1,64}}/ ">\\n" value "\\n")*'
-            else:
-                body = " ".join(_parameter(each) for each in parameters)
-            calls.append(lark.add(f"call_{index}", f"{head} {body} {literal(_FUNCTION_END)}"))
-        return f'"\\n" ({" | ".join(calls)}) "\\n" {marker(_END, tokenizer)}'
+
+def _block(lark: Lark, request: ToolRequest, tokenizer: Tokenizer) -> str:
+    lark.add("value[lazy]", f"ANY {literal(_PARAMETER_END)}")
+    calls = []
+    for index, tool in enumerate(request.callable):
+        parameters = parameters_of(tool.schema())
+        head = literal(f"{_FUNCTION}{tool.name}>\n")
+        if parameters is None:
+            body = f'("{_PARAMETER}" /[^>\\n]{{1,64}}/ ">\\n" value "\\n")*'
+        else:
+            body = " ".join(_parameter(each) for each in parameters)
+        calls.append(lark.add(f"call_{index}", f"{head} {body} {literal(_FUNCTION_END)}"))
+    return f'"\\n" ({" | ".join(calls)}) "\\n" {marker(_END, tokenizer)}'
+
+
+QWEN_CODER = ToolFormat(
+    name="qwen3-coder",
+    marker=_BEGIN,
+    between="\n",
+    tokens=(_BEGIN, _END),
+    read=_read,
+    block=_block,
+    unenforced=_unenforced,
+)
 
 
 def _parameter(parameter: Parameter) -> str:

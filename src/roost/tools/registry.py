@@ -12,12 +12,12 @@ from roost.errors import RequestError
 from roost.tools.definitions import Tool
 from roost.tools.events import CallArguments, CallOpened
 from roost.tools.format import ToolFormat
-from roost.tools.hermes import Hermes
-from roost.tools.llama_json import LlamaJson
-from roost.tools.llama_pythonic import LlamaPythonic
+from roost.tools.hermes import HERMES
+from roost.tools.llama_json import LLAMA_JSON
+from roost.tools.llama_pythonic import LLAMA_PYTHONIC
 from roost.tools.machine import Machine
-from roost.tools.mistral import MistralList, MistralNamed
-from roost.tools.qwen_coder import QwenCoder
+from roost.tools.mistral import MISTRAL, MISTRAL_ARGS
+from roost.tools.qwen_coder import QWEN_CODER
 from roost.tools.reasoning import ReasoningTags
 
 Render = Callable[..., str]  # ChatTemplate.render
@@ -25,12 +25,12 @@ Render = Callable[..., str]  # ChatTemplate.render
 DESCRIBED = "described"  # of --tool-format: the template knows no tools, so a system text lists them
 DETECTED = "auto"  # of --tool-format: what the template writes, or DESCRIBED
 FORMATS: tuple[ToolFormat, ...] = (
-    Hermes(),
-    QwenCoder(),
-    MistralList(),
-    MistralNamed(),
-    LlamaJson(),
-    LlamaPythonic(),
+    HERMES,
+    QWEN_CODER,
+    MISTRAL,
+    MISTRAL_ARGS,
+    LLAMA_JSON,
+    LLAMA_PYTHONIC,
 )
 
 _CITY, _WORDS, _QUESTION, _RESULT = "Reykjavik", "Looks at the sky", "Will it rain?", "It will rain."

@@ -19,7 +19,7 @@ def tool_grammar(format: ToolFormat, request: ToolRequest, tokenizer: Tokenizer,
     if not request.callable:
         lark.add("start", "REST")
         return lark.text()
-    block = lark.add("block", format.block(lark, request.callable, tokenizer, is_parallel=request.is_parallel))
+    block = lark.add("block", format.block(lark, request, tokenizer))
     repeats = format.between is not None and request.is_parallel
     if request.is_required:
         is_bare = format.first and not (is_marked and format.marker)

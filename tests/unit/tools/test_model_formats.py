@@ -9,8 +9,13 @@ from roost.errors import ConfigError, RequestError
 from roost.text.continuation import Transcript
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
-from roost.tools.definitions import Tool
+from roost.text.tokenizer import Tokenizer
+from roost.tools.chars import Chars, Reading
+from roost.tools.definitions import Tool, ToolRequest
+from roost.tools.format import CallSink, ToolFormat
 from roost.tools.history import system_text
+from roost.tools.json_calls import json_calls, read_json_call
+from roost.tools.lark import Lark
 from roost.tools.model_formats import ModelFormats, formats_of
 from roost.tools.registry import FORMATS, detect, tool_format_names
 from tests.support.chat_templates import LOCAL, OTHERS
@@ -70,33 +75,14 @@ def test_a_template_that_writes_no_calls_that_are_known_has_its_tools_described(
 
 
 def test_a_new_format_is_found_where_it_is_written() -> None:
-    class Loud:
-        """Hermes with other tags."""
+    def read_loud(chars: Chars, calls: CallSink) -> Reading[None]:
+        yield from read_json_call(chars, calls)
+        yield from chars.expect("\n<|/call|>")
 
-        name, marker, first, between, tokens, has_short_ids = "loud", "<|call|>", "", "\n", (), False
+    def block(lark: Lark, request: ToolRequest, tokenizer: Tokenizer) -> str:
+        return json_calls(lark, request.callable, "arguments")
 
-        def read(self, chars: Any, calls: Any) -> Any:
-            """Read one call."""
-            yield from chars.skip_blanks()
-            yield from chars.expect('{"name": "')
-            name = yield from chars.word(str.isidentifier)
-            yield from chars.expect('", "arguments": ')
-            calls.open(name)
-            while (char := (yield from chars.take())) != "}":
-                calls.write(char)
-            calls.write("}")
-            calls.close()
-            yield from chars.expect("}\n<|/call|>")
-
-        def unenforced(self, schema: dict[str, Any]) -> str | None:
-            """Nothing."""
-            return None
-
-        def block(self, lark: Any, tools: Any, tokenizer: Any, *, is_parallel: bool) -> str:
-            """Any text."""
-            return "TEXT"
-
-    loud = Loud()
+    loud = ToolFormat(name="loud", marker="<|call|>", between="\n", read=read_loud, block=block)
     render = ChatTemplate(UNKNOWN, bos="", eos="").render
     assert detect(render) is None and detect(render, [*FORMATS, loud]) is loud
 
