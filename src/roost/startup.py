@@ -23,7 +23,8 @@ from roost.config.speculation import drafter_of, spec_shape
 from roost.device.open import capability_of, has_fp8, memory_of
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError, first_line
-from roost.grammar.compiler import Compiler, is_installed
+from roost.grammar.build import is_installed
+from roost.grammar.compiler import Compiler
 from roost.layers.batch_invariance import attention_padding, row_multiple
 from roost.layers.linear import FORMS
 from roost.layers.ops import Ops
@@ -53,6 +54,7 @@ class Running:
     executor: TorchExecutor
     language: Language
     resolved: Resolved
+    compiler: Compiler | None  # of grammars; None: llguidance is not installed
     settings: dict[str, object]  # resolved choices, for display
     load_s: float
 
@@ -102,6 +104,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         executor=executor,
         language=language,
         resolved=resolved,
+        compiler=compiler,
         settings=_settings(config, resolved, loaded, device),
         load_s=time.monotonic() - began,
     )

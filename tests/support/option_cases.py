@@ -290,6 +290,9 @@ OPTIONS: dict[str, Case] = {
     "stop": _ask("stop", "texts over two tokens, inside an accepted run, after min_new_tokens, beside stop ids"),
     "stop_in_special": _ask("stop_in_special", "a special token's text, counted and not"),
     "logprobs": _ask("logprobs", "values within 1e-4, alternatives' ids equal; under penalties and top-k too"),
+    "grammar": _ask(
+        "grammar", "a schema, a choice and a regular expression, with and without an end; greedy and drawn"
+    ),
     "prompt_logprobs_from": _ask("prompt_logprobs_from", "from the start, from inside, without output"),
     "priority": Case(says="two run at a time, five priorities", check=_priority),
     "timeout_ms": Case(says="one runs out of time, one does not", check=_timeout),

@@ -8,8 +8,10 @@ from functools import cache
 from typing import Any
 from zlib import crc32
 
+from roost.grammar.forms import choice_grammar, json_schema_grammar, regex_grammar
 from roost.messages import Submit
 from roost.sampling.params import SEED_END, SamplingParams
+from tests.support.grammars import END
 from tests.support.slow_reference import slow_output
 from tests.support.spec_engines import repetitive, text_of
 from tests.support.tiny_models import VOCAB
@@ -20,6 +22,10 @@ GREEDY = SamplingParams(temperature=0)
 STOPS = frozenset(range(1, VOCAB, 5))
 FEW = (3, 17, 41, 60, 88)
 SPECIAL = 2  # the token "<|im_end|>"
+# what an output must match: many ways, ways that are forced, and no end
+NUMBERS = json_schema_grammar({"type": "integer", "minimum": 0, "maximum": 99999})
+WORDS = choice_grammar(["YES, IT IS", "YES, I KNOW", "NO, NEVER"])
+ENDLESS = regex_grammar("([A-Z]{2,4}: [0-9], ){9,}")
 
 
 def _sampled(**options: Any) -> dict[str, Any]:
@@ -100,6 +106,11 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_top_logprobs": 1, **_sampled(seed=29)},
         {"num_top_logprobs": 3, **_sampled(seed=30, frequency_penalty=0.5, top_k=8)},
         {"num_top_logprobs": 20, "max_new_tokens": 6},
+    ),
+    "grammar": tuple(
+        {"grammar": grammar, "stop_token_ids": frozenset({END}), **ask}
+        for grammar in (NUMBERS, WORDS, ENDLESS)
+        for ask in ({}, _sampled(seed=33), _sampled(seed=34, logit_bias=((END, 2.0),), frequency_penalty=0.5, top_k=9))
     ),
     "prompt_logprobs_from": (
         {"prompt_logprobs_from": 0},

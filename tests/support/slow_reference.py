@@ -16,6 +16,7 @@ from roost.messages import Submit
 from roost.models.decoder import Decoder
 from roost.sampling.draw import uniform
 from roost.sampling.params import SamplingParams
+from tests.support.grammars import allowed_after
 from tests.support.stand_in_heads import checkpoint
 from tests.support.whole_prefill import prefill_logits
 
@@ -53,7 +54,10 @@ def slow_output(kind: str, submit: Submit) -> tuple[tuple[int, ...], str]:
     assert submit.max_new_tokens is not None
     output: tuple[int, ...] = ()
     while len(output) < submit.max_new_tokens:
-        changed = _changed(slow_logits(kind, submit.tokens + output)[-1], submit, output)
+        logits = slow_logits(kind, submit.tokens + output)[-1]
+        if submit.grammar:
+            logits = np.where(allowed_after(submit.grammar, output), logits, -np.inf)
+        changed = _changed(logits, submit, output)
         output += (_choice(changed, submit.sampling, len(submit.tokens) + len(output)),)
         if len(output) > submit.min_new_tokens and output[-1] in submit.stop_token_ids:
             return output, "stop"
@@ -99,7 +103,8 @@ def _kept(order: NDArray[np.int64], changed: Reals, sampling: SamplingParams) ->
     """The tokens that top-k, then top-p of those, then min-p leave, in the order of their ids."""
     if 0 < sampling.top_k < len(order):
         inside, outside = changed[order[sampling.top_k - 1 : sampling.top_k + 1]]
-        assert inside - outside > MARGIN, "too close to call: top_k"
+        is_forbidden = np.isneginf(outside)  # by a grammar: no draw comes there
+        assert is_forbidden or inside - outside > MARGIN, "too close to call: top_k"
         order = order[: sampling.top_k]
     weights = np.exp((changed[order] - changed[order[0]]) / sampling.temperature)
     before = (np.cumsum(weights) - weights) / weights.sum()

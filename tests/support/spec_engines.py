@@ -14,11 +14,13 @@ from bench.heads import TargetHead
 from roost.config.options import EngineConfig
 from roost.drafters.accept import Accepted
 from roost.forward.passes import TargetOutput
+from roost.grammar.rows import GrammarRows
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.text.stream import StopFinder
+from tests.support.grammars import compiler
 from tests.support.random_heads import make_head
 from tests.support.slow_reference import slow_logprobs, slow_output
 from tests.support.small_vocabularies import CONTROL, byte_level
@@ -64,6 +66,8 @@ class Speculating(Served):
     def __init__(self, setting: Setting, **changes: int | bool) -> None:
         model = checkpoint(setting.kind).model()
         super().__init__(model, _config(setting, **changes), _head(setting, model), _new_stop_finder)
+        self.executor.runner._grammars = GrammarRows(compiler().new_matcher)
+        self.engine.state.start_compiling = compiler().start
         self.setting = setting
         self.num_moved = 0
         passes = self.executor.runner.passes

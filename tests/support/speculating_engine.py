@@ -60,6 +60,7 @@ def start(config: EngineConfig = CONFIG, progress: Progress = silent) -> Running
         executor=cast(TorchExecutor, device),
         language=Language(tokenizer=tokenizer(), template=template),
         resolved=resolved,
+        compiler=None,
         settings={},
         load_s=0.0,
     )

@@ -26,6 +26,7 @@ _LOGS = "tests/unit/server/test_logs.py::"
 _TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
 _LOCALITY = "tests/unit/text/test_locality.py::"
 _TOOLS = "tests/unit/tools/"
+_GRAMMARS = "tests/unit/grammar/test_compiler.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
@@ -239,6 +240,21 @@ TESTED: dict[str, str] = {
     + "test_machine.py::test_a_parameter_has_a_name_as_long_as_it_may_and_no_longer",
     "roost.tools.parameters._REFS_MAX": _TOOLS
     + "test_machine.py::test_a_parameter_is_found_through_as_many_references_as_may_be_and_no_more",
+    "roost.grammar.build.GRAMMAR_BYTES_MAX": _GRAMMARS + "test_a_text_may_have_so_many_bytes_and_no_more",
+    "roost.grammar.build.LEXER_FUEL_MAX": _GRAMMARS + "test_what_llguidance_bounds_itself_has_these_bounds",
+    "roost.grammar.build.STATES_MAX": _GRAMMARS + "test_what_llguidance_bounds_itself_has_these_bounds",
+    "roost.grammar.build.SYMBOLS_MAX": _GRAMMARS + "test_what_llguidance_bounds_itself_has_these_bounds",
+    "roost.grammar.compiler.COMPILED_MAX": _GRAMMARS
+    + "test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten",
+    "roost.grammar.compiler.REFUSED_MAX": _GRAMMARS
+    + "test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten",
+    "roost.grammar.compiler.PENDING_MAX": _GRAMMARS + "test_so_many_grammars_may_wait_and_no_more",
+    "roost.grammar.compiler.QUICK_S": _GRAMMARS + "test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it",
+    "roost.grammar.compiler.SLOW_S": _GRAMMARS + "test_a_grammar_that_takes_too_long_is_refused_and_remembered",
+    "roost.grammar.trial.MEMORY_MAX": _GRAMMARS
+    + "test_a_grammar_that_takes_too_much_memory_is_refused_by_the_process_that_tries_it",
+    "roost.grammar.forms.CHOICES_MAX": "tests/unit/grammar/test_forms.py::"
+    "test_choices_are_some_texts_that_are_not_empty",
     "roost.text.continuation._ENDING": _LOCALITY + "test_questions_and_answers_add_what_the_whole_conversation_adds",
     "roost.text.locality.OPENING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
     "roost.text.locality._ENDING": _LOCALITY + "test_a_template_that_may_look_further_renders_everything",
@@ -267,6 +283,11 @@ _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
 
 UNTESTED: dict[str, str] = {
+    "roost.grammar.compiler._NICENESS": "how much a thread gives way, which changes no answer",
+    "roost.layers.token_mask.WORD": _NUMBER,
+    "roost.kernels.token_mask._BLOCK": _CUT,
+    "roost.runner.constraint._ALL": _NUMBER,
+    "roost.server.serve._BAD_FLAGS": _SIGN,
     "roost.attention.numba_backend._ALIGNED": _NUMBER,
     "roost.layers.gguf_blocks._STEPS": _NUMBER,
     "roost.layers.gguf_blocks._SCALE_LEAST": _NUMBER,

@@ -1,8 +1,8 @@
 """Compiler: grammars by their text, for one tokenizer, with llguidance.
 
-A grammar is compiled once, on a thread of its own beside the engine's, and kept; whoever needs a matcher gets a copy.
-llguidance bounds its own work (lexer fuel, states, symbols), so a hostile grammar is refused instead of running on.
-Nothing of llguidance is imported before the first grammar comes. Called by intake and by rows that begin.
+A grammar is tried in a process of its own, within limits of time and memory, then compiled on a thread beside the
+engine's, and kept; whoever needs a matcher gets a copy. One that is known is there at once, also if it was refused. One
+that takes long waits with its like, so that it holds up nobody else. Called by intake and by rows that begin.
 """
 
 import os
@@ -10,25 +10,26 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from roost.errors import CapacityError, InvariantError, RequestError
+from roost.grammar.build import build_matcher, build_tokenizer, check_size, plain_error
 from roost.grammar.matcher import Mask
+from roost.grammar.trial import Trial
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-GRAMMAR_BYTES_MAX = 256 * 1024
 COMPILED_MAX = 256  # grammars that are kept
+REFUSED_MAX = 256  # the same of those that cannot be used
 PENDING_MAX = 64  # grammars that may wait to be compiled
-LEXER_FUEL_MAX = 1_000_000  # to build what tells tokens apart: about 20 ms
-STATES_MAX = 50_000  # of that, while an output is matched: 1 to 2 kB each
-SYMBOLS_MAX = 200_000  # of all rules together
-_NICENESS = 10  # of the thread that compiles: steps go first
+QUICK_S = 0.1  # processor time within which almost every grammar is compiled
+SLOW_S = 2.0  # and which none may exceed
+_NICENESS = 10  # of the threads that compile: steps go first
 
+Value = TypeVar("Value")
 Done = Callable[[str], None]  # told why a grammar cannot be used; '' if it can
 
 
@@ -36,39 +37,61 @@ class Compiler:
     """All grammars of an engine."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Iterable[int]) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._vocab_size = vocab_size
+        self._settings = (tokenizer_json, vocab_size, frozenset(eos_ids))
         self._eos_ids = frozenset(eos_ids)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
+        self._refused: OrderedDict[str, str] = OrderedDict()  # why; the same
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar", initializer=_give_way)
+        self._quick = _Lane(Trial(*self._settings, time_s_max=QUICK_S), "grammar")
+        self._slow = _Lane(Trial(*self._settings, time_s_max=SLOW_S), "slow-grammar")
         self._num_pending = 0
 
     def start(self, grammar: str, done: Done) -> None:
-        """Compile a grammar on the thread, and say there how it went; raises if it is too large or too many wait."""
+        """Compile a grammar, and say how it went, here or on a thread; raises if it is too large or too many wait."""
         check_size(grammar)
         with self._lock:
-            if self._num_pending >= PENDING_MAX:
+            if grammar in self._compiled or grammar in self._refused:
+                known: str | None = self._refused.get(grammar, "")
+            elif self._num_pending >= PENDING_MAX:
                 raise CapacityError(429, f"{PENDING_MAX} grammars wait to be compiled: try again later")
-            self._num_pending += 1
-        self._thread.submit(self._compile, grammar, done)
+            else:
+                known = None
+                self._num_pending += 1
+        if known is None:
+            self._quick.thread.submit(self._try, self._quick, grammar, done)
+        else:
+            done(known)
 
     def new_matcher(self, grammar: str) -> "GrammarMatcher":
         """A matcher of a grammar that was compiled before, or is now."""
         return GrammarMatcher(self._find(grammar).deep_copy(), self._eos_ids)
 
-    def _compile(self, grammar: str, done: Done) -> None:
-        error = ""
+    def close(self) -> None:
+        """End what compiles."""
+        for lane in (self._quick, self._slow):
+            lane.thread.shutdown(wait=False, cancel_futures=True)
+            lane.trial.close()
+
+    def _try(self, lane: "_Lane", grammar: str, done: Done) -> None:
+        """On a lane's thread: try a grammar, and compile it if that went well."""
+        error = lane.trial.run(grammar)
+        if error is None and lane is self._quick:
+            self._slow.thread.submit(self._try, self._slow, grammar, done)
+            return
+        if error is None:
+            error = f"takes longer than {SLOW_S:g} s to compile"
         try:
-            self._find(grammar)
+            if not error:
+                self._find(grammar)
         except RequestError as refused:
             error = refused.reason
         except Exception as broken:  # noqa: BLE001 (whatever llguidance does, somebody waits for an answer)
             error = f"cannot be compiled: {broken}"
-        finally:
-            with self._lock:
-                self._num_pending -= 1
+        with self._lock:
+            self._num_pending -= 1
+            if error:
+                _keep(self._refused, grammar, error, REFUSED_MAX)
         done(error)
 
     def _find(self, grammar: str) -> "LLMatcher":
@@ -77,39 +100,20 @@ class Compiler:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
-        matcher = self._built(grammar)
+            if self._tokenizer is None:
+                self._tokenizer = build_tokenizer(*self._settings)
+        matcher = build_matcher(self._tokenizer, grammar)
         with self._lock:
-            self._compiled[grammar] = matcher
-            while len(self._compiled) > COMPILED_MAX:
-                self._compiled.popitem(last=False)
+            _keep(self._compiled, grammar, matcher, COMPILED_MAX)
         return matcher
 
-    def _built(self, grammar: str) -> "LLMatcher":
-        """Compile a grammar, and compute its first mask: what is left to the first one may be most of the work."""
-        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an extra, and only now is it needed
 
-        limits = LLParserLimits(
-            initial_lexer_fuel=LEXER_FUEL_MAX,
-            max_lexer_states=STATES_MAX,
-            max_grammar_size=SYMBOLS_MAX,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise RequestError(400, "grammar", f"cannot be enforced: {_reason(matcher.get_error())}")
-        return matcher
+class _Lane:
+    """A thread that compiles one grammar after the other, and where they are tried first."""
 
-    def _tokens(self) -> "LLTokenizer":
-        """The tokenizer as llguidance reads it."""
-        from llguidance import LLTokenizer  # noqa: PLC0415
-
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(
-                self._tokenizer_json, n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids)
-            )
-        return self._tokenizer
+    def __init__(self, trial: Trial, name: str) -> None:
+        self.trial = trial
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_give_way)
 
 
 class GrammarMatcher:
@@ -150,24 +154,14 @@ class GrammarMatcher:
 
     def error(self) -> str:
         """Why it cannot go on."""
-        return _reason(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return plain_error(self._matcher.get_error()) if self._matcher.is_error() else ""
 
 
-def is_installed() -> bool:
-    """Whether llguidance is here."""
-    return find_spec("llguidance") is not None
-
-
-def check_size(grammar: str) -> None:
-    """Raise RequestError for a grammar whose text is too long."""
-    size = len(grammar.encode("utf-8", "surrogatepass"))
-    if size > GRAMMAR_BYTES_MAX:
-        raise RequestError(400, "grammar", f"{size} bytes long; at most {GRAMMAR_BYTES_MAX} are allowed")
-
-
-def _reason(error: str) -> str:
-    """What llguidance says, without the state of its parser."""
-    return " ".join(error.removesuffix("<non-verbose/>").split())
+def _keep(kept: OrderedDict[str, Value], grammar: str, value: Value, number_max: int) -> None:
+    """Keep what came of a grammar, and forget what was not used for longest."""
+    kept[grammar] = value
+    while len(kept) > number_max:
+        kept.popitem(last=False)
 
 
 def _give_way() -> None:

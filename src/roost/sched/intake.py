@@ -11,6 +11,7 @@ from pathlib import Path
 from roost.clients import scoped
 from roost.config.resolved import Resolved
 from roost.errors import CapacityError, RequestError
+from roost.grammar.build import NO_GRAMMARS
 from roost.kv.lease import TurnId
 from roost.messages import (
     Abort,
@@ -58,7 +59,6 @@ TIMEOUT_MS_MAX = 2**40
 STOPS_MAX = 64
 STOP_LEN_MAX = 1024
 STOP_IDS_MAX = 1024
-NO_GRAMMARS = "this engine enforces no grammars: install llguidance (pip install 'roost[grammar]')"
 
 
 def handle_command(state: State, command: Command, reply: Reply, read_by: int | None = None) -> None:

@@ -129,16 +129,16 @@ def make_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def num_chars(messages: Sequence[EscapedMessage]) -> int:
     """Characters in the messages' contents and tool calls."""
-    return sum(_len_of(message.get("content")) + _len_of(message.get("tool_calls")) for message in messages)
+    return sum(text_len(message.get("content")) + text_len(message.get("tool_calls")) for message in messages)
 
 
-def _len_of(value: Any) -> int:
-    """Characters of the strings in a value, at any depth."""
+def text_len(value: Any) -> int:
+    """Characters of the texts in a value, at any depth."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(_len_of(key) + _len_of(each) for key, each in value.items())
-    return sum(map(_len_of, value)) if isinstance(value, list) else 0
+        return sum(text_len(key) + text_len(each) for key, each in value.items())
+    return sum(map(text_len, value)) if isinstance(value, list) else 0
 
 
 def _text_of(tokenizer: Tokenizer, token: int | None) -> str:

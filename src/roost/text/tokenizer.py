@@ -41,7 +41,7 @@ class Tokenizer:
         self._inner = inner
         self._spelling: Spelling = spelling
         added = inner.get_added_tokens_decoder()
-        self._added = {token.content: id for id, token in added.items()}
+        self.added_ids = {token.content: id for id, token in added.items()}
         self._special = frozenset(id for id, token in added.items() if token.special)
         self._pieces = _pieces(inner, spelling)
         self.vocab_size = len(self._pieces)
@@ -156,10 +156,6 @@ class Tokenizer:
     def shown(self, id: int, *, skip_special: bool, kept: frozenset[int] = frozenset()) -> bytes:
         """The bytes a token adds to the text that a client sees; special tokens in `kept` are never skipped."""
         return b"" if skip_special and id in self._special and id not in kept else self.piece(id)
-
-    def added_id(self, text: str) -> int | None:
-        """Id of the added token, special or not, that stands for exactly this text; None if there is none."""
-        return self._added.get(text)
 
     def is_special(self, id: int) -> bool:
         """Whether plain text can never become this token."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from roost.errors import RequestError
 from roost.values import shown
 
+NOT_ENFORCED = "cannot be enforced: "  # begins every refusal of a schema
 TOOLS_MAX = 128
 DEPTH_MAX = 64  # of a tool's parameters, and of the arguments of a call in the history
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)  # of a tool, as OpenAI has it
@@ -85,7 +86,7 @@ def enforceable(request: ToolRequest, reasons: Sequence[str | None]) -> ToolRequ
     kept = []
     for tool, reason in zip(request.callable, reasons, strict=True):
         if reason is not None and tool.strict:
-            raise RequestError(400, parameters_path(request, tool), f"cannot be enforced: {reason}")
+            raise RequestError(400, parameters_path(request, tool), NOT_ENFORCED + reason)
         kept.append(tool if reason is None else replace(tool, parameters=_ANY_ARGUMENTS))
     return replace(request, callable=tuple(kept))
 

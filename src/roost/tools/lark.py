@@ -8,6 +8,7 @@ tools.tool_grammar, tools.reasoning and the formats.
 import json
 from typing import Any
 
+from roost.errors import RequestError
 from roost.text.tokenizer import Tokenizer
 
 _ANY = "(?s:.*)"
@@ -30,7 +31,7 @@ class Lark:
     def until(self, text: str, tokenizer: Tokenizer) -> str:
         """Free text up to and with a marker, however that is spelt."""
         self.add("spelled[lazy]", f"TEXT {literal(text)}")
-        id = tokenizer.added_id(text)
+        id = tokenizer.added_ids.get(text)
         return "spelled" if id is None else f"(TEXT <[{id}]> | spelled)"
 
     def text(self) -> str:
@@ -45,7 +46,7 @@ def literal(text: str) -> str:
 
 def marker(text: str, tokenizer: Tokenizer) -> str:
     """A marker where nothing else may come: the added token if there is one, otherwise its text."""
-    id = tokenizer.added_id(text)
+    id = tokenizer.added_ids.get(text)
     return literal(text) if id is None else f"<[{id}]>"
 
 
@@ -58,10 +59,22 @@ def with_parts(lark: str, **parts: str) -> str:
     """A grammar that refers to others by name, each of them in Lark or in llguidance's JSON."""
     grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     for name, text in parts.items():
-        is_json = text.lstrip().startswith("{")
-        first, *others = json.loads(text)["grammars"] if is_json else [{"lark_grammar": text}]
+        first, *others = _grammars(text)
         grammars += [{**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _grammars(text: str) -> list[dict[str, Any]]:
+    """The entries that a text stands for in llguidance's JSON."""
+    if not text.lstrip().startswith("{"):
+        return [{"lark_grammar": text}]
+    try:
+        found = json.loads(text)["grammars"]
+    except (ValueError, KeyError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+        raise RequestError(400, "grammar", "must be Lark, or llguidance's JSON with a list of `grammars`")
+    return found
 
 
 def json_value(schema: dict[str, Any] | bool) -> str:

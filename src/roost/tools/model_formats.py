@@ -26,6 +26,7 @@ from roost.tools.tool_grammar import tool_grammar
 
 THINK = "think"  # of --reasoning-format: between <think> and </think>
 NO_REASONING = "none"  # of --reasoning-format: reasoning is part of the content
+REASONING_FORMATS = (DETECTED, THINK, NO_REASONING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,12 @@ class ModelFormats:
         """Of the tools' format, as --tool-format has it."""
         return DESCRIBED if self.is_described else self.tool_format.name
 
+    @property
+    def said(self) -> str:
+        """The formats in a few words, for the lines of a start."""
+        tags = self.reasoning
+        return self.name if tags is None else f"{self.name}; reasoning between {tags.begin} and {tags.end}"
+
     def messages(
         self, messages: Sequence[Message], request: ToolRequest | None, *, is_continuation: bool = False
     ) -> list[Message]:
@@ -58,7 +65,14 @@ class ModelFormats:
             return plain
         return with_system_text(plain, system_text(request.tools), role=self.system_role)
 
-    def check_session(self, request: ToolRequest | None, language: Language, transcript: Transcript) -> None:
+    def session_messages(
+        self, messages: Sequence[Message], request: ToolRequest | None, language: Language, transcript: Transcript
+    ) -> list[Message]:
+        """The same for messages that go on from a session; tools other than its first ones are refused."""
+        self._check_session(request, language, transcript)
+        return self.messages(messages, request, is_continuation=transcript.num_messages > 0)
+
+    def _check_session(self, request: ToolRequest | None, language: Language, transcript: Transcript) -> None:
         """Refuse tools other than those that a session began with, where its first message is what lists them.
 
         Where the template lists them, `text.continuation` refuses them.
@@ -99,7 +113,7 @@ class ModelFormats:
     def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that must be shown in the text that a machine reads."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
-        ids = (tokenizer.added_id(text) for text in (*self.tool_format.tokens, *tags))
+        ids = (tokenizer.added_ids.get(text) for text in (*self.tool_format.tokens, *tags))
         return frozenset(id for id in ids if id is not None)
 
     def machine(

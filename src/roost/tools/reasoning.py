@@ -87,7 +87,7 @@ def after_reasoning(grammar: str, tags: ReasoningTags, tokenizer: Tokenizer) -> 
     if not tags.is_open:
         lark.add("BLANK", r"/[ \t\r\n]*/")
         lark.add("begin[lazy]", f"BLANK {literal(tags.begin)}")  # lazy: an answer in free text cannot begin like that
-        id = tokenizer.added_id(tags.begin)
+        id = tokenizer.added_ids.get(tags.begin)
         reasoned = f"{'begin' if id is None else f'(BLANK <[{id}]> | begin)'} {reasoned}"
     lark.add("BREAK", r"/\n{0,2}/")
     lark.add("start", f"{reasoned} @after_reasoning" if tags.is_open else f"({reasoned})? @after_reasoning")

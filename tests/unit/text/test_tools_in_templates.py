@@ -65,8 +65,8 @@ def test_a_session_lists_its_tools_once() -> None:
 
 
 def test_special_tokens_that_mark_calls_are_shown_where_others_are_skipped() -> None:
-    start, end = (TOKENIZER.added_id(text) for text in ("<|im_start|>", "<|im_end|>"))
+    start, end = (TOKENIZER.added_ids.get(text) for text in ("<|im_start|>", "<|im_end|>"))
     assert start is not None and end is not None
     stream = TextStream(TOKENIZER, skip_special=True, kept=frozenset([start]))
     assert stream.feed([start, end]) == "<|im_start|>"
-    assert TOKENIZER.added_id(THINK) is not None and TOKENIZER.added_id("h") is None
+    assert TOKENIZER.added_ids.get(THINK) is not None and TOKENIZER.added_ids.get("h") is None

@@ -217,7 +217,7 @@ def test_a_format_says_which_keyword_it_cannot_enforce(name: str, schema: dict[s
 def test_markers_that_a_vocabulary_has_as_tokens_are_kept_in_the_text() -> None:
     formats = ModelFormats(tool_format=BY_NAME["hermes"], is_described=False, reasoning=THINKS)
     tokenizer = byte_level()
-    assert formats.kept_tokens(tokenizer) == frozenset([tokenizer.added_id("<think>")])
+    assert formats.kept_tokens(tokenizer) == frozenset([tokenizer.added_ids.get("<think>")])
 
 
 def test_machines_read_calls_only_of_tools_that_may_be_called() -> None:
@@ -244,9 +244,9 @@ def test_a_session_keeps_the_tools_that_its_first_message_lists() -> None:
     listed = [{"type": "function", "function": {"name": "find", "description": "Finds <|im_end|>."}}]
     asked = request(tools=listed)
     messages = spoken.escape(formats.messages([ASKED], asked))
-    formats.check_session(asked, spoken, Transcript())
+    formats.session_messages([], asked, spoken, Transcript())
     transcript = Transcript().add(spoken, length=9, messages=messages, output=[5])
-    formats.check_session(asked, spoken, transcript)
-    formats.check_session(None, spoken, transcript)
+    formats.session_messages([], asked, spoken, transcript)
+    formats.session_messages([], None, spoken, transcript)
     with pytest.raises(RequestError, match="tools: must be those of the session"):
-        formats.check_session(request(), spoken, transcript)
+        formats.session_messages([], request(), spoken, transcript)

@@ -1,0 +1,68 @@
+"""How a grammar is built with llguidance: its tokenizer, a matcher, and the limits on both.
+
+llguidance bounds most of its own work (lexer fuel, states, symbols); for the rest a grammar is tried in a process of
+its own (`grammar.trial`). Nothing of llguidance is imported before it is needed. Called by the compiler and by that one.
+"""
+
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from roost.errors import RequestError
+from roost.tools.definitions import NOT_ENFORCED
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+GRAMMAR_BYTES_MAX = 256 * 1024
+LEXER_FUEL_MAX = 1_000_000  # to build what tells tokens apart: about 20 ms
+STATES_MAX = 50_000  # of that, while an output is matched: 1 to 2 kB each
+SYMBOLS_MAX = 200_000  # of all rules together
+NO_GRAMMARS = "this engine enforces no grammars: install llguidance (pip install llguidance)"
+
+
+def is_installed() -> bool:
+    """Whether llguidance is here."""
+    return find_spec("llguidance") is not None
+
+
+def check_size(grammar: str) -> None:
+    """Raise RequestError for a grammar whose text is too long."""
+    size = len(grammar.encode("utf-8", "surrogatepass"))
+    if size > GRAMMAR_BYTES_MAX:
+        raise RequestError(400, "grammar", f"{size} bytes long; at most {GRAMMAR_BYTES_MAX} are allowed")
+
+
+def build_tokenizer(tokenizer_json: str, vocab_size: int, eos_ids: Iterable[int]) -> "LLTokenizer":
+    """A tokenizer as llguidance reads it."""
+    from llguidance import LLTokenizer  # noqa: PLC0415 - an extra, and only now is it needed
+
+    return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=sorted(eos_ids))
+
+
+def build_matcher(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+    """The matcher of a grammar before its first token; raises RequestError if the grammar cannot be enforced.
+
+    Its first mask is computed, too: what is left to that may be most of the work.
+    """
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415
+
+    limits = LLParserLimits(
+        initial_lexer_fuel=LEXER_FUEL_MAX,
+        max_lexer_states=STATES_MAX,
+        max_grammar_size=SYMBOLS_MAX,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise RequestError(400, "grammar", NOT_ENFORCED + plain_error(matcher.get_error()))
+    return matcher
+
+
+def plain_error(error: str) -> str:
+    """What llguidance says, without the state of its parser and the line of the grammar that it points to."""
+    said = re.sub(r"^\s*(\d+ \|.*|\^+)$", "", error.removesuffix("<non-verbose/>"), flags=re.MULTILINE)
+    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(said.partition("<backtrace>")[0].split()))

@@ -1,0 +1,81 @@
+"""Forms of grammars: the ways in which a request says what its output must match, as one text that llguidance reads.
+
+A JSON schema, any JSON object, a regular expression, a choice among texts, EBNF (as llama.cpp and xgrammar write it) or
+Lark. Checks what can be seen without compiling; whether a schema can be enforced is for who compiles it. Called by
+whoever reads a request, and by programs that fill in `Options.grammar`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from roost.errors import RequestError
+from roost.grammar.build import NO_GRAMMARS, check_size, is_installed
+from roost.tools.definitions import check_depth
+from roost.tools.lark import json_value, literal
+from roost.values import shown
+
+CHOICES_MAX = 4096
+
+
+def json_object_grammar() -> str:
+    """Any JSON object."""
+    return json_schema_grammar({"type": "object"})
+
+
+def json_schema_grammar(schema: object) -> str:
+    """JSON by a schema: a dict, its text, or a pydantic model; whitespace is as `json.dumps` writes it."""
+    plain = _schema_of(schema)
+    check_depth(plain, "grammar")
+    return f"start: {json_value(plain)}\n"
+
+
+def regex_grammar(pattern: str) -> str:
+    """Text of which a regular expression, in Rust's syntax, matches the whole."""
+    if not pattern:
+        raise RequestError(400, "grammar", "must have at least 1 character")
+    escaped = re.sub(r"\\.|/|\n", _in_slashes, pattern, flags=re.DOTALL)
+    return f"start: /{escaped}/\n"
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of some texts."""
+    if not 1 <= len(choices) <= CHOICES_MAX or not all(isinstance(each, str) and each for each in choices):
+        raise RequestError(400, "grammar", f"must be 1 to {CHOICES_MAX} texts, none of them empty")
+    return f"start: {' | '.join(map(literal, choices))}\n"
+
+
+def ebnf_grammar(text: str) -> str:
+    """EBNF whose first rule is `root`, or Lark whose first is `start`."""
+    if not is_installed():
+        raise RequestError(400, "grammar", NO_GRAMMARS)
+    check_size(text)
+    from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415 - an extra, and only now is it needed
+
+    try:
+        return any_to_lark(text)
+    except RecursionError:
+        raise RequestError(400, "grammar", "is nested too deep") from None
+    except Exception as error:
+        raise RequestError(400, "grammar", f"cannot be read: {error}") from error
+
+
+def _schema_of(given: object) -> dict[str, Any] | bool:
+    if isinstance(given, type) and hasattr(given, "model_json_schema"):  # pydantic's, which need not be installed
+        given = given.model_json_schema()
+    if isinstance(given, str):
+        check_size(given)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(400, "grammar", f"must be a JSON schema, got {shown(given)}") from error
+    if not isinstance(given, dict | bool):
+        raise RequestError(400, "grammar", f"must be a JSON schema, got {shown(given)}")
+    return given
+
+
+def _in_slashes(found: re.Match[str]) -> str:
+    """A part of a regular expression, as it is written between slashes on one line."""
+    text = found[0]
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(text, text)

@@ -1,0 +1,1 @@
+"""Units of grammars: what may be said, how it is compiled."""
