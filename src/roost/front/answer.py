@@ -4,13 +4,21 @@ Owns the text so far, what is held back of it, and the log-probabilities. Text i
 whole characters, and nothing that may be the beginning of a stop. Called by whoever waits for the output.
 """
 
+import os
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
 from roost.messages import Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
+from roost.tools.answer_form import AnswerForm
+from roost.tools.call_ids import new_call_id
+from roost.tools.events import Content, ToolEvent
+from roost.tools.machine import joined
+from roost.tools.openai_form import message_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +28,7 @@ class Piece:
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    events: tuple[ToolEvent, ...] = ()  # what the text adds to content, reasoning and calls, where they are told apart
     finished: Finished | None = None  # nothing comes after it
 
 
@@ -56,16 +65,19 @@ def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
 class Answer:
     """One output."""
 
-    def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: Options, form: AnswerForm | None = None) -> None:
         self._options = options
         self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer, skip_special=options.skip_special_tokens)
+        self._machine = None if form is None else form.machine(partial(new_call_id, os.urandom))
+        kept = frozenset[int]() if form is None or self._machine is None else form.kept_tokens(tokenizer)
+        self._stream = TextStream(tokenizer, skip_special=options.skip_special_tokens, kept=kept)
         self._cutter = StopCutter(options.stop)
         self._last_token: int | None = None  # kept back: it may be the stop that is not shown
         self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
+        self.events: list[ToolEvent] = []
         self.prompt_logprobs_start: int | None = None  # the prompt position of the first of them
         self.finished: Finished | None = None
 
@@ -77,8 +89,7 @@ class Answer:
                 logprobs = tuple(event.logprobs)
                 self.logprobs.extend(logprobs)
                 text = self._shown(event.tokens)
-                self.text += text
-                return Piece(text=text, tokens=event.tokens, logprobs=logprobs)
+                return Piece(text=text, tokens=event.tokens, logprobs=logprobs, events=self._read(text))
             case PromptLogprobs():
                 if self.prompt_logprobs_start is None:
                     self.prompt_logprobs_start = event.start
@@ -87,8 +98,31 @@ class Answer:
             case Finished():
                 self.finished = event
                 text = self._rest(event)
-                self.text += text
-                return Piece(text=text, finished=event)
+                return Piece(text=text, finished=event, events=self._read(text, is_last=True))
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer so far as a message of its conversation."""
+        return message_of(self.events if self.is_read else [Content(text=self.text)] if self.text else [])
+
+    @property
+    def is_read(self) -> bool:
+        """Whether content, reasoning and calls are told apart, in `events`."""
+        return self._machine is not None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are tool calls so far, all of them complete."""
+        return self._machine is not None and self._machine.has_calls
+
+    def _read(self, text: str, *, is_last: bool = False) -> tuple[ToolEvent, ...]:
+        """Add text; returns what it adds to content, reasoning and calls, if they are told apart."""
+        self.text += text
+        if self._machine is None:
+            return ()
+        events = joined([*self._machine.feed(text), *(self._machine.end() if is_last else ())])
+        self.events += events
+        return tuple(events)
 
     def _shown(self, tokens: tuple[int, ...]) -> str:
         """Text that is certain after these tokens."""

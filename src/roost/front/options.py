@@ -39,6 +39,7 @@ class Options(SamplingFields):
     priority: int = 0
     timeout_s: float | None = None
     cache_salt: str = ""  # cached prefixes are shared only under the same salt
+    grammar: str = ""  # what the output must match (`grammar.forms` makes such texts); "": anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ def submits(
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {options.n}")
     if not 1 <= options.n <= N_MAX:
         raise RequestError(400, "n", f"must be in [1, {N_MAX}], got {options.n}")
+    _check_beside_grammar(options)
     stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else tokenizer.eos_ids)
     first_seed = options.seed if options.seed is not None else secrets.randbelow(SEED_END)
     asked = []
@@ -82,9 +84,17 @@ def submits(
             queue=turn is not None and turn.queue,
             turn=None if turn is None else turn.number,
             cache_salt=options.cache_salt,
+            grammar=options.grammar,
         )
         asked.append(submit)
     return asked
+
+
+def _check_beside_grammar(options: Options) -> None:
+    """Refuse what would go on where a grammar has ended: nothing but end tokens may come there."""
+    for name, is_given in (("ignore_eos", options.ignore_eos), ("min_new_tokens", options.min_new_tokens > 0)):
+        if options.grammar and is_given:
+            raise RequestError(400, name, "cannot be given with a grammar, a response format or tools")
 
 
 def plain_options(options: Options) -> Options:

@@ -65,13 +65,19 @@ class ClientTurn:
         self._session = session
         self._language = language
         self._messages: Sequence[dict[str, Any]] | None = None  # escaped; None: plain input
+        self._tools: Sequence[dict[str, Any]] = ()  # escaped: those that the template lists
         self._generates = False
         self._last_tokens: tuple[int, ...] = ()  # of the output: its last one is what counts
 
     @property
+    def transcript(self) -> Transcript:
+        """The session's messages before this turn."""
+        return self._session.transcript
+
+    @property
     def length_before(self) -> int:
         """Tokens that the session holds before this turn."""
-        return self._session.transcript.length
+        return self.transcript.length
 
     def input_tokens(
         self,
@@ -79,19 +85,21 @@ class ClientTurn:
         text: str | None = None,
         ids: Sequence[int] | None = None,
         messages: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
         generates: bool,
         tokens_max: int | None = None,
     ) -> tuple[int, ...]:
         """The tokens that input in one of its forms, or none, adds to the session.
 
         Without anything new the model goes on, or answers the messages that were appended. Only a session's first text
-        begins as a prompt does.
+        begins as a prompt does. `tools` are listed by the template with the first messages.
         """
         self._generates = generates
-        is_chat, length = self._session.transcript.is_chat, self.length_before
+        is_chat, length = self.transcript.is_chat, self.length_before
         if messages is None and not text and not ids and is_chat and length:
             messages = ()
         if messages is not None:
+            self._tools = self._language.escape_tools(tools) or ()
             return self._chat_tokens(messages, tokens_max)
         self._messages = None
         if text is None:
@@ -116,14 +124,21 @@ class ClientTurn:
 
     def _chat_tokens(self, messages: Sequence[dict[str, Any]], tokens_max: int | None) -> tuple[int, ...]:
         self._messages = self._language.escape(messages)
-        transcript = self._session.transcript
-        return continuation(self._language, transcript, self._messages, answers=self._generates, tokens_max=tokens_max)
+        return continuation(
+            self._language,
+            self.transcript,
+            self._messages,
+            answers=self._generates,
+            tools=self._tools,
+            tokens_max=tokens_max,
+        )
 
     def _commit(self, usage: Usage) -> None:
-        transcript = self._session.transcript.add(
+        transcript = self.transcript.add(
             self._language,
             length=usage.prompt_tokens + usage.completion_tokens,
             messages=self._messages,
             output=self._last_tokens if self._generates else None,
+            tools=self._tools,
         )
         self._session.commit(transcript, usage)

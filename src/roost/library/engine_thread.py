@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 
-from roost.errors import CapacityError
+from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.engine_client import EngineClient
-from roost.messages import Command, Event, Refused, Reply, Submit
+from roost.messages import Command, CompileGrammar, Event, Refused, Reply, Submit
 from roost.sched.engine import Engine
+from roost.tools.answer_form import Found, Grammar, Search, advance
 
 Events = SimpleQueue[Event]
 
@@ -51,6 +52,18 @@ class EngineThread(EngineClient):
         if isinstance(answer, Refused):
             raise refusal(answer)
         return answer
+
+    def find(self, search: Search[Found]) -> Found:
+        """What a search for grammars finds; each is compiled, and waited for."""
+        asked = advance(search)
+        while isinstance(asked, Grammar):
+            error = ""
+            try:
+                self.ask(CompileGrammar(grammar=asked.text))
+            except RequestError as refused:
+                error = refused.reason
+            asked = advance(search, error)
+        return asked
 
     def tell(self, command: Command) -> None:
         """Send a command that nobody waits for."""

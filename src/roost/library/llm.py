@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 from roost.config.options import EngineConfig
 from roost.errors import CapacityError, RequestError, RoostError
 from roost.front.answer import Answer, Piece, checked
-from roost.front.options import Options, milliseconds, plain_options, submits
+from roost.front.options import Options, milliseconds, submits
 from roost.front.session import ClientSession
 from roost.library.batch import RequestBatch
+from roost.library.conversation import ChatArguments, ChatCall, Schema, ToolChoice, Tools, compiled_options, read_chat
 from roost.library.engine_thread import EngineThread
 from roost.library.session import Messages, Prompt, Session, as_messages
 from roost.messages import (
@@ -35,6 +37,9 @@ from roost.progress import Progress, silent
 from roost.sched.intake import check_alone
 from roost.startup import start
 from roost.terminal import counting_bar
+from roost.tools.answer_form import AnswerForm
+from roost.tools.model_formats import formats_of
+from roost.tools.registry import DETECTED
 from roost.values import shown, token_ids
 
 
@@ -49,6 +54,7 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...]  # one per token, if asked for
     usage: Usage
     spec: SpecStats  # what speculation did for it
+    message: dict[str, Any]  # the answer as a message of its conversation: content, reasoning_content, tool_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,11 @@ class Output:
     def text(self) -> str:
         """The text of the first choice."""
         return self.choices[0].text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The first choice as a message, to go on with."""
+        return self.choices[0].message
 
     @property
     def usage(self) -> Usage:
@@ -88,8 +99,15 @@ class LLM:
     """A model in this process."""
 
     def __init__(
-        self, model: str | None = None, config: EngineConfig | None = None, *, progress: Progress = silent
+        self,
+        model: str | None = None,
+        config: EngineConfig | None = None,
+        *,
+        tool_format: str = DETECTED,
+        reasoning_format: str = DETECTED,
+        progress: Progress = silent,
     ) -> None:
+        """Load a model; how it writes tool calls and reasoning is asked of its chat template, unless named here."""
         config = config or EngineConfig()
         if model is not None:  # else the configuration's
             config = replace(config, model=replace(config.model, model=model))
@@ -97,6 +115,7 @@ class LLM:
         self.name = self._running.name
         self.settings = self._running.settings
         self.language = self._running.language
+        self.formats = formats_of(self.language, tool_format=tool_format, reasoning_format=reasoning_format)
         self._engine = EngineThread(self._running.engine)
 
     def __enter__(self) -> "LLM":
@@ -126,19 +145,39 @@ class LLM:
         if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
             raise RequestError(400, "prompts", f"must be a list of texts or token ids, got {shown(prompts)}")
         with counting_bar("prompts", len(prompts), is_shown=show_progress) as report:
-            return self._complete(prompts, options, report)
+            return self._complete(prompts, compiled_options(self._engine, options), report)
 
-    def chat(self, messages: Messages, options: Options = Options()) -> Output:  # noqa: B008
-        """The model's answer in a conversation."""
-        return self._complete([self.language.chat_tokens(as_messages(messages))], options)[0]
+    def chat(
+        self,
+        messages: Messages,
+        options: Options = Options(),  # noqa: B008
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        schema: Schema | None = None,
+    ) -> Output:
+        """The model's answer in a conversation; it may call tools, or must be JSON by a schema or a pydantic model."""
+        asked = ChatArguments(options=options, tools=tools, tool_choice=tool_choice, schema=schema)
+        call = read_chat(self._engine, self.formats, self.language.tokenizer, asked)
+        return self._complete([self._chat_tokens(messages, call)], call.options, form=call.form)[0]
 
     def stream(self, prompt: Prompt, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
         """Pieces of the continuation of a prompt, as they come; leaving the loop ends the request."""
-        return self._stream(self._tokens(prompt), options)
+        return self._stream(self._tokens(prompt), compiled_options(self._engine, options))
 
-    def stream_chat(self, messages: Messages, options: Options = Options()) -> Iterator[Piece]:  # noqa: B008
+    def stream_chat(
+        self,
+        messages: Messages,
+        options: Options = Options(),  # noqa: B008
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        schema: Schema | None = None,
+    ) -> Iterator[Piece]:
         """Pieces of the model's answer, as they come; leaving the loop ends the request."""
-        return self._stream(self.language.chat_tokens(as_messages(messages)), options)
+        asked = ChatArguments(options=options, tools=tools, tool_choice=tool_choice, schema=schema)
+        call = read_chat(self._engine, self.formats, self.language.tokenizer, asked)
+        return self._stream(self._chat_tokens(messages, call), call.options, call.form)
 
     def session(
         self, *, id: str | None = None, ttl_s: float | None = None, max_tokens: int | None = None, cache_salt: str = ""
@@ -147,7 +186,7 @@ class LLM:
         ttl_ms = None if ttl_s is None else milliseconds("ttl_s", ttl_s)
         name = id if id is not None else uuid4().hex  # which nobody else has
         self._engine.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
-        return Session(self._engine, self.language, ClientSession(name))
+        return Session(self._engine, self.language, self.formats, ClientSession(name))
 
     def stats(self) -> Stats:
         """How things stand in the engine."""
@@ -163,17 +202,26 @@ class LLM:
         """End the engine: running requests are aborted first."""
         self._engine.close()
         self._running.executor.close()
+        if self._running.compiler is not None:
+            self._running.compiler.close()
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return self.language.prompt_tokens(prompt) if isinstance(prompt, str) else token_ids("prompt", prompt)
 
+    def _chat_tokens(self, messages: Messages, call: ChatCall) -> tuple[int, ...]:
+        plain = self.formats.messages(as_messages(messages), call.tools)
+        return self.language.chat_tokens(plain, tools=self.formats.template_tools(call.tools))
+
     def _complete(
-        self, prompts: Sequence[Prompt], options: Options, report: Callable[[int], None] = lambda num_done: None
+        self,
+        prompts: Sequence[Prompt],
+        options: Options,
+        report: Callable[[int], None] = lambda num_done: None,
+        form: AnswerForm | None = None,
     ) -> list[Output]:
-        options = plain_options(options)
         groups = self._prepared(prompts, options)
         asked = {submit.request_id: number for number, group in enumerate(groups) for submit in group}
-        answers = {request_id: Answer(self.language.tokenizer, options) for request_id in asked}
+        answers = {request_id: Answer(self.language.tokenizer, options, form) for request_id in asked}
         num_left = Counter(asked.values())  # outputs of each prompt that have not ended
         errors: dict[int, RequestError | CapacityError] = {}
         batch = RequestBatch(self._engine, list(chain(*groups)), self._running.resolved.sched.max_queued)
@@ -212,11 +260,10 @@ class LLM:
                 raise RequestError(error.status, error.param, error.reason + which) from error
         return groups
 
-    def _stream(self, tokens: tuple[int, ...], options: Options) -> Iterator[Piece]:
-        options = plain_options(options)
+    def _stream(self, tokens: tuple[int, ...], options: Options, form: AnswerForm | None = None) -> Iterator[Piece]:
         if options.n != 1:
             raise RequestError(400, "n", "a stream has one output; generate gives several")
-        answer = Answer(self.language.tokenizer, options)
+        answer = Answer(self.language.tokenizer, options, form)
         with self._engine.submit(self._submits(tokens, options)) as events:
             while answer.finished is None:
                 piece = answer.feed(checked(events.get()))
@@ -240,6 +287,7 @@ def _output(answers: list[Answer]) -> Output:
                 logprobs=tuple(answer.logprobs),
                 usage=answer.finished.usage,
                 spec=answer.finished.spec,
+                message=answer.message,
             )
         )
     return Output(choices=tuple(choices), prompt_logprobs=tuple(answers[0].prompt_logprobs))

@@ -13,11 +13,14 @@ from uuid import uuid4
 
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import Answer, Piece, checked
-from roost.front.options import Options, TurnOf, plain_options, submits
+from roost.front.options import Options, TurnOf, submits
 from roost.front.session import ClientSession, ClientTurn, check_committed
+from roost.library.conversation import ChatArguments, ChatCall, Schema, ToolChoice, Tools, compiled_options, read_chat
 from roost.library.engine_thread import EngineThread, Events
 from roost.messages import CloseSession, ForkSession, GetSession, RewindSession, SessionState, Usage
 from roost.text.language import Language
+from roost.tools.definitions import ToolRequest
+from roost.tools.model_formats import ModelFormats
 from roost.values import shown, token_ids
 
 Prompt = str | Sequence[int]  # text, or token ids
@@ -36,9 +39,10 @@ class _SentTurn:
 class Session:
     """A conversation that is only ever appended to, or cut back."""
 
-    def __init__(self, engine: EngineThread, language: Language, session: ClientSession) -> None:
+    def __init__(self, engine: EngineThread, language: Language, formats: ModelFormats, session: ClientSession) -> None:
         self._engine = engine
         self._language = language
+        self._formats = formats
         self._session = session
         self._sent: _SentTurn | None = None  # the last turn that was sent
         self.id = session.id
@@ -76,10 +80,19 @@ class Session:
         messages: Messages,
         options: Options = Options(),  # noqa: B008
         *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        schema: Schema | None = None,
         turn: int | None = None,
     ) -> Generator[Piece, None, None]:
-        """Pieces of the model's answer to new messages; leaving the loop undoes the turn."""
-        return self._pieces(as_messages(messages), options, turn, generates=True)
+        """Pieces of the model's answer to new messages; leaving the loop undoes the turn.
+
+        The answer may call tools, or must be JSON by a schema or a pydantic model. A session's tools are those of its
+        first messages: later turns give the same again, or none.
+        """
+        asked = ChatArguments(options=options, tools=tools, tool_choice=tool_choice, schema=schema)
+        call = read_chat(self._engine, self._formats, self._language.tokenizer, asked)
+        return self._pieces(as_messages(messages), call.options, turn, generates=True, call=call)
 
     def rewind(self, *, turn: int | None = None, length: int | None = None) -> SessionState:
         """Cut the session back to so many turns, or tokens."""
@@ -92,7 +105,7 @@ class Session:
         """Another session that goes on from here; this one stays."""
         self._check_idle()
         state = self._ask(ForkSession(session_id=self.id, new_id=id if id is not None else uuid4().hex))
-        return Session(self._engine, self._language, self._session.fork(state.session_id))
+        return Session(self._engine, self._language, self._formats, self._session.fork(state.session_id))
 
     def state(self) -> SessionState:
         """How the session stands; an abandoned turn has been undone by then."""
@@ -116,15 +129,22 @@ class Session:
         return answer
 
     def _pieces(
-        self, given: Prompt | Messages | None, options: Options, number: int | None, *, generates: bool
+        self,
+        given: Prompt | Messages | None,
+        options: Options,
+        number: int | None,
+        *,
+        generates: bool,
+        call: ChatCall | None = None,
     ) -> Generator[Piece, None, None]:
         self._check_idle()
-        options = plain_options(options)
+        if call is None:
+            options = compiled_options(self._engine, options)
         turn = ClientTurn(self._session, self._language)
-        tokens = _input_tokens(turn, given, generates=generates)
+        tokens = self._input_tokens(turn, given, None if call is None else call.tools, generates=generates)
         request_id, tokenizer = self._engine.new_id(), self._language.tokenizer
         (submit,) = submits(request_id, tokens, options, tokenizer, TurnOf(session_id=self.id, number=number))
-        answer = Answer(tokenizer, options)
+        answer = Answer(tokenizer, options, None if call is None else call.form)
         sent = _SentTurn(turn=turn)
         self._engine.send(submit, sent.events.put)
         turn.on_sent()
@@ -142,6 +162,18 @@ class Session:
             if self._session.turn is turn:
                 self._engine.abort(request_id)
 
+    def _input_tokens(
+        self, turn: ClientTurn, given: Prompt | Messages | None, tools: ToolRequest | None, *, generates: bool
+    ) -> tuple[int, ...]:
+        """The tokens that a caller's input adds to the session."""
+        if given is None or isinstance(given, str):
+            return turn.input_tokens(text=given, generates=generates)
+        if not _are_messages(given):
+            return turn.input_tokens(ids=_ids(given), generates=generates)
+        formats = self._formats
+        messages = formats.session_messages(as_messages(given), tools, self._language, turn.transcript)
+        return turn.input_tokens(messages=messages, tools=formats.template_tools(tools), generates=generates)
+
     def _check_idle(self) -> None:
         """Wait for the end of an abandoned turn; refuse if a turn is still being read."""
         self._await_abandoned()
@@ -153,15 +185,6 @@ class Session:
         sent = self._sent
         while sent is not None and sent.is_abandoned and self._session.turn is sent.turn:
             sent.turn.on_event(sent.events.get())
-
-
-def _input_tokens(turn: ClientTurn, given: Prompt | Messages | None, *, generates: bool) -> tuple[int, ...]:
-    """The tokens that a caller's input adds to a session."""
-    if given is None or isinstance(given, str):
-        return turn.input_tokens(text=given, generates=generates)
-    if _are_messages(given):
-        return turn.input_tokens(messages=as_messages(given), generates=generates)
-    return turn.input_tokens(ids=_ids(given), generates=generates)
 
 
 def as_messages(given: object) -> list[dict[str, Any]]:

@@ -20,17 +20,8 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class UnsupportedCompletionFields(Strict, kw_only=True):
     """Fields of vLLM's and SGLang's chat and text completions, beyond OpenAI's."""
 
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
     structural_tag: Any = None
     stop_regex: Any = None
     logits_processors: Any = None
@@ -122,8 +113,12 @@ class UnsupportedGenerateFields(Strict, kw_only=True):
 
 # By field, the values that ask for nothing; null is accepted for every field.
 NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
-    # one kind of output: text, freely chosen
-    "response_format": ({"type": "text"},),
+    # llguidance enforces grammars, and writes JSON with fixed whitespace
+    "guided_decoding_backend": ("auto", "guidance"),
+    "disable_fallback": (True, False),
+    "disable_any_whitespace": (True, False),
+    "disable_additional_properties": (False,),
+    # one kind of output: text
     "modalities": (["text"], []),
     "image_data": ([],),
     "video_data": ([],),
@@ -135,17 +130,13 @@ NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "thinking_token_budget": (-1,),  # no limit
     "spaces_between_special_tokens": (True, False),  # nothing is ever put between tokens; True never changed a text
-    # no tools are given, so how they may be called makes no difference
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "tool_calls": ([],),
     "annotations": ([],),
-    # reasoning is not parsed out of the text, so there is nothing to separate or to stream
+    # reasoning is told apart as --reasoning-format says, and streamed as it comes
     "include_reasoning": (True,),
-    "separate_reasoning": (True, False),
-    "stream_reasoning": (True, False),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "require_reasoning": (False,),
     "verbosity": ("medium",),
     # prompts are rendered and tokenised as the model's template and tokenizer say
@@ -199,7 +190,11 @@ REASONS: dict[str, str] = {
     "store": "nothing is stored here",
     "service_tier": "all requests are served alike; `priority` orders them",
     "reasoning_effort": "how much a model thinks is its own choice",
-    "chat_template_kwargs": "chat templates get only the messages",
+    "chat_template_kwargs": "chat templates get only messages and tools",
+    "functions": "their newer name is `tools`",
+    "function_call": "its newer name is `tool_choice`",
+    "separate_reasoning": "--reasoning-format says whether reasoning is told apart",
+    "include_reasoning": "--reasoning-format says whether reasoning is told apart",
     "include_obfuscation": "chunks are not padded",
     "prompt_cache_retention": "how long something stays in the cache is not promised",
     "prompt_cache_options": "how long something stays in the cache is not promised",

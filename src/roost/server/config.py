@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from roost.config.options import at_least
 from roost.errors import ConfigError
+from roost.tools.model_formats import REASONING_FORMATS
+from roost.tools.registry import DETECTED, tool_format_names
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_REQUESTS = ("all", "usual", "failed", "none")
@@ -35,6 +37,20 @@ class ServerConfig:
         metadata={
             "help": "what clients call the model, instead of its own name; may be given several times, or separated by "
             "commas: the first is shown, all are accepted"
+        },
+    )
+    tool_format: str = field(
+        default=DETECTED,
+        metadata={
+            "help": "how the model writes tool calls; auto: as its chat template does (docs/TOOLS.md)",
+            "choices": tool_format_names(),
+        },
+    )
+    reasoning_format: str = field(
+        default=DETECTED,
+        metadata={
+            "help": "what reasoning stands between; auto: as the chat template has it; none: it is part of the content",
+            "choices": REASONING_FORMATS,
         },
     )
     allow_host: tuple[str, ...] = field(
@@ -116,7 +132,11 @@ def check_server(config: ServerConfig) -> None:
     for name, least in _LEAST.items():
         if (value := getattr(config, name)) is not None:
             at_least("--" + name.replace("_", "-"), value, least)
-    if config.log_level not in LOG_LEVELS:
-        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {config.log_level}")
-    if config.log_requests not in LOG_REQUESTS:
-        raise ConfigError(f"--log-requests must be one of {', '.join(LOG_REQUESTS)}, got {config.log_requests}")
+    for flag, value, choices in (
+        ("--tool-format", config.tool_format, tool_format_names()),
+        ("--reasoning-format", config.reasoning_format, REASONING_FORMATS),
+        ("--log-level", config.log_level, LOG_LEVELS),
+        ("--log-requests", config.log_requests, LOG_REQUESTS),
+    ):
+        if value not in choices:
+            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value}")

@@ -22,6 +22,7 @@ from roost.server.engine_process import EngineProcess
 from roost.server.metrics import LatencyTimer, Metrics
 from roost.server.request_log import count_tokens
 from roost.text.language import Language
+from roost.tools.answer_form import AnswerForm
 
 OUTPUTS_MAX = 256  # of one request, all prompts together
 Value = TypeVar("Value")
@@ -39,6 +40,7 @@ class Prompt:
     request_id: str
     tokens: tuple[int, ...] = ()
     options: Options
+    form: AnswerForm | None = None  # of its answers, where content, reasoning and calls are told apart
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
     offset: int = 0  # tokens that the session holds before these
@@ -121,7 +123,7 @@ def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Pending
             request_id=prompt.request_id + submit.request_id.removeprefix(engine_id),
             prompt=prompt,
             submit=replace(submit, client=prompt.client),
-            answer=Answer(language.tokenizer, prompt.options),
+            answer=Answer(language.tokenizer, prompt.options, prompt.form),
         )
         for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer, prompt.turn)
     ]

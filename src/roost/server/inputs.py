@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -21,8 +20,10 @@ from roost.server.schema import Message, OpenAiBody, refuse_unsupported
 from roost.server.session_table import TurnLock
 from roost.server.state import MESSAGE_COST, ServerState, renamed_to
 from roost.text.language import num_chars
+from roost.tools.answer_form import AnswerForm
+from roost.tools.definitions import ToolRequest
 
-_ROLES = ("system", "developer", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +46,30 @@ class SessionTurn:
         text: str | None = None,
         ids: list[Any] | None = None,
         messages: list[dict[str, Any]] | None = None,
+        tools: ToolRequest | None = None,
         param: str = "",
         generates: bool = True,
     ) -> tuple[int, ...]:
-        """The tokens of what is new, given in one form or in none; `param` is what the client calls it."""
+        """The tokens of what is new, given in one form or in none; `param` is what the client calls it.
+
+        `tools` go with messages: the session's first ones list them.
+        """
         param = param or ("messages" if messages is not None else "text" if text is not None else "input_ids")
         if ids is not None and not all(type(each) is int for each in ids):
             raise RequestError(400, param, "must be a text or a list of token ids: a turn has one prompt")
-        work = partial(
-            self.lock.turn.input_tokens,
-            text=text,
-            ids=ids,
-            messages=messages,
-            generates=generates,
-            tokens_max=self.server.context,
-        )
+
+        def work() -> tuple[int, ...]:
+            formats, language, turn = self.server.formats, self.server.language, self.lock.turn
+            plain = None if messages is None else formats.session_messages(messages, tools, language, turn.transcript)
+            return turn.input_tokens(
+                text=text,
+                ids=ids,
+                messages=plain,
+                tools=formats.template_tools(tools),
+                generates=generates,
+                tokens_max=self.server.context,
+            )
+
         if messages is None and (text or ids):
             num_chars_read = len(text or "")
         else:
@@ -72,7 +82,14 @@ class SessionTurn:
         self.server.check_len(tokens, param)
         return tokens
 
-    def prompt(self, request_id: str, tokens: tuple[int, ...], options: Options, names: dict[str, str]) -> Prompt:
+    def prompt(
+        self,
+        request_id: str,
+        tokens: tuple[int, ...],
+        options: Options,
+        names: dict[str, str],
+        form: AnswerForm | None = None,
+    ) -> Prompt:
         """What is asked of the engine for this turn."""
         if self.ends_at is not None:
             options = replace(options, timeout_s=max(TIMEOUT_S_MIN, self.ends_at - time.monotonic()))
@@ -80,6 +97,7 @@ class SessionTurn:
             request_id=request_id,
             tokens=tokens,
             options=options,
+            form=form,
             names=names,
             turn=self.of,
             offset=self.length_before,
@@ -124,7 +142,7 @@ def check_no_session(body: OpenAiBody) -> None:
 
 
 async def plain_messages(server: ServerState, given: list[Message]) -> list[dict[str, Any]]:
-    """Messages as templates read them: text only, and no more of them than a conversation can have tokens."""
+    """Messages in plain values: text only, and no more of them than a conversation can have tokens."""
     if not given:
         raise RequestError(400, "messages", "must hold at least 1 message")
     if len(given) > server.context:
@@ -138,7 +156,7 @@ def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:
         path = f"messages[{number}]."
         refuse_unsupported(message, path)
         if message.role not in _ROLES:
-            raise RequestError(400, f"{path}role", "must be system, developer, user or assistant")
+            raise RequestError(400, f"{path}role", "must be system, developer, user, assistant or tool")
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if isinstance(content, list):
@@ -147,7 +165,14 @@ def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:
                 if part.type != "text" or part.text is None:
                     raise RequestError(400, f"{path}content[{index}].type", "must be text, with a text")
             content = "".join(part.text or "" for part in content)
-        if content is None:
+        if content is None and not message.tool_calls:
             raise RequestError(400, f"{path}content", "is required")
-        messages.append({"role": role, "content": content} | ({"name": message.name} if message.name else {}))
+        optional = {
+            "name": message.name,
+            "tool_calls": message.tool_calls or None,  # some clients send an empty list
+            "tool_call_id": message.tool_call_id,
+            "reasoning_content": message.reasoning_content,
+        }
+        given_too = {name: value for name, value in optional.items() if value is not None}
+        messages.append({"role": role, "content": content or "", **given_too})
     return messages

@@ -18,6 +18,7 @@ from roost.errors import RequestError
 from roost.front.answer import refusal
 from roost.front.options import Options
 from roost.messages import Finished, FlushCache, Flushed, Refused, SpecStats, TokenLogprob
+from roost.server.answer_grammars import native_grammar, with_grammar
 from roost.server.body_reader import convert, read, read_bytes
 from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
 from roost.server.keys import caller, check_admin
@@ -48,7 +49,7 @@ async def generate(request: Request) -> Response:
     if body.session_params is not None:
         return await _turn(request, server, body, body.session_params)
     inputs, is_list = await _inputs(server, body)
-    options = _options(body, len(inputs))
+    options = await _options(server, body, len(inputs))
     request_ids = _request_ids(body, len(inputs))
     prompts = [
         Prompt(
@@ -68,7 +69,7 @@ async def generate(request: Request) -> Response:
 async def _turn(request: Request, server: ServerState, body: GenerateBody, params: SessionParams) -> Response:
     """One turn of a session; the session is as it was if anything is refused."""
     text, ids = one_input(body)
-    (options,), (request_id,), names = _options(body, 1), _request_ids(body, 1), _names(body, 0)
+    (options,), (request_id,), names = await _options(server, body, 1), _request_ids(body, 1), _names(body, 0)
     names |= {"session_id": "session_params.id"}
     asked = Prompt(request_id=request_id, options=options, names=names, client=caller(request).name)
     try:
@@ -129,7 +130,7 @@ async def _inputs(server: ServerState, body: GenerateBody) -> tuple[list[tuple[i
     return await server.prompt_tokens(body.input_ids, "input_ids"), is_list
 
 
-def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
+async def _options(server: ServerState, body: GenerateBody, num_prompts: int) -> list[Options]:
     """The options of each prompt."""
     given = body.sampling_params if body.sampling_params is not None else SamplingBody()
     each = given if isinstance(given, list) else [given] * num_prompts
@@ -153,6 +154,7 @@ def _options(body: GenerateBody, num_prompts: int) -> list[Options]:
             usual = native_options(params)
         except RequestError as error:
             raise renamed(error, _names(body, number)) from error
+        usual = await with_grammar(server, usual, native_grammar(params, _params_path(body, number)))
         asked = replace(usual, priority=body.priority or 0, cache_salt=cache_salt(body))
         if body.return_logprob:
             asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)

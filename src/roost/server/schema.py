@@ -57,15 +57,46 @@ class Message(Strict):
     role: str
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[dict[str, Any]] | None = None  # of the assistant
+    tool_call_id: str | None = None  # of a tool's result
+    reasoning_content: str | None = None  # what the assistant thought
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
     reasoning: Any = None
-    reasoning_content: Any = None
     tools: Any = None
+
+
+class JsonSchemaFormat(Strict):
+    """`json_schema` of a response format."""
+
+    schema: dict[str, Any] | bool
+    name: str | None = None  # a label, as the description is: what the model is told stands in the messages
+    description: str | None = None
+    strict: bool | None = None  # a schema is enforced either way, or refused
+
+
+class ResponseFormat(Strict):
+    """What an answer must be."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Strict):
+    """The same as vLLM has it; exactly one of the first five."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_fallback: Any = None
+    disable_any_whitespace: Any = None
+    disable_additional_properties: Any = None
+    whitespace_pattern: Any = None
 
 
 class StreamOptions(Strict):
@@ -80,7 +111,7 @@ class StreamOptions(Strict):
 class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
     """What chat and text completions have in common, with every sampling parameter.
 
-    Of the fields below the second group are labels, the last one extensions.
+    Of the fields below the second group say what the output must match, the third are labels, the last one extensions.
 
     Labels need nothing done: they tell OpenAI whom it serves, or which requests share a prompt, which the prefix cache
     sees by itself; metadata would be kept with what is stored, and nothing is.
@@ -92,6 +123,16 @@ class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
     stop: StopText | StopTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     user: str | None = None
     safety_identifier: str | None = None
@@ -122,10 +163,10 @@ class ChatBody(OpenAiBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    parallel_tool_calls: bool | None = None  # there are no tools: either way none is called
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     add_special_tokens: bool = False
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -189,10 +230,10 @@ class SamplingBody(Strict):
     n: int | None = None
     timeout: float | None = None
     spaces_between_special_tokens: Any = None
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    ebnf: str | None = None
     stream_interval: Any = None
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
     structural_tag: Any = None
     stop_regex: Any = None
     custom_params: Any = None
@@ -310,12 +351,12 @@ class TokenizeBody(Strict):
     add_special_tokens: bool | None = None  # null: as for a completion of the same
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None  # with messages
     continue_final_message: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
-    tools: Any = None
 
 
 class DetokenizeBody(Strict):
@@ -329,7 +370,7 @@ class DetokenizeBody(Strict):
 UNSUPPORTED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     kind: unsupported_names(kind)
     for kind in (
-        *(ChatBody, CompletionBody, TurnBody, Message, Part, StreamOptions),
+        *(ChatBody, CompletionBody, TurnBody, Message, Part, StreamOptions, StructuredOutputs),
         *(SamplingBody, GenerateBody, AbortBody, TokenizeBody),
     )
 }

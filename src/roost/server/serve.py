@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from roost.config.options import EngineConfig
-from roost.errors import CapacityError
+from roost.errors import CapacityError, ConfigError
 from roost.server import logs
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
@@ -35,6 +35,7 @@ from roost.server.state import ServerState
 HEADER_BYTES_MAX = 32 * 1024
 _SWITCH_S = 0.001  # longest that a thread with large work keeps the GIL from the event loop
 _LAST_WORDS_S = 5  # for responses to be sent, after running requests were aborted
+_BAD_FLAGS = 2  # the exit code where a flag cannot be honoured
 _INTERRUPTED = 128 + signal.SIGINT  # the shells' exit code for it
 
 
@@ -77,6 +78,8 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
                 await watcher
             failed = state.engine.is_gone.is_set()
             await state.engine.stop()
+    if watcher.done() and not watcher.cancelled() and watcher.result():
+        return watcher.result()
     return (state.engine.exit_code or 1) if failed else 0
 
 
@@ -152,17 +155,27 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> None:
-    """Start the engine, print when it is ready, and end the server if the engine ends."""
+async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> int:
+    """Start the engine, print when it is ready, and end the server if the engine ends, or if a flag does not fit it.
+
+    Returns the exit code of the latter.
+    """
     with suppress(CapacityError):
         await state.engine.start()
-        state.open()
+        try:
+            state.open()
+        except ConfigError as error:
+            print(f"roost: {error}", file=sys.stderr)
+            server.should_exit = True
+            return _BAD_FLAGS
         started = state.engine.started
         assert started is not None
         for name, value in started.settings.items():
             print(f"  {name:<14} {value}", file=sys.stderr)
         host = f"[{state.config.host}]" if ":" in state.config.host else state.config.host
         place = f"http://{host}:{port}"
+        print(f"  {'tool calls':<14} {state.formats.said}", file=sys.stderr)
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
     await state.engine.is_gone.wait()
     server.should_exit = True
+    return 0

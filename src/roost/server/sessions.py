@@ -32,6 +32,7 @@ from roost.messages import (
     SessionStates,
     TokenLogprob,
 )
+from roost.server.answer_grammars import chat_form, openai_grammar, with_grammar
 from roost.server.body_reader import read
 from roost.server.dialects import OPENAI
 from roost.server.generation import Generation, PendingOutput, Prompt, renamed, while_connected
@@ -162,6 +163,11 @@ async def generate(request: Request) -> Response:
         raise RequestError(400, "stream_options", "is of no use here: the last event always has the usage")
     _check_forms(body, needed=False)
     options = replace(openai_options(body), logprobs=body.logprobs)
+    grammar = openai_grammar(body)
+    if body.messages is None:
+        options = await with_grammar(server, options, grammar)
+    else:  # the model may think first
+        options = replace(options, grammar=(await chat_form(server, None, grammar)).grammar)
     session_id = request.path_params["id"]
     async with session_turn(
         request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s

@@ -15,15 +15,18 @@ from starlette.requests import Request
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.engine_client import Observer
-from roost.messages import CloseSession, Command, Event, Refused, SessionState
+from roost.messages import CloseSession, Command, CompileGrammar, Event, Refused, SessionState
 from roost.server.background_threads import OffloadThreads
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.metrics import Metrics
 from roost.server.session_table import ChangeLock, SessionTable
-from roost.text.language import Language, num_chars
+from roost.text.language import Language, num_chars, text_len
 from roost.text.tokenizer import too_long
+from roost.tools.answer_form import Found, Grammar, Search, advance
+from roost.tools.definitions import ToolRequest
+from roost.tools.model_formats import ModelFormats, formats_of
 
 PROMPTS_MAX = 256  # in one request
 MESSAGE_COST = 64  # a template takes as long for a message as for so many characters of its content
@@ -43,11 +46,15 @@ class ServerState:
         self.started_at = int(time.time())  # seconds of the Unix clock
         self.is_draining = False
         self._language: Language | None = None
+        self._formats: ModelFormats | None = None
 
     def open(self) -> None:
-        """The engine is ready."""
+        """The engine is ready; raises ConfigError if the model cannot write tool calls as the flags say."""
         assert self.engine.started is not None
-        self._language = Language.from_json(self.engine.started.language)
+        language = Language.from_json(self.engine.started.language)
+        formats = {"tool_format": self.config.tool_format, "reasoning_format": self.config.reasoning_format}
+        self._formats = formats_of(language, **formats)
+        self._language = language
 
     def check_alive(self) -> None:
         """503 while the model loads, and after the engine has ended."""
@@ -67,6 +74,12 @@ class ServerState:
         """The model's tokenizer and chat template; there while the server stops, too."""
         assert self._language is not None
         return self._language
+
+    @property
+    def formats(self) -> ModelFormats:
+        """How the model writes tool calls and reasoning."""
+        assert self._formats is not None
+        return self._formats
 
     @property
     def model_name(self) -> str:
@@ -91,6 +104,17 @@ class ServerState:
             raise refusal(answer)
         assert isinstance(answer, SessionState), answer
         return answer
+
+    async def find(self, search: Search[Found], length: int) -> Found:
+        """What a search for grammars finds, made of so many characters; they are compiled beside the engine."""
+        asked = await self.offload.run(length, partial(advance, search))
+        while isinstance(asked, Grammar):
+            answer = await self.ask(CompileGrammar(grammar=asked.text))
+            if isinstance(answer, Refused) and answer.param != "grammar":
+                raise refusal(answer)
+            error = answer.message.removeprefix("grammar: ") if isinstance(answer, Refused) else ""
+            asked = await self.offload.run(length, partial(advance, search, error))
+        return asked
 
     def close_expired(self) -> None:
         """Close the sessions whose time is up as only the server knows; the engine does so with all others."""
@@ -123,12 +147,21 @@ class ServerState:
         return prompts
 
     async def chat_tokens(
-        self, messages: list[dict[str, Any]], param: str, *, add_generation_prompt: bool = True
+        self,
+        messages: list[dict[str, Any]],
+        param: str,
+        *,
+        tools: ToolRequest | None = None,
+        add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """The tokens of a conversation, up to where the model answers unless told otherwise."""
-        length = num_chars(messages) + MESSAGE_COST * len(messages)
-        chat_tokens, asks = self.language.chat_tokens, add_generation_prompt
-        work = partial(chat_tokens, messages, add_generation_prompt=asks, tokens_max=self.context)
+        formats, listed, asks = self.formats, self.formats.template_tools(tools), add_generation_prompt
+
+        def work() -> tuple[int, ...]:
+            plain, context = formats.messages(messages, tools), self.context
+            return self.language.chat_tokens(plain, tools=listed, add_generation_prompt=asks, tokens_max=context)
+
+        length = num_chars(messages) + MESSAGE_COST * len(messages) + text_len(listed)
         try:
             tokens = await self.offload.run(length, work)
         except RequestError as error:

@@ -16,6 +16,7 @@ from roost.server.models import check_model, started
 from roost.server.responses import json_response
 from roost.server.schema import DetokenizeBody, TokenizeBody, refuse_unsupported
 from roost.server.state import ServerState
+from roost.tools.definitions import read_tools
 
 
 async def tokenize(request: Request) -> Response:
@@ -51,8 +52,9 @@ async def detokenize(request: Request) -> Response:
 async def _prompt_tokens(server: ServerState, body: TokenizeBody) -> tuple[int, ...]:
     """The tokens of a text, with or without the leading bos token."""
     assert body.prompt is not None
-    if not body.add_generation_prompt:
-        raise RequestError(400, "add_generation_prompt", "is for messages")
+    for name, is_given in (("add_generation_prompt", not body.add_generation_prompt), ("tools", bool(body.tools))):
+        if is_given:
+            raise RequestError(400, name, "is for messages")
     (tokens,) = await server.prompt_tokens(body.prompt, "prompt")
     tokenizer = server.language.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos_id,)
@@ -64,5 +66,6 @@ async def _chat_tokens(server: ServerState, body: TokenizeBody) -> tuple[int, ..
     assert body.messages is not None
     if body.add_special_tokens:
         raise RequestError(400, "add_special_tokens", "must be false: special tokens are the chat template's")
-    messages = await plain_messages(server, body.messages)
-    return await server.chat_tokens(messages, "messages", add_generation_prompt=body.add_generation_prompt)
+    messages, tools = await plain_messages(server, body.messages), read_tools(body.tools)
+    asks = body.add_generation_prompt
+    return await server.chat_tokens(messages, "messages", tools=tools, add_generation_prompt=asks)

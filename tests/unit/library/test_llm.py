@@ -210,6 +210,7 @@ WRONG = [
     ("prompt_logprobs_from", ("0", 0.0)),
     ("timeout_s", ("5", (5,))),
     ("cache_salt", (5, None, b"x")),
+    ("grammar", (5, None, b"x", {"type": "object"})),
     ("top_k", ("5", 5.0, None)),
     ("top_p", ("1", None)),
     ("min_p", ("0", None)),

@@ -32,10 +32,10 @@ def test_a_foreign_field_that_asks_for_nothing_is_accepted_and_any_other_refused
 def test_a_refusal_says_which_values_are_not_refused_and_why() -> None:
     for kind, name, value, told in (
         (ChatBody, "store", True, "except as false: nothing is stored here"),
-        (ChatBody, "tool_choice", "required", 'except as "none" or "auto"'),
+        (ChatBody, "function_call", "x", 'except as "none" or "auto": its newer name is `tool_choice`'),
         (ChatBody, "reasoning_effort", "low", "leave it out: how much a model thinks is its own choice"),
-        (SamplingBody, "regex", "a", "leave it out"),
-        (Message, "tool_calls", [{}], "except as []"),
+        (SamplingBody, "stop_regex", "a", "leave it out"),
+        (Message, "annotations", [{}], "except as []"),
         (Part, "image_url", "x", "leave it out"),
     ):
         with pytest.raises(RequestError) as caught:

@@ -16,6 +16,8 @@ from roost.server.schema import Message
 from roost.server.state import MESSAGE_COST, ServerState
 from roost.text.language import Language
 from roost.text.template import TEXT_CHARS_MAX, ChatTemplate
+from roost.tools.hermes import HERMES
+from roost.tools.model_formats import ModelFormats
 from tests.support.small_vocabularies import byte_level
 from tests.unit.text.test_template import CHAT
 
@@ -36,6 +38,7 @@ def _server(template: Any = None, inner: Any = None) -> ServerState:
     language = Language(tokenizer=tokenizer, template=template or ChatTemplate(CHAT, bos="", eos="<|im_end|>"))
     server = ServerState(ServerConfig(), cast(EngineProcess, SimpleNamespace(started=SimpleNamespace(context=CONTEXT))))
     server._language = language
+    server._formats = ModelFormats(tool_format=HERMES, is_described=True)
     return server
 
 
