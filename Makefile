@@ -25,6 +25,7 @@ $(VENV)/.server: pyproject.toml
 
 $(VENV)/.ready: $(VENV)/.server
 	$(INSTALL) -e '.[test]'
+	$(INSTALL) --no-deps 'instructor>=1.17' # it names an older jiter than OpenAI's newest client does, and works with either
 	touch $@
 
 # A server with the default model at http://127.0.0.1:8000; FLAGS go to `roost serve`.

@@ -68,9 +68,9 @@ def start_tiny(tmp_path: Path, tiny_model: Path) -> Iterator[StartTiny]:
     """Start a server that the test may do anything to."""
     started: list[Server] = []
 
-    def start(*flags: str, model: Path = tiny_model) -> Server:
+    def start(*flags: str, model: Path = tiny_model, wait: bool = True) -> Server:
         flags = ("--model", str(model), "--threads", "1", "--pool-tokens", "16384", *flags)
-        started.append(Server(tmp_path, *flags))
+        started.append(Server(tmp_path, *flags, wait=wait))
         return started[-1]
 
     yield start

@@ -16,11 +16,13 @@ LIBRARY = {  # and something that each must say
     "session.py": "fork: 3 turns\nrewound: 1 turn, ",
     "batch.py": "\n3. ",
     "logprobs.py": "tokens scored, perplexity ",
+    "extract.py": "product: ",
     "speculation.py": "same text as plain decoding: True",
 }
 SERVER = {
     "openai_client.py": "Paris",
     "http_session.py": "\nrewound to 1 turn, ",
+    "calculator_agent.py": "calculate(17 plus 25) = 42\n",
 }
 
 

@@ -193,8 +193,6 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
 
 
 REFUSED: tuple[tuple[str, Any], ...] = (
-    ("response_format", {"type": "json_object"}),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("stop", ["x"] * 65),
     ("temperature", -1),
     ("n", 0),

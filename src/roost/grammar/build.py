@@ -1,7 +1,7 @@
 """How a grammar is built with llguidance: its tokenizer, a matcher, and the limits on both.
 
 llguidance bounds most of its own work (lexer fuel, states, symbols); for the rest a grammar is tried in a process of
-its own (`grammar.trial`). Nothing of llguidance is imported before it is needed. Called by the compiler and by that one.
+its own first. Nothing of llguidance is imported before it is needed. Called by grammar.compiler and grammar.trial.
 """
 
 import re

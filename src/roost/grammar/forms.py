@@ -63,7 +63,7 @@ def ebnf_grammar(text: str) -> str:
 
 def _schema_of(given: object) -> dict[str, Any] | bool:
     if isinstance(given, type) and hasattr(given, "model_json_schema"):  # pydantic's, which need not be installed
-        given = given.model_json_schema()
+        given = _closed(given.model_json_schema())
     if isinstance(given, str):
         check_size(given)
         try:
@@ -73,6 +73,16 @@ def _schema_of(given: object) -> dict[str, Any] | bool:
     if not isinstance(given, dict | bool):
         raise RequestError(400, "grammar", f"must be a JSON schema, got {shown(given)}")
     return given
+
+
+def _closed(schema: Any) -> Any:
+    """A pydantic model's schema without fields that the model would ignore, unless it says that it takes others."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(each) for name, each in schema.items()}
+    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
 
 
 def _in_slashes(found: re.Match[str]) -> str:

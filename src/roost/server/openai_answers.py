@@ -54,7 +54,8 @@ class ChatAnswers:
             async for index, piece in pieces:
                 if index not in has_begun:
                     has_begun.add(index)
-                    yield self._chunk(index, {"role": "assistant", "content": ""}, None, None, include_usage)
+                    content = None if outputs[index].answer.is_read else ""  # there may be none beside calls
+                    yield self._chunk(index, {"role": "assistant", "content": content}, None, None, include_usage)
                 logprobs = self._logprobs(outputs[index], piece.tokens, piece.logprobs)
                 for delta in _deltas(outputs[index].answer, piece):
                     yield self._chunk(index, delta, logprobs, None, include_usage)

@@ -60,13 +60,9 @@ def read_tools(
 ) -> ToolRequest | None:
     """What the three fields of a request say; None if it has no tools."""
     found = () if tools is None else _tools(tools)
-    if not found:
-        for name, is_given in (
-            ("tool_choice", tool_choice not in (None, "none", "auto")),
-            ("parallel_tool_calls", parallel_tool_calls is not None),
-        ):
-            if is_given:
-                raise RequestError(400, name, "needs tools")
+    if not found:  # then either value of parallel_tool_calls asks for nothing
+        if tool_choice not in (None, "none", "auto"):
+            raise RequestError(400, "tool_choice", "needs tools")
         return None
     mode, names = _choice(tool_choice, [tool.name for tool in found])
     return ToolRequest(
@@ -123,9 +119,9 @@ def _tools(given: object) -> tuple[Tool, ...]:
 
 
 def _tool(given: object, path: str) -> Tool:
+    if isinstance(given, dict) and given.get("type") != "function":  # others have other fields
+        raise RequestError(400, f"{path}.type", f"must be 'function', got {shown(given.get('type'))}")
     entry = _object(given, path, allowed=("type", "function"))
-    if entry.get("type") != "function":
-        raise RequestError(400, f"{path}.type", f"must be 'function', got {shown(entry.get('type'))}")
     fields = _object(entry.get("function"), f"{path}.function", allowed=("name", "description", "parameters", "strict"))
     name, description = fields.get("name"), fields.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):

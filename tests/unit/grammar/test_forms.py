@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from roost.errors import RequestError
 from roost.grammar import forms
@@ -38,6 +38,27 @@ def test_a_schema_may_be_a_dict_a_text_or_a_pydantic_model(schema: Any) -> None:
     grammar = json_schema_grammar(schema)
     assert allows(grammar, '{"name": "Ann", "age": 3}') and allows(grammar, '{"name": "Ann"}')
     assert not allows(grammar, '{"age": 3}') and not allows(grammar, '{"name": 3}')
+
+
+class Nested(BaseModel):
+    """With models inside, and one that takes any field."""
+
+    class Open(BaseModel):
+        """Takes others."""
+
+        model_config = ConfigDict(extra="allow")
+        properties: int
+
+    people: list[Person]
+    more: Open
+    counts: dict[str, int]
+
+
+def test_a_pydantic_model_has_the_fields_that_it_reads_and_no_others() -> None:
+    grammar = json_schema_grammar(Nested)
+    more = '{"people": [{"name": "A"%s}], "more": {"properties": 1%s}, "counts": {"x": 1}%s}'
+    assert allows(grammar, more % ("", "", "")) and allows(grammar, more % ("", ', "y": 2', ""))
+    assert not allows(grammar, more % (', "y": 2', "", "")) and not allows(grammar, more % ("", "", ', "y": 2'))
 
 
 def test_whitespace_of_json_is_as_json_dumps_writes_it() -> None:

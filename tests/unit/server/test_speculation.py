@@ -66,6 +66,7 @@ def spec_of(meta: dict[str, Any]) -> SpecStats:
         rounds=meta["spec_verify_ct"],
         drafts_offered=meta["spec_num_proposed_drafts"],
         drafts_accepted=meta["spec_num_correct_drafts"],
+        drafts_forced=meta["spec_forced"],
         overshoot=meta["spec_overshoot"],
         histogram=tuple(meta["spec_correct_drafts_histogram"]),
     )
@@ -99,6 +100,7 @@ def scraped(text: str) -> SpecStats:
         rounds=counts[-1],
         drafts_offered=found["roost_spec_drafts_offered_total"],
         drafts_accepted=accepted,
+        drafts_forced=found["roost_spec_drafts_forced_total"],
         overshoot=found["roost_spec_overshoot_tokens_total"],
         histogram=tuple(after - before for before, after in zip((0, *counts), counts[:-1], strict=False)),
     )

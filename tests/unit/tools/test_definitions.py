@@ -43,8 +43,7 @@ def test_no_tools_are_none() -> None:
         assert read_tools(tools) is None and read_tools(tools, "none") is None and read_tools(tools, "auto") is None
         with pytest.raises(RequestError, match="tool_choice: needs tools"):
             read_tools(tools, "required")
-        with pytest.raises(RequestError, match="parallel_tool_calls: needs tools"):
-            read_tools(tools, None, True)
+        assert read_tools(tools, None, True) is None and read_tools(tools, None, False) is None
 
 
 @pytest.mark.parametrize(
