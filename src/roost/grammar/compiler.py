@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMPILED_MAX = 256  # grammars that are kept
 REFUSED_MAX = 256  # the same of those that cannot be used
 PENDING_MAX = 64  # grammars that may wait to be compiled
-QUICK_S = 0.1  # processor time within which almost every grammar is compiled
+QUICK_S = 0.03  # processor time within which almost every grammar is compiled
 SLOW_S = 2.0  # and which none may exceed
 _NICENESS = 10  # of the threads that compile: steps go first
 
