@@ -246,11 +246,13 @@ TESTED: dict[str, str] = {
     "roost.grammar.build.SYMBOLS_MAX": _GRAMMARS + "test_what_llguidance_bounds_itself_has_these_bounds",
     "roost.grammar.compiler.COMPILED_MAX": _GRAMMARS
     + "test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten",
+    "roost.grammar.build.ERROR_LEN_MAX": _GRAMMARS + "test_an_error_is_passed_on_at_some_length_and_no_more",
+    "roost.grammar.compiler.COMPILED_BYTES_MAX": _GRAMMARS + "test_kept_grammars_have_taken_so_much_memory_and_no_more",
     "roost.grammar.compiler.REFUSED_MAX": _GRAMMARS
     + "test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten",
     "roost.grammar.compiler.PENDING_MAX": _GRAMMARS + "test_so_many_grammars_may_wait_and_no_more",
     "roost.grammar.compiler.QUICK_S": _GRAMMARS + "test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it",
-    "roost.grammar.compiler.SLOW_S": _GRAMMARS + "test_a_grammar_that_takes_too_long_is_refused_and_remembered",
+    "roost.grammar.compiler.SLOW_S": _GRAMMARS + "test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it",
     "roost.grammar.trial.MEMORY_MAX": _GRAMMARS
     + "test_a_grammar_that_takes_too_much_memory_is_refused_by_the_process_that_tries_it",
     "roost.grammar.forms.CHOICES_MAX": "tests/unit/grammar/test_forms.py::"
@@ -288,6 +290,8 @@ UNTESTED: dict[str, str] = {
     "roost.kernels.token_mask._BLOCK": _CUT,
     "roost.runner.constraint._ALL": _NUMBER,
     "roost.server.serve._BAD_FLAGS": _SIGN,
+    "roost.grammar.trial._WALL_S": "how long something is waited for that should not be",
+    "roost.server.state.COMPILE_S": "how long something is waited for that should not be",
     "roost.attention.numba_backend._ALIGNED": _NUMBER,
     "roost.layers.gguf_blocks._STEPS": _NUMBER,
     "roost.layers.gguf_blocks._SCALE_LEAST": _NUMBER,

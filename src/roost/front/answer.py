@@ -70,6 +70,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._machine = None if form is None else form.machine(partial(new_call_id, os.urandom))
         kept = frozenset[int]() if form is None or self._machine is None else form.kept_tokens(tokenizer)
+        self._kept = kept if options.skip_special_tokens else frozenset()  # shown although they are special
         self._stream = TextStream(tokenizer, skip_special=options.skip_special_tokens, kept=kept)
         self._cutter = StopCutter(options.stop)
         self._last_token: int | None = None  # kept back: it may be the stop that is not shown
@@ -133,8 +134,17 @@ class Answer:
         rest = tokens[unchecked:]
         if rest and rest[-1] in self._stop_ids():
             self._last_token, rest = rest[-1], rest[:-1]
-        checked = self._stream.feed(rest)
-        return text + (checked if options.no_stop_trim else self._cutter.feed(checked))
+        return text + (self._stream.feed(rest) if options.no_stop_trim else self._cut(rest))
+
+    def _cut(self, tokens: tuple[int, ...]) -> str:
+        """Text that is certain, with stop strings looked for where the engine does: not in special tokens."""
+        if self._kept.isdisjoint(tokens):
+            return self._cutter.feed(self._stream.feed(tokens))
+        shown = ""
+        for token in tokens:
+            text = self._stream.feed((token,))
+            shown += self._cutter.skip(text) if token in self._kept else self._cutter.feed(text)
+        return shown
 
     def _rest(self, finished: Finished) -> str:
         """The text that was held back, up to the stop."""

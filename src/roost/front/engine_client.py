@@ -76,8 +76,8 @@ class EngineClient(ABC):
         exchange = self._exchanges.get(number)
         if exchange is None:
             return
-        if exchange.is_last(event):
-            del self._exchanges[number]
+        if exchange.is_last(event) and self._exchanges.pop(number, None) is None:
+            return  # somebody else was first: a grammar's answer comes on another thread than the engine's end
         if exchange.observer is not None:
             exchange.observer.on_event(event)
         exchange.deliver(event)

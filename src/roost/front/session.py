@@ -79,6 +79,12 @@ class ClientTurn:
         """Tokens that the session holds before this turn."""
         return self.transcript.length
 
+    def begins_answer(self, *, has_messages: bool, has_plain: bool) -> bool:
+        """Whether the model's answer to messages begins with this turn: of new ones, or of those appended before."""
+        transcript = self.transcript
+        waits = bool(transcript.num_messages) and transcript.is_chat and not transcript.is_open
+        return has_messages or (waits and not has_plain)
+
     def input_tokens(
         self,
         *,

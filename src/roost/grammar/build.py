@@ -19,6 +19,7 @@ GRAMMAR_BYTES_MAX = 256 * 1024
 LEXER_FUEL_MAX = 1_000_000  # to build what tells tokens apart: about 20 ms
 STATES_MAX = 50_000  # of that, while an output is matched: 1 to 2 kB each
 SYMBOLS_MAX = 200_000  # of all rules together
+ERROR_LEN_MAX = 400  # characters of what llguidance says that are passed on
 NO_GRAMMARS = "this engine enforces no grammars: install llguidance (pip install llguidance)"
 
 
@@ -27,9 +28,12 @@ def is_installed() -> bool:
     return find_spec("llguidance") is not None
 
 
-def check_size(grammar: str) -> None:
-    """Raise RequestError for a grammar whose text is too long."""
-    size = len(grammar.encode("utf-8", "surrogatepass"))
+def check_text(grammar: str) -> None:
+    """Raise RequestError for a grammar whose text is too long, or no text."""
+    try:
+        size = len(grammar.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(400, "grammar", "must be valid Unicode") from error
     if size > GRAMMAR_BYTES_MAX:
         raise RequestError(400, "grammar", f"{size} bytes long; at most {GRAMMAR_BYTES_MAX} are allowed")
 
@@ -65,4 +69,5 @@ def build_matcher(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
 def plain_error(error: str) -> str:
     """What llguidance says, without the state of its parser and the line of the grammar that it points to."""
     said = re.sub(r"^\s*(\d+ \|.*|\^+)$", "", error.removesuffix("<non-verbose/>"), flags=re.MULTILINE)
-    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(said.partition("<backtrace>")[0].split()))
+    plain = re.sub(r"^at \d+\(\d+\): ", "", " ".join(said.partition("<backtrace>")[0].split()))
+    return plain if len(plain) <= ERROR_LEN_MAX else plain[:ERROR_LEN_MAX] + "…"

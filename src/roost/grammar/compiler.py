@@ -10,12 +10,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roost.errors import CapacityError, InvariantError, RequestError
-from roost.grammar.build import build_matcher, build_tokenizer, check_size, plain_error
+from roost.errors import CapacityError, InvariantError, RequestError, first_line
+from roost.grammar.build import build_matcher, build_tokenizer, check_text, plain_error
 from roost.grammar.matcher import Mask
 from roost.grammar.trial import Trial
 
@@ -23,45 +24,52 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 COMPILED_MAX = 256  # grammars that are kept
-REFUSED_MAX = 256  # the same of those that cannot be used
+COMPILED_BYTES_MAX = 512 * 2**20  # of memory that they took to compile, all together
+REFUSED_MAX = 256  # grammars that cannot be used and are remembered
 PENDING_MAX = 64  # grammars that may wait to be compiled
 QUICK_S = 0.03  # processor time within which almost every grammar is compiled
 SLOW_S = 2.0  # and which none may exceed
 _NICENESS = 10  # of the threads that compile: steps go first
 
-Value = TypeVar("Value")
 Done = Callable[[str], None]  # told why a grammar cannot be used; '' if it can
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar that is kept: its matcher before the first token."""
+
+    matcher: "LLMatcher"
+    num_bytes: int
 
 
 class Compiler:
     """All grammars of an engine."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Iterable[int]) -> None:
-        self._settings = (tokenizer_json, vocab_size, frozenset(eos_ids))
         self._eos_ids = frozenset(eos_ids)
+        self._settings = (tokenizer_json, vocab_size, self._eos_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # least recently used first
         self._refused: OrderedDict[str, str] = OrderedDict()  # why; the same
-        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Done]] = {}  # who is told when a grammar that is compiled now is done
+        self._lock = threading.Lock()  # of these
         self._quick = _Lane(Trial(*self._settings, time_s_max=QUICK_S), "grammar")
         self._slow = _Lane(Trial(*self._settings, time_s_max=SLOW_S), "slow-grammar")
-        self._num_pending = 0
 
     def start(self, grammar: str, done: Done) -> None:
         """Compile a grammar, and say how it went, here or on a thread; raises if it is too large or too many wait."""
-        check_size(grammar)
+        check_text(grammar)
         with self._lock:
-            if grammar in self._compiled or grammar in self._refused:
-                known: str | None = self._refused.get(grammar, "")
-            elif self._num_pending >= PENDING_MAX:
+            known = self._known(grammar)
+            is_new = known is None and grammar not in self._waiting
+            if is_new and len(self._waiting) >= PENDING_MAX:
                 raise CapacityError(429, f"{PENDING_MAX} grammars wait to be compiled: try again later")
-            else:
-                known = None
-                self._num_pending += 1
-        if known is None:
-            self._quick.thread.submit(self._try, self._quick, grammar, done)
-        else:
+            if known is None:
+                self._waiting.setdefault(grammar, []).append(done)
+        if known is not None:
             done(known)
+        elif is_new:
+            self._quick.thread.submit(self._try, self._quick, grammar)
 
     def new_matcher(self, grammar: str) -> "GrammarMatcher":
         """A matcher of a grammar that was compiled before, or is now."""
@@ -73,39 +81,58 @@ class Compiler:
             lane.thread.shutdown(wait=False, cancel_futures=True)
             lane.trial.close()
 
-    def _try(self, lane: "_Lane", grammar: str, done: Done) -> None:
+    def _known(self, grammar: str) -> str | None:
+        """What came of a grammar; None if nothing is known of it."""
+        for kept in (self._compiled, self._refused):
+            if grammar in kept:
+                kept.move_to_end(grammar)
+        return "" if grammar in self._compiled else self._refused.get(grammar)
+
+    def _try(self, lane: "_Lane", grammar: str) -> None:
         """On a lane's thread: try a grammar, and compile it if that went well."""
-        error = lane.trial.run(grammar)
-        if error is None and lane is self._quick:
-            self._slow.thread.submit(self._try, self._slow, grammar, done)
-            return
-        if error is None:
-            error = f"takes longer than {SLOW_S:g} s to compile"
+        is_certain = True  # what is said now will be so the next time
         try:
+            tried = lane.trial.run(grammar)
+            if tried.error is None and lane is self._quick:
+                self._slow.thread.submit(self._try, self._slow, grammar)
+                return
+            error = f"takes longer than {SLOW_S:g} s to compile" if tried.error is None else tried.error
             if not error:
-                self._find(grammar)
+                self._find(grammar, tried.num_bytes)
         except RequestError as refused:
             error = refused.reason
-        except Exception as broken:  # noqa: BLE001 (whatever llguidance does, somebody waits for an answer)
-            error = f"cannot be compiled: {broken}"
+        except Exception as broken:  # noqa: BLE001 (whatever it was, somebody waits for an answer)
+            error, is_certain = f"cannot be compiled: {first_line(broken)}", False
         with self._lock:
-            self._num_pending -= 1
-            if error:
-                _keep(self._refused, grammar, error, REFUSED_MAX)
-        done(error)
+            waiting = self._waiting.pop(grammar)
+            if error and is_certain:
+                self._refused[grammar] = error
+                while len(self._refused) > REFUSED_MAX:
+                    self._refused.popitem(last=False)
+        for done in waiting:
+            done(error)
 
-    def _find(self, grammar: str) -> "LLMatcher":
+    def _find(self, grammar: str, num_bytes: int = 0) -> "LLMatcher":
         """The matcher of a grammar before its first token."""
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
-                return self._compiled[grammar]
-            if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(*self._settings)
+                return self._compiled[grammar].matcher
+        if self._tokenizer is None:
+            self._tokenizer = build_tokenizer(*self._settings)
         matcher = build_matcher(self._tokenizer, grammar)
         with self._lock:
-            _keep(self._compiled, grammar, matcher, COMPILED_MAX)
+            self._compiled[grammar] = _Compiled(matcher, num_bytes)
+            while len(self._compiled) > COMPILED_MAX or (
+                len(self._compiled) > 1 and self._num_bytes > COMPILED_BYTES_MAX
+            ):
+                self._compiled.popitem(last=False)
         return matcher
+
+    @property
+    def _num_bytes(self) -> int:
+        """Of memory that the grammars took which are kept."""
+        return sum(each.num_bytes for each in self._compiled.values())
 
 
 class _Lane:
@@ -155,13 +182,6 @@ class GrammarMatcher:
     def error(self) -> str:
         """Why it cannot go on."""
         return plain_error(self._matcher.get_error()) if self._matcher.is_error() else ""
-
-
-def _keep(kept: OrderedDict[str, Value], grammar: str, value: Value, number_max: int) -> None:
-    """Keep what came of a grammar, and forget what was not used for longest."""
-    kept[grammar] = value
-    while len(kept) > number_max:
-        kept.popitem(last=False)
 
 
 def _give_way() -> None:

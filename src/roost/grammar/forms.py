@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roost.errors import RequestError
-from roost.grammar.build import NO_GRAMMARS, check_size, is_installed
+from roost.grammar.build import ERROR_LEN_MAX, NO_GRAMMARS, check_text, is_installed
 from roost.tools.definitions import check_depth
 from roost.tools.lark import json_value, literal
 from roost.values import shown
@@ -28,7 +28,7 @@ def json_schema_grammar(schema: object) -> str:
     """JSON by a schema: a dict, its text, or a pydantic model; whitespace is as `json.dumps` writes it."""
     plain = _schema_of(schema)
     check_depth(plain, "grammar")
-    return f"start: {json_value(plain)}\n"
+    return _checked(f"start: {json_value(plain)}\n")
 
 
 def regex_grammar(pattern: str) -> str:
@@ -36,21 +36,21 @@ def regex_grammar(pattern: str) -> str:
     if not pattern:
         raise RequestError(400, "grammar", "must have at least 1 character")
     escaped = re.sub(r"\\.|/|\n", _in_slashes, pattern, flags=re.DOTALL)
-    return f"start: /{escaped}/\n"
+    return _checked(f"start: /{escaped}/\n")
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of some texts."""
     if not 1 <= len(choices) <= CHOICES_MAX or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(400, "grammar", f"must be 1 to {CHOICES_MAX} texts, none of them empty")
-    return f"start: {' | '.join(map(literal, choices))}\n"
+    return _checked(f"start: {' | '.join(map(literal, choices))}\n")
 
 
 def ebnf_grammar(text: str) -> str:
     """EBNF whose first rule is `root`, or Lark whose first is `start`."""
     if not is_installed():
         raise RequestError(400, "grammar", NO_GRAMMARS)
-    check_size(text)
+    check_text(text)
     from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415 - an extra, and only now is it needed
 
     try:
@@ -58,14 +58,14 @@ def ebnf_grammar(text: str) -> str:
     except RecursionError:
         raise RequestError(400, "grammar", "is nested too deep") from None
     except Exception as error:
-        raise RequestError(400, "grammar", f"cannot be read: {error}") from error
+        raise RequestError(400, "grammar", f"cannot be read: {str(error)[:ERROR_LEN_MAX]}") from error
 
 
 def _schema_of(given: object) -> dict[str, Any] | bool:
     if isinstance(given, type) and hasattr(given, "model_json_schema"):  # pydantic's, which need not be installed
         given = _closed(given.model_json_schema())
     if isinstance(given, str):
-        check_size(given)
+        check_text(given)
         try:
             given = json.loads(given)
         except (ValueError, RecursionError) as error:
@@ -75,14 +75,30 @@ def _schema_of(given: object) -> dict[str, Any] | bool:
     return given
 
 
+# Where a schema holds others: as a value, in a list, by name.
+_INNER = ("items", "additionalProperties", "not", "anyOf", "allOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs")
+
+
 def _closed(schema: Any) -> Any:
     """A pydantic model's schema without fields that the model would ignore, unless it says that it takes others."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(each) for name, each in schema.items()}
-    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
+    closed: dict[str, Any] = {"additionalProperties": False} if "properties" in schema else {}
+    for name, each in schema.items():
+        if name in _NAMED:
+            closed[name] = {key: _closed(inner) for key, inner in each.items()}
+        else:
+            closed[name] = _closed(each) if name in _INNER else each
+    return closed
+
+
+def _checked(grammar: str) -> str:
+    """A grammar whose text may be sent."""
+    check_text(grammar)
+    return grammar
 
 
 def _in_slashes(found: re.Match[str]) -> str:

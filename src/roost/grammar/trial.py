@@ -7,19 +7,35 @@ memory is spent. What comes through is then compiled again where it is needed. R
 
 import json
 import os
-import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roost.errors import RequestError
+from roost.errors import RequestError, first_line
 from roost.grammar.build import build_matcher, build_tokenizer
 
 MEMORY_MAX = 256 * 2**20  # bytes that compiling one grammar may take
-_SPENT = {signal.SIGPROF, signal.SIGKILL, signal.SIGXCPU}  # how a fork ends whose time is up
+_WALL_S = 60  # after which a fork is ended that uses no processor time, whatever it waits for
+_TOO_LARGE = "takes too much memory to compile"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What came of a grammar."""
+
+    error: str | None  # why it cannot be used; "": it can; None: it takes longer than it may
+    num_bytes: int = 0  # of memory that it took
+
+
+class TrialFailure(Exception):
+    """The child cannot be started, or ended by itself: nothing is known of the grammar."""
 
 
 class Trial:
@@ -36,35 +52,58 @@ class Trial:
     ) -> None:
         self._settings = [tokenizer_json, vocab_size, sorted(eos_ids), time_s_max, memory_max]
         self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of starting and ending it
+        self._is_closed = False
 
-    def run(self, grammar: str) -> str | None:
-        """Why a grammar cannot be used, "" if it can; None if it takes longer than it may."""
-        if not hasattr(os, "fork"):
-            return ""  # then it is compiled untried
-        if self._child is None or self._child.poll() is not None:
-            self._child = self._started()
-        assert self._child.stdin is not None and self._child.stdout is not None
-        try:
-            self._child.stdin.write(_line(grammar))
-            self._child.stdin.flush()
-            said: str | None = json.loads(self._child.stdout.readline() or b"null")
-        except OSError:  # the child was ended from outside
-            said = None
-        return said
+    def run(self, grammar: str) -> Tried:
+        """Try a grammar; raises TrialFailure, after a second child, if there is no answer."""
+        for _ in range(2):
+            child = self._running()
+            try:
+                assert child.stdin is not None and child.stdout is not None
+                child.stdin.write(_line(grammar))
+                child.stdin.flush()
+                return Tried(*json.loads(child.stdout.readline()))
+            except (OSError, ValueError):  # it has ended: the answer is not there, or not whole
+                self._end(child)
+        raise TrialFailure("the process that tries grammars ended: its tokenizer may not be one that llguidance reads")
 
     def close(self) -> None:
-        """End the child."""
-        if self._child is not None and self._child.stdin is not None:
-            self._child.kill()
-            self._child.wait()
+        """End the child; none is started any more."""
+        with self._lock:
+            self._is_closed = True
+            child = self._child
+        if child is not None:
+            self._end(child)
 
-    def _started(self) -> "subprocess.Popen[bytes]":
-        command, pipe = (sys.executable, "-m", "roost.grammar.trial"), subprocess.PIPE
-        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    def _running(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._is_closed:
+                raise TrialFailure("the engine has ended")
+            if self._child is not None:
+                return self._child
+            command, pipe = (sys.executable, "-m", "roost.grammar.trial"), subprocess.PIPE
+            try:
+                child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            except OSError as error:
+                raise TrialFailure(f"no process can be started to try it: {first_line(error)}") from error
+            self._child = child
         assert child.stdin is not None
-        child.stdin.write(_line(self._settings))
-        child.stdin.flush()
+        with suppress(OSError):  # it has ended: whoever reads its answer sees that
+            child.stdin.write(_line(self._settings))
         return child
+
+    def _end(self, child: "subprocess.Popen[bytes]") -> None:
+        """Be rid of a child; a fork of its own ends with its time."""
+        with self._lock:
+            if self._child is child:
+                self._child = None
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # what was not written yet is nobody's
+                pipe.close()
 
 
 def _line(value: Any) -> bytes:
@@ -73,6 +112,8 @@ def _line(value: Any) -> bytes:
 
 def main() -> int:
     """The child: reads settings, then a grammar a line, and answers each with a line."""
+    import resource  # noqa: PLC0415 - not everywhere, and needed in the child alone
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches it too; it ends with its input
     tokenizer_json, vocab_size, eos_ids, time_s_max, memory_max = json.loads(sys.stdin.buffer.readline())
     tokenizer = build_tokenizer(tokenizer_json, vocab_size, eos_ids)
@@ -82,41 +123,44 @@ def main() -> int:
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            _limit(time_s_max, memory_max)
-            os.write(write_end, _line(_error_of(tokenizer, json.loads(line))))
+            os.write(write_end, _line(_tried(tokenizer, json.loads(line), time_s_max, memory_max)))
             os._exit(0)
         os.close(write_end)
-        with os.fdopen(read_end, "rb") as answer:
-            said = answer.read()
-        _, status = os.waitpid(pid, 0)
-        if os.WIFSIGNALED(status):
-            said = _line(None if os.WTERMSIG(status) in _SPENT else _TOO_LARGE)
-        sys.stdout.buffer.write(said or _line(_TOO_LARGE))
+        sys.stdout.buffer.write(_answer(pid, read_end))
         sys.stdout.buffer.flush()
     return 0
 
 
-_TOO_LARGE = "takes too much memory to compile"
+def _answer(pid: int, read_end: int) -> bytes:
+    """What a fork says, or what its end does."""
+    with os.fdopen(read_end, "rb") as pipe:
+        is_there, _, _ = select.select([pipe], [], [], _WALL_S)
+        said = pipe.read() if is_there else b""
+    if not is_there:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    is_spent = not is_there or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF)
+    return _line((None,)) if is_spent else said or _line((_TOO_LARGE,))
 
 
-def _limit(time_s_max: float, memory_max: int) -> None:
-    """End this process when it has used so much processor time, or wants so much more memory."""
+def _tried(tokenizer: Any, grammar: str, time_s_max: float, memory_max: int) -> tuple[str, int]:
+    """In a fork, which the system ends when it has used so much processor time, or wants so much more memory."""
+    import resource  # noqa: PLC0415
+
     if sys.platform == "linux":
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + memory_max, now + memory_max))
     signal.setitimer(signal.ITIMER_PROF, time_s_max)
-
-
-def _error_of(tokenizer: Any, grammar: str) -> str:
+    before, error = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, ""
     try:
         build_matcher(tokenizer, grammar)
-    except RequestError as error:
-        return error.reason
+    except RequestError as refused:
+        error = refused.reason
     except MemoryError:
-        return _TOO_LARGE
-    except Exception as error:  # noqa: BLE001 (whatever llguidance does, somebody waits for an answer)
-        return f"cannot be compiled: {error}"
-    return ""
+        error = _TOO_LARGE
+    except Exception as broken:  # noqa: BLE001 (whatever llguidance does, somebody waits for an answer)
+        error = f"cannot be compiled: {first_line(broken)}"
+    return error, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 if __name__ == "__main__":

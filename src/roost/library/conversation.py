@@ -47,7 +47,8 @@ def read_chat(engine: EngineThread, formats: ModelFormats, tokenizer: Tokenizer,
         raise RequestError(400, "schema", "cannot be given with options.grammar: an output has one grammar")
     try:
         answer = options.grammar if schema is None else json_schema_grammar(schema)
-        tools = read_tools(None if asked.tools is None else list(asked.tools), asked.tool_choice)
+        given = list(asked.tools) if isinstance(asked.tools, tuple) else asked.tools
+        tools = read_tools(given, asked.tool_choice)
         form = engine.find(find_form(formats, tokenizer, tools, answer))
     except RequestError as error:
         is_schema = schema is not None and error.param == "grammar"

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from roost.config.options import EngineConfig
-from roost.errors import CapacityError, RequestError, RoostError
+from roost.errors import CapacityError, ConfigError, RequestError, RoostError
 from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, milliseconds, submits
 from roost.front.session import ClientSession
@@ -115,7 +115,11 @@ class LLM:
         self.name = self._running.name
         self.settings = self._running.settings
         self.language = self._running.language
-        self.formats = formats_of(self.language, tool_format=tool_format, reasoning_format=reasoning_format)
+        try:
+            self.formats = formats_of(self.language, tool_format=tool_format, reasoning_format=reasoning_format)
+        except ConfigError:
+            self._running.executor.close()
+            raise
         self._engine = EngineThread(self._running.engine)
 
     def __enter__(self) -> "LLM":

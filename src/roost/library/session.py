@@ -138,9 +138,9 @@ class Session:
         call: ChatCall | None = None,
     ) -> Generator[Piece, None, None]:
         self._check_idle()
-        if call is None:
-            options = compiled_options(self._engine, options)
         turn = ClientTurn(self._session, self._language)
+        if call is None:
+            options = self._compiled(turn, given, options)
         tokens = self._input_tokens(turn, given, None if call is None else call.tools, generates=generates)
         request_id, tokenizer = self._engine.new_id(), self._language.tokenizer
         (submit,) = submits(request_id, tokens, options, tokenizer, TurnOf(session_id=self.id, number=number))
@@ -161,6 +161,14 @@ class Session:
             sent.is_abandoned = True
             if self._session.turn is turn:
                 self._engine.abort(request_id)
+
+    def _compiled(self, turn: ClientTurn, given: Prompt | Messages | None, options: Options) -> Options:
+        """The options of a turn without tools, their grammar compiled; the model may think before an answer."""
+        has_messages = _are_messages(given)
+        if not turn.begins_answer(has_messages=has_messages, has_plain=given is not None and not has_messages):
+            return compiled_options(self._engine, options)
+        asked = ChatArguments(options=options, tools=None, tool_choice=None, schema=None)
+        return read_chat(self._engine, self._formats, self._language.tokenizer, asked).options
 
     def _input_tokens(
         self, turn: ClientTurn, given: Prompt | Messages | None, tools: ToolRequest | None, *, generates: bool

@@ -22,10 +22,15 @@ from roost.server.schema import OpenAiBody, SamplingBody, refuse_unsupported
 from roost.server.state import ServerState, renamed_to
 from roost.text.language import text_len
 from roost.tools.answer_form import AnswerForm, compiled, find_form
-from roost.tools.definitions import ToolRequest
+from roost.tools.definitions import ToolRequest, tools_len
 from roost.values import shown
 
 Form = Callable[[Any], str]
+
+
+def _any_object(_: object) -> str:
+    return json_object_grammar()
+
 
 _RESPONSE_TYPES = ("text", "json_object", "json_schema")
 # SGLang's names, which bodies of OpenAI's endpoints know too, and vLLM's older ones
@@ -41,7 +46,7 @@ _STRUCTURED: dict[str, Form] = {
     "regex": regex_grammar,
     "choice": choice_grammar,
     "grammar": ebnf_grammar,
-    "json_object": lambda _: json_object_grammar(),
+    "json_object": _any_object,
 }
 
 
@@ -84,10 +89,9 @@ async def with_grammar(server: ServerState, options: Options, grammar: AnswerGra
 async def chat_form(server: ServerState, tools: ToolRequest | None, grammar: AnswerGrammar) -> AnswerForm:
     """The form of the answers in a conversation; its grammar is compiled."""
     text = await grammar.text(server)
-    definitions = [] if tools is None else [tool.parameters for tool in tools.tools]
     try:
         search = find_form(server.formats, server.language.tokenizer, tools, text)
-        return await server.find(search, len(text) + text_len(definitions))
+        return await server.find(search, len(text) + tools_len(tools))
     except RequestError as error:
         raise (renamed_to(error, grammar.param) if error.param == "grammar" else error) from error
 
@@ -106,7 +110,7 @@ def _response_format(body: OpenAiBody) -> Iterator[AnswerGrammar]:
     if given.json_schema is not None:
         yield AnswerGrammar(param=f"{path}.schema", form=json_schema_grammar, value=given.json_schema.schema)
     elif given.type == "json_object":
-        yield AnswerGrammar(param="response_format", form=lambda _: json_object_grammar(), value=given.type)
+        yield AnswerGrammar(param="response_format", form=_any_object, value=given.type)
 
 
 def _structured_outputs(body: OpenAiBody) -> Iterator[AnswerGrammar]:

@@ -21,7 +21,7 @@ from roost.server.session_table import TurnLock
 from roost.server.state import MESSAGE_COST, ServerState, renamed_to
 from roost.text.language import num_chars
 from roost.tools.answer_form import AnswerForm
-from roost.tools.definitions import ToolRequest
+from roost.tools.definitions import ToolRequest, tools_len
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -73,7 +73,8 @@ class SessionTurn:
         if messages is None and (text or ids):
             num_chars_read = len(text or "")
         else:
-            num_chars_read = self._num_chars_before + num_chars(messages or ()) + MESSAGE_COST * len(messages or ())
+            new = num_chars(messages or ()) + MESSAGE_COST * len(messages or ()) + tools_len(tools)
+            num_chars_read = self._num_chars_before + new
         try:
             tokens = await self.server.offload.run(num_chars_read, work)
         except RequestError as error:

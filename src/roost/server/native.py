@@ -133,8 +133,7 @@ async def _inputs(server: ServerState, body: GenerateBody) -> tuple[list[tuple[i
 async def _options(server: ServerState, body: GenerateBody, num_prompts: int) -> list[Options]:
     """The options of each prompt."""
     given = body.sampling_params if body.sampling_params is not None else SamplingBody()
-    each = given if isinstance(given, list) else [given] * num_prompts
-    if len(each) != num_prompts:
+    if isinstance(given, list) and len(given) != num_prompts:
         raise RequestError(400, "sampling_params", f"a list must have an entry for each of the {num_prompts} prompts")
     if body.logprob_start_len is not None and body.logprob_start_len < -1:
         raise RequestError(400, "logprob_start_len", f"must be at least -1, got {body.logprob_start_len}")
@@ -147,19 +146,26 @@ async def _options(server: ServerState, body: GenerateBody, num_prompts: int) ->
     for name, is_asked_for in asked_for.items():
         if is_asked_for and not body.return_logprob:
             raise RequestError(400, name, "needs return_logprob: true")
-    options = []
-    for number, params in enumerate(each):
-        refuse_unsupported(params, _params_path(body, number))
-        try:
-            usual = native_options(params)
-        except RequestError as error:
-            raise renamed(error, _names(body, number)) from error
-        usual = await with_grammar(server, usual, native_grammar(params, _params_path(body, number)))
-        asked = replace(usual, priority=body.priority or 0, cache_salt=cache_salt(body))
-        if body.return_logprob:
-            asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)
-        options.append(asked)
-    return options
+    if not isinstance(given, list):
+        return [await _options_of(server, body, given, 0, start)] * num_prompts
+    return [await _options_of(server, body, params, number, start) for number, params in enumerate(given)]
+
+
+async def _options_of(
+    server: ServerState, body: GenerateBody, params: SamplingBody, number: int, start: int | None
+) -> Options:
+    """The options of the prompt of this number, or of all."""
+    path = _params_path(body, number)
+    refuse_unsupported(params, path)
+    try:
+        usual = native_options(params)
+    except RequestError as error:
+        raise renamed(error, _names(body, number)) from error
+    usual = await with_grammar(server, usual, native_grammar(params, path))
+    asked = replace(usual, priority=body.priority or 0, cache_salt=cache_salt(body))
+    if body.return_logprob:
+        asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)
+    return asked
 
 
 def _request_ids(body: GenerateBody, num_prompts: int) -> list[str]:

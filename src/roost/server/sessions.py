@@ -164,14 +164,15 @@ async def generate(request: Request) -> Response:
     _check_forms(body, needed=False)
     options = replace(openai_options(body), logprobs=body.logprobs)
     grammar = openai_grammar(body)
-    if body.messages is None:
-        options = await with_grammar(server, options, grammar)
-    else:  # the model may think first
-        options = replace(options, grammar=(await chat_form(server, None, grammar)).grammar)
     session_id = request.path_params["id"]
     async with session_turn(
         request, session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:
+        has_plain = body.text is not None or body.input_ids is not None
+        if turn.lock.turn.begins_answer(has_messages=body.messages is not None, has_plain=has_plain):
+            options = replace(options, grammar=(await chat_form(server, None, grammar)).grammar)  # it may think first
+        else:
+            options = await with_grammar(server, options, grammar)
         tokens = await _input_tokens(turn, body, generates=True)
         answers = _SessionAnswers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
         if body.stream:

@@ -22,13 +22,14 @@ from roost.server.engine_process import EngineProcess
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.metrics import Metrics
 from roost.server.session_table import ChangeLock, SessionTable
-from roost.text.language import Language, num_chars, text_len
+from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
 from roost.tools.answer_form import Found, Grammar, Search, advance
-from roost.tools.definitions import ToolRequest
+from roost.tools.definitions import ToolRequest, tools_len
 from roost.tools.model_formats import ModelFormats, formats_of
 
 PROMPTS_MAX = 256  # in one request
+COMPILE_S = 180  # longest that a grammar is waited for: as many as may wait, each with all the time that it may take
 MESSAGE_COST = 64  # a template takes as long for a message as for so many characters of its content
 
 
@@ -87,9 +88,9 @@ class ServerState:
         assert self.engine.started is not None
         return next(iter(self.config.served_model_name), self.engine.started.model_name)
 
-    async def ask(self, command: Command, observer: Observer | None = None) -> Event:
+    async def ask(self, command: Command, observer: Observer | None = None, *, limit_s: float | None = None) -> Event:
         """The engine's answer to a command that has one; 503 if it was not carried out in time, or no answer came."""
-        limit_s = self.config.health_answer_s
+        limit_s = self.config.health_answer_s if limit_s is None else limit_s
         answer = await self.engine.ask(command, limit_s, observer)
         if answer is None:
             raise CapacityError(503, f"the engine has not answered for {limit_s} s")
@@ -109,11 +110,11 @@ class ServerState:
         """What a search for grammars finds, made of so many characters; they are compiled beside the engine."""
         asked = await self.offload.run(length, partial(advance, search))
         while isinstance(asked, Grammar):
-            answer = await self.ask(CompileGrammar(grammar=asked.text))
-            if isinstance(answer, Refused) and answer.param != "grammar":
-                raise refusal(answer)
-            error = answer.message.removeprefix("grammar: ") if isinstance(answer, Refused) else ""
-            asked = await self.offload.run(length, partial(advance, search, error))
+            answer = await self.ask(CompileGrammar(grammar=asked.text), limit_s=COMPILE_S)
+            error = refusal(answer) if isinstance(answer, Refused) else None
+            if isinstance(error, CapacityError):
+                raise error
+            asked = await self.offload.run(length, partial(advance, search, "" if error is None else error.reason))
         return asked
 
     def close_expired(self) -> None:
@@ -161,7 +162,7 @@ class ServerState:
             plain, context = formats.messages(messages, tools), self.context
             return self.language.chat_tokens(plain, tools=listed, add_generation_prompt=asks, tokens_max=context)
 
-        length = num_chars(messages) + MESSAGE_COST * len(messages) + text_len(listed)
+        length = num_chars(messages) + MESSAGE_COST * len(messages) + tools_len(tools)
         try:
             tokens = await self.offload.run(length, work)
         except RequestError as error:

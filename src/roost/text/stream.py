@@ -78,6 +78,11 @@ class StopCutter:
         self._held = text[certain_len:]
         return text[:certain_len]
 
+    def skip(self, text: str) -> str:
+        """Add text in which nothing is looked for; returns it after all that was held back."""
+        held, self._held, self._state, self._stop_at = self._held, "", START, None
+        return held + text
+
     def finish(self, matched: str | None) -> str:
         """The rest: all text held back, or only the part before the stop string that ended the output."""
         held, self._held = self._held, ""

@@ -45,7 +45,7 @@ class AnswerForm:
 
     def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that the machine must be shown."""
-        return self.formats.kept_tokens(tokenizer)
+        return self.formats.kept_tokens(tokenizer, has_tools=self.tools is not None)
 
 
 def find_form(

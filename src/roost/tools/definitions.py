@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from roost.errors import RequestError
+from roost.text.language import text_len
 from roost.values import shown
 
 NOT_ENFORCED = "cannot be enforced: "  # begins every refusal of a schema
@@ -53,6 +54,11 @@ class ToolRequest:
     callable: tuple[Tool, ...]  # those that it may call
     is_required: bool = False  # it must call one, at once
     is_parallel: bool = True  # it may call several in one answer
+
+
+def tools_len(request: ToolRequest | None) -> int:
+    """Characters of all definitions."""
+    return 0 if request is None else sum(text_len(tool.definition()) for tool in request.tools)
 
 
 def read_tools(

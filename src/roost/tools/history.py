@@ -96,6 +96,8 @@ def with_system_text(messages: Sequence[Message], text: str, *, role: str = "sys
     """The messages with the text of the tools in the first one of that role, or in front of all."""
     first = messages[0] if messages else {}
     if first.get("role") == role:
+        if not isinstance(first.get("content"), str):
+            raise RequestError(400, "messages[0].content", f"must be a text, got {shown(first.get('content'))}")
         return [{**first, "content": _joined(first["content"], text, role)}, *messages[1:]]
     return [{"role": role, "content": text}, *messages]
 

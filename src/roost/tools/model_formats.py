@@ -21,7 +21,16 @@ from roost.tools.lark import with_parts
 from roost.tools.machine import Machine
 from roost.tools.reasoning import ReasoningTags, after_reasoning
 from roost.tools.reasoning_probe import detect_reasoning
-from roost.tools.registry import DESCRIBED, DETECTED, FORMATS, detect, lists_tools, rendered, takes_several_calls
+from roost.tools.registry import (
+    DESCRIBED,
+    DETECTED,
+    FORMATS,
+    detect,
+    lists_tools,
+    rendered,
+    takes_several_calls,
+    tool_format_names,
+)
 from roost.tools.tool_grammar import tool_grammar
 
 THINK = "think"  # of --reasoning-format: between <think> and </think>
@@ -110,10 +119,10 @@ class ModelFormats:
         calls = tool_grammar(self.tool_format, replace(asked, is_required=True), tokenizer, is_marked=True)
         return calls if request.is_required else with_parts("start: @calls | @answer", calls=calls, answer=answer)
 
-    def kept_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
+    def kept_tokens(self, tokenizer: Tokenizer, *, has_tools: bool = True) -> frozenset[int]:
         """Special tokens that must be shown in the text that a machine reads."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
-        ids = (tokenizer.added_ids.get(text) for text in (*self.tool_format.tokens, *tags))
+        ids = (tokenizer.added_ids.get(text) for text in (*(self.tool_format.tokens if has_tools else ()), *tags))
         return frozenset(id for id in ids if id is not None)
 
     def machine(
@@ -131,6 +140,12 @@ class ModelFormats:
 
 def formats_of(language: Language, *, tool_format: str = DETECTED, reasoning_format: str = DETECTED) -> ModelFormats:
     """The formats of a model; `auto` asks its chat template."""
+    for flag, given, allowed in (
+        ("--tool-format", tool_format, tool_format_names()),
+        ("--reasoning-format", reasoning_format, REASONING_FORMATS),
+    ):
+        if given not in allowed:
+            raise ConfigError(f"{flag} must be one of {', '.join(allowed)}, got {given}")
     render = None if language.template is None else language.template.render
     reasoning = None if render is None else detect_reasoning(render)
     if reasoning_format == NO_REASONING:

@@ -8,13 +8,23 @@ import pytest
 
 from roost.errors import CapacityError, RequestError
 from roost.grammar import build, compiler
-from roost.grammar.build import GRAMMAR_BYTES_MAX, LEXER_FUEL_MAX, STATES_MAX, SYMBOLS_MAX, check_size
-from roost.grammar.compiler import COMPILED_MAX, PENDING_MAX, REFUSED_MAX, Compiler
+from roost.grammar.build import ERROR_LEN_MAX, GRAMMAR_BYTES_MAX, LEXER_FUEL_MAX, STATES_MAX, SYMBOLS_MAX, check_text
+from roost.grammar.compiler import (
+    COMPILED_BYTES_MAX,
+    COMPILED_MAX,
+    PENDING_MAX,
+    QUICK_S,
+    REFUSED_MAX,
+    SLOW_S,
+    Compiler,
+)
 from roost.grammar.matcher import allows, num_words
-from roost.grammar.trial import MEMORY_MAX, Trial
+from roost.grammar.trial import MEMORY_MAX, Trial, TrialFailure, Tried
 from tests.support.grammars import END, tiny_tokenizer
+from tests.support.server_process import PATIENCE_S, wait_until
 from tests.support.tiny_models import VOCAB
 
+LATE = Tried(None)  # of a grammar that takes longer than it may
 A, B = (tiny_tokenizer().encode(text, special=False)[0] for text in "AB")
 # What llguidance does not bound: intersections, which it looks for a common text of.
 HARD = [f"/(?s:.*)[A-Z]{{{number}}}[0-9](?s:.){{{100 + number}}}/" for number in range(60)]
@@ -42,7 +52,7 @@ def outcome(own: Compiler, grammar: str) -> str:
     found: list[str] = []
     is_done = threading.Event()
     own.start(grammar, lambda error: (found.append(error), is_done.set())[1])
-    is_done.wait()
+    assert is_done.wait(PATIENCE_S)
     return found[0]
 
 
@@ -74,9 +84,9 @@ def test_a_grammar_that_takes_too_long_is_refused_and_remembered(made: Compiler)
 
 def test_a_grammar_that_takes_long_holds_up_no_other(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = threading.Event()
-    monkeypatch.setattr(made._slow.trial, "run", lambda grammar: str(begin.wait()))
+    monkeypatch.setattr(made._slow.trial, "run", lambda grammar: Tried(str(begin.wait())))
     quick = made._quick.trial.run
-    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: None if "long" in grammar else quick(grammar))
+    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: LATE if "long" in grammar else quick(grammar))
     ended: list[str] = []
     made.start('start: "long"', ended.append)
     assert outcome(made, 'start: "A"') == "" and not ended
@@ -87,26 +97,28 @@ def test_a_trial_has_so_much_processor_time_and_no_more() -> None:
     large = "start: " + " | ".join(f'"A{number}"' for number in range(20_000))
     for time_s_max, told in ((60, ""), (0.02, None)):
         trial = Trial(*settings(), time_s_max=time_s_max)
-        assert trial.run(large) == told
-        assert trial.run('start: "A"') == ""
+        assert trial.run(large).error == told
+        assert trial.run('start: "A"').error == ""
         trial.close()
 
 
 def test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it(
     made: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: None)
+    assert (QUICK_S, SLOW_S) == (0.03, 2.0)
+    assert [lane.trial._settings[3] for lane in (made._quick, made._slow)] == [QUICK_S, SLOW_S]
+    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: LATE)
     assert outcome(made, 'start: "A"') == ""
-    monkeypatch.setattr(made._slow.trial, "run", lambda grammar: None)
-    assert outcome(made, 'start: "B"').startswith("takes longer than")
+    monkeypatch.setattr(made._slow.trial, "run", lambda grammar: LATE)
+    assert outcome(made, 'start: "B"') == "takes longer than 2 s to compile"
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused_by_the_process_that_tries_it() -> None:
     large = "start: " + " | ".join(f'"A{number}"' for number in range(20_000))
     for memory_max, told in ((MEMORY_MAX, ""), (MEMORY_MAX // 64, "takes too much memory to compile")):
         trial = Trial(*settings(), time_s_max=60, memory_max=memory_max)
-        assert trial.run(large) == told
-        assert trial.run('start: "A"') == ""
+        assert trial.run(large).error == told
+        assert trial.run('start: "A"').error == ""
         trial.close()
 
 
@@ -115,24 +127,61 @@ def test_a_trial_whose_process_was_ended_begins_a_new_one(made: Compiler) -> Non
     child = made._quick.trial._child
     assert child is not None
     child.kill()
-    child.wait()
     assert outcome(made, 'start: "B"') == ""
 
 
+def test_a_tokenizer_that_llguidance_does_not_read_is_said_to_be_one_and_nothing_is_remembered() -> None:
+    own = Compiler("no tokenizer", VOCAB, [END])
+    for _ in range(2):
+        assert outcome(own, 'start: "A"').startswith("cannot be compiled: the process that tries grammars ended")
+    assert not own._refused and not own._waiting
+    own.close()
+
+
+def test_a_process_that_cannot_be_started_is_no_end(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.grammar.trial.sys.executable", "/no/python")
+    assert outcome(made, 'start: "A"').startswith("cannot be compiled: no process can be started to try it")
+    monkeypatch.undo()
+    assert outcome(made, 'start: "A"') == ""
+
+
+def test_a_trial_that_is_closed_leaves_no_process_and_starts_none() -> None:
+    trial = Trial(*settings(), time_s_max=60)
+    assert trial.run('start: "A"').error == ""
+    child = trial._child
+    trial.close()
+    assert child is not None and child.poll() is not None
+    with pytest.raises(TrialFailure, match="the engine has ended"):
+        trial.run('start: "A"')
+    trial.close()
+
+
+def test_a_compiler_that_is_closed_while_it_compiles_leaves_no_process() -> None:
+    own = Compiler(*settings())
+    own.start(ENDLESS_WORK, lambda error: None)
+    own.close()
+    for lane in (own._quick, own._slow):
+        lane.thread.shutdown(wait=True)
+        assert lane.trial._child is None
+
+
 def test_a_text_may_have_so_many_bytes_and_no_more(made: Compiler) -> None:
-    check_size("é" * (GRAMMAR_BYTES_MAX // 2))
+    check_text("é" * (GRAMMAR_BYTES_MAX // 2))
     with pytest.raises(RequestError, match=f"grammar: {GRAMMAR_BYTES_MAX + 1} bytes long"):
         made.start("a" + "é" * (GRAMMAR_BYTES_MAX // 2), print)
 
 
 def test_so_many_grammars_may_wait_and_no_more(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = threading.Event()
-    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: str(begin.wait()))
+    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: Tried(str(begin.wait())))
     for number in range(PENDING_MAX):
         made.start(f'start: "{number}"', lambda error: None)
+    told: list[str] = []
+    made.start('start: "0"', told.append)  # which waits already
     with pytest.raises(CapacityError, match="wait to be compiled"):
         made.start('start: "A"', print)
     begin.set()
+    wait_until(lambda: told == ["True"])
 
 
 def test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten(
@@ -149,6 +198,25 @@ def test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten(
         assert outcome(made, f"start: r{number}") != ""
     assert [*made._refused] == ["start: r1", "start: r2"]
     assert COMPILED_MAX == REFUSED_MAX == 256
+
+
+def test_kept_grammars_have_taken_so_much_memory_and_no_more(made: Compiler) -> None:
+    for letter in "ABC":
+        made._find(f'start: "{letter}"', COMPILED_BYTES_MAX // 2)
+    assert [*made._compiled] == ['start: "B"', 'start: "C"']
+    made._find('start: "D"', COMPILED_BYTES_MAX + 1)
+    assert [*made._compiled] == ['start: "D"']
+    assert COMPILED_BYTES_MAX == 512 * 2**20
+
+
+def test_what_is_no_text_is_no_grammar(made: Compiler) -> None:
+    with pytest.raises(RequestError, match="grammar: must be valid Unicode"):
+        made.start('start: "\ud800"', print)
+
+
+def test_an_error_is_passed_on_at_some_length_and_no_more(made: Compiler) -> None:
+    said = outcome(made, f"start: {'r' * 1000}")
+    assert len(said) < 2 * ERROR_LEN_MAX and said.endswith("…")
 
 
 def test_what_llguidance_bounds_itself_has_these_bounds(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

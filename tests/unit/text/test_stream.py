@@ -265,3 +265,11 @@ def test_a_character_that_ends_after_the_skipped_tokens_counts_as_text_and_those
         is_whole = BYTE_LEVEL.decode(tokens[:num_skipped], skip_special=True).startswith("o日")
         ends = [i for i in range(len(tokens)) if BYTE_LEVEL.decode(tokens[: i + 1], skip_special=True).endswith("日")]
         assert found == (ends[1 if is_whole else 0] - num_skipped, "日"), num_skipped
+
+
+def test_a_cutter_looks_for_nothing_in_what_it_is_told_to_skip() -> None:
+    cutter = StopCutter(("ab",))
+    assert cutter.feed("xa") == "x"
+    assert cutter.skip("<ab>") == "a<ab>"
+    assert cutter.feed("ya") == "y"
+    assert cutter.feed("b") == "" and cutter.finish("ab") == ""
