@@ -1,10 +1,14 @@
-"""What all tests share: without a GPU, Triton runs kernels in its interpreter, chosen before anything imports it."""
+"""What all tests share: examples may take their time; without a GPU, Triton runs kernels in its interpreter, chosen before anything imports it."""
 
 import os
 from importlib.util import find_spec
 from typing import Any
 
+import hypothesis
 import torch
+
+hypothesis.settings.register_profile("patient", deadline=None)  # other work may run on the machine
+hypothesis.settings.load_profile("patient")
 
 
 def _let_loops_count() -> None:

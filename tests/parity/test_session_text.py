@@ -26,7 +26,7 @@ def test_a_chat_in_a_session_is_the_same_chat_sent_whole(exact: LLM, template: s
         made = ChatTemplate(template, bos="<|im_start|>", eos="<|im_end|>")
         language = Language(tokenizer=language.tokenizer, template=made)
     with exact.session() as opened:
-        session = Session(opened._engine, language, ClientSession(opened.id))
+        session = Session(opened._engine, language, exact.formats, ClientSession(opened.id))
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         sent = 0
         for max_new_tokens, text in CHATS:
