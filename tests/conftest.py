@@ -1,4 +1,7 @@
-"""What all tests share: examples may take their time; without a GPU, Triton runs kernels in its interpreter, chosen before anything imports it."""
+"""What all tests share: examples may take their time; without a GPU, Triton runs kernels in its interpreter.
+
+The latter is chosen before anything imports it.
+"""
 
 import os
 from importlib.util import find_spec

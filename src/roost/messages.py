@@ -11,6 +11,7 @@ from itertools import islice
 from roost.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+GRAMMAR_FAULT = "grammar: cannot be followed to its end: "  # begins the cause of an error that is the grammar's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

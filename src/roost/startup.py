@@ -112,7 +112,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
 
 def compiler_of(language: Language, resolved: Resolved) -> Compiler:
     """What compiles grammars for a model's tokenizer."""
-    return Compiler(language.tokenizer.inner_json(), resolved.vocab_size, language.tokenizer.eos_ids)
+    return Compiler(language.tokenizer, resolved.vocab_size)
 
 
 def _start_without(backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress) -> Running:

@@ -97,8 +97,8 @@ GRAMMAR_BUGS = (
     Bug(
         "grammar_errors_are_its_own",
         _CONSTRAINT,
-        "                self.errors[int(self._at[i])] = error",
-        "                self.errors[i] = error",
+        "                self.errors[int(self._at[i])] = GRAMMAR_FAULT + error",
+        "                self.errors[i] = GRAMMAR_FAULT + error",
         "another request ends with the error of a grammar",
         test=_PARITY + "test_a_grammar_that_cannot_go_on_ends_its_own_request_alone",
     ),

@@ -19,6 +19,16 @@ ANNA: Any = [{"role": "user", "content": "Anna is 31 and likes chess and rowing.
 COLOUR: Any = [{"role": "user", "content": "Which colour is the sky?"}]
 
 
+PATTERN_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a-m].{18}$"}}}
+        | {"required": ["a"], "additionalProperties": False},
+    },
+}
+
+
 class Person(BaseModel):
     """Somebody."""
 
@@ -163,6 +173,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(?=a)"}, "guided_regex", "look-around"),
     ({"guided_regex": ""}, "guided_regex", "at least 1 character"),
     ({"guided_choice": []}, "guided_choice", "must be 1 to"),
+    ({"guided_choice": ["a" * 200_000]}, "guided_choice", "leaves no choice for more than"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "no text matches it"),
+    ({"guided_json": {"type": "object", "x-guidance": {}}}, "guided_json", "x-guidance"),
+    ({"ebnf": "start: t\nt[max_tokens=3]: /.*/"}, "ebnf", "max_tokens"),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "cannot be read"),
     ({"ebnf": "start: nobody"}, "ebnf", "nobody"),
     ({"guided_json": "{"}, "guided_json", "must be a JSON schema"),
@@ -181,6 +195,42 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert refused.status_code == 400, refused.text
     error = refused.json()["error"]
     assert error["param"] == param and told in error["message"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"guided_regex": "(.*[a-m].{18})"},
+        {"guided_json": {"type": "string", "pattern": "[a-m].{18}$"}},
+        {"tools": [PATTERN_TOOL], "tool_choice": "required"},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_an_output_whose_matcher_comes_to_a_limit_ends_alone(rested: Server, field: dict[str, Any]) -> None:
+    """Drafts are walked along it and back, also where it has no way back."""
+    refused = rested.post("/v1/chat/completions", {"messages": COLOUR, "temperature": 0, "max_tokens": 80, **field})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(field)), refused.text
+    assert "cannot be followed to its end" in refused.json()["error"]["message"]
+    assert rested.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>b", "<|endoftext|>", "see <repo_name> here"])
+def test_text_that_spells_a_special_token_is_said_as_text(server: Server, text: str) -> None:
+    for field in ({"guided_choice": [text]}, {"guided_json": {"const": text}}):
+        (choice,) = server.post("/v1/chat/completions", {"messages": COLOUR, **field}).json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == (text if "guided_choice" in field else json.dumps(text))
+
+
+def test_time_that_is_up_while_a_grammar_is_compiled_is_said(rested: Server) -> None:
+    terms = range(60)
+    slow = f"start: X\nX: {' & '.join(f'A{i}' for i in terms)}\n" + "\n".join(
+        f"A{i}: /(?s:.*)[A-Z]{{{i}}}[0-9](?s:.){{{100 + i}}}/" for i in terms
+    )
+    late = rested.post("/v1/chat/completions", {"messages": COLOUR, "ebnf": slow, "timeout": 0.001})
+    assert late.status_code == 504 and late.json()["error"]["param"] == "timeout"
+    refused = rested.post("/v1/chat/completions", {"messages": COLOUR, "ebnf": slow})
+    assert refused.status_code == 400 and "to compile" in refused.json()["error"]["message"]
 
 
 def test_reasoning_is_free_and_a_grammar_holds_for_what_follows(

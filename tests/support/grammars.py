@@ -30,8 +30,7 @@ def tiny_tokenizer() -> Tokenizer:
 @cache
 def compiler() -> Compiler:
     """Compiles for it."""
-    tokenizer = tiny_tokenizer()
-    return Compiler(tokenizer.inner_json(), VOCAB, tokenizer.eos_ids)
+    return Compiler(tiny_tokenizer(), VOCAB)
 
 
 @cache

@@ -250,6 +250,14 @@ TESTED: dict[str, str] = {
     "roost.grammar.compiler.COMPILED_BYTES_MAX": _GRAMMARS + "test_kept_grammars_have_taken_so_much_memory_and_no_more",
     "roost.grammar.compiler.REFUSED_MAX": _GRAMMARS
     + "test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten",
+    "roost.grammar.build.FORCED_MAX": _GRAMMARS
+    + "test_a_grammar_that_forces_too_long_a_text_is_refused_at_once_or_when_it_comes_to_that",
+    "roost.grammar.compiler._FILLS_LOOKED_AT": _GRAMMARS
+    + "test_a_grammar_that_forces_too_long_a_text_is_refused_at_once_or_when_it_comes_to_that",
+    "roost.grammar.compiler.SLOW_PENDING_MAX": _GRAMMARS
+    + "test_so_many_slow_grammars_may_wait_and_quick_ones_have_their_own_places",
+    "roost.grammar.ebnf.DEPTH_MAX": "tests/unit/grammar/test_ebnf.py::test_groups_may_be_so_deep_and_no_deeper",
+    "roost.grammar.ebnf.REPEATS_MAX": "tests/unit/grammar/test_ebnf.py::test_a_part_may_come_so_often_and_no_oftener",
     "roost.grammar.compiler.PENDING_MAX": _GRAMMARS + "test_so_many_grammars_may_wait_and_no_more",
     "roost.grammar.compiler.QUICK_S": _GRAMMARS + "test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it",
     "roost.grammar.compiler.SLOW_S": _GRAMMARS + "test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it",

@@ -11,7 +11,7 @@ from typing import Any
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
-from roost.messages import Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
+from roost.messages import GRAMMAR_FAULT, Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 from roost.tools.answer_form import AnswerForm
@@ -56,6 +56,8 @@ def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
         raise refusal(event)
     if isinstance(event, Finished) and event.reason == "timeout":
         raise RequestError(504, "timeout", event.message.removeprefix("timeout: "))
+    if isinstance(event, Finished) and event.reason == "error" and event.message.startswith(GRAMMAR_FAULT):
+        raise RequestError(400, "grammar", event.message.removeprefix("grammar: "))
     if isinstance(event, Finished) and event.reason == "error":
         raise CapacityError(500, event.message or "the engine failed on this request")
     assert isinstance(event, Tokens | PromptLogprobs | Finished), event

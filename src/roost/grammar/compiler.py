@@ -8,7 +8,7 @@ that takes long waits with its like, so that it holds up nobody else. Called by 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roost.errors import CapacityError, InvariantError, RequestError, first_line
-from roost.grammar.build import build_matcher, build_tokenizer, check_text, plain_error
+from roost.grammar.build import FORCED_MAX, TOO_FORCED, build_matcher, build_tokenizer, check_text, plain_error
 from roost.grammar.matcher import Mask
 from roost.grammar.trial import Trial
+from roost.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -29,9 +30,12 @@ REFUSED_MAX = 256  # grammars that cannot be used and are remembered
 PENDING_MAX = 64  # grammars that may wait to be compiled
 QUICK_S = 0.03  # processor time within which almost every grammar is compiled
 SLOW_S = 2.0  # and which none may exceed
+_FILLS_LOOKED_AT = 16  # of so many masks one is asked how much is forced
 _NICENESS = 10  # of the threads that compile: steps go first
 
-Done = Callable[[str], None]  # told why a grammar cannot be used; '' if it can
+SLOW_PENDING_MAX = 8  # of those that take longer than that
+Refusal = RequestError | CapacityError
+Done = Callable[[Refusal | None], None]  # told why a grammar cannot be used; None if it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,14 @@ class _Compiled:
 class Compiler:
     """All grammars of an engine."""
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: Iterable[int]) -> None:
-        self._eos_ids = frozenset(eos_ids)
-        self._settings = (tokenizer_json, vocab_size, self._eos_ids)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._eos_ids = tokenizer.eos_ids
+        self._settings = (tokenizer.to_json(), vocab_size)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # least recently used first
         self._refused: OrderedDict[str, str] = OrderedDict()  # why; the same
         self._waiting: dict[str, list[Done]] = {}  # who is told when a grammar that is compiled now is done
+        self._num_slow = 0  # of these, how many are tried for longer
         self._lock = threading.Lock()  # of these
         self._quick = _Lane(Trial(*self._settings, time_s_max=QUICK_S), "grammar")
         self._slow = _Lane(Trial(*self._settings, time_s_max=SLOW_S), "slow-grammar")
@@ -62,12 +67,12 @@ class Compiler:
         with self._lock:
             known = self._known(grammar)
             is_new = known is None and grammar not in self._waiting
-            if is_new and len(self._waiting) >= PENDING_MAX:
+            if is_new and len(self._waiting) - self._num_slow >= PENDING_MAX:
                 raise CapacityError(429, f"{PENDING_MAX} grammars wait to be compiled: try again later")
             if known is None:
                 self._waiting.setdefault(grammar, []).append(done)
         if known is not None:
-            done(known)
+            done(RequestError(400, "grammar", known) if known else None)
         elif is_new:
             self._quick.thread.submit(self._try, self._quick, grammar)
 
@@ -90,27 +95,38 @@ class Compiler:
 
     def _try(self, lane: "_Lane", grammar: str) -> None:
         """On a lane's thread: try a grammar, and compile it if that went well."""
-        is_certain = True  # what is said now will be so the next time
+        refusal: Refusal | None = None
         try:
             tried = lane.trial.run(grammar)
             if tried.error is None and lane is self._quick:
-                self._slow.thread.submit(self._try, self._slow, grammar)
+                self._try_longer(grammar)
                 return
             error = f"takes longer than {SLOW_S:g} s to compile" if tried.error is None else tried.error
-            if not error:
-                self._find(grammar, tried.num_bytes)
-        except RequestError as refused:
-            error = refused.reason
+            if error:
+                raise RequestError(400, "grammar", error)
+            self._find(grammar, tried.num_bytes)
+        except (RequestError, CapacityError) as refused:
+            refusal = refused
         except Exception as broken:  # noqa: BLE001 (whatever it was, somebody waits for an answer)
-            error, is_certain = f"cannot be compiled: {first_line(broken)}", False
+            refusal = CapacityError(500, f"the grammar cannot be compiled: {first_line(broken)}")
         with self._lock:
+            self._num_slow -= lane is self._slow
             waiting = self._waiting.pop(grammar)
-            if error and is_certain:
-                self._refused[grammar] = error
+            if isinstance(refusal, RequestError):
+                self._refused[grammar] = refusal.reason
                 while len(self._refused) > REFUSED_MAX:
                     self._refused.popitem(last=False)
         for done in waiting:
-            done(error)
+            done(refusal)
+
+    def _try_longer(self, grammar: str) -> None:
+        """Hand a grammar on to where it may take longer; raises CapacityError if too many are there."""
+        with self._lock:
+            if self._num_slow >= SLOW_PENDING_MAX:
+                reason = f"{SLOW_PENDING_MAX} grammars wait that take long to compile, as this one does"
+                raise CapacityError(429, f"{reason}: try again later")
+            self._num_slow += 1
+        self._slow.thread.submit(self._try, self._slow, grammar)
 
     def _find(self, grammar: str, num_bytes: int = 0) -> "LLMatcher":
         """The matcher of a grammar before its first token."""
@@ -150,10 +166,15 @@ class GrammarMatcher:
         self._matcher = matcher
         self._eos_ids = eos_ids
         self._num_ends = 0  # end tokens that came last
+        self._num_fills = 0
+        self._is_too_forced = False  # it takes long in every step, which others wait for
 
     def fill(self, mask: Mask) -> None:
         """Write which tokens may come next."""
         if not self._num_ends:
+            self._num_fills += 1
+            if self._num_fills % _FILLS_LOOKED_AT == 0:
+                self.forced()
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             return
         mask.fill(0)
@@ -172,16 +193,22 @@ class GrammarMatcher:
         """Take the last tokens back."""
         num_ends = min(num_tokens, self._num_ends)
         self._num_ends -= num_ends
-        if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
-            raise InvariantError(f"a matcher cannot go back by {num_tokens} tokens: {self.error()}")
+        if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends) and not self._matcher.is_error():
+            raise InvariantError(f"a matcher cannot go back by {num_tokens} tokens")
 
     def forced(self) -> list[int]:
         """The tokens that come next, as far as there is one way."""
-        return [] if self._num_ends else self._matcher.compute_ff_tokens()
+        if self._num_ends:
+            return []
+        tokens = self._matcher.compute_ff_tokens()
+        self._is_too_forced = self._is_too_forced or len(tokens) > FORCED_MAX
+        return tokens
 
     def error(self) -> str:
         """Why it cannot go on."""
-        return plain_error(self._matcher.get_error()) if self._matcher.is_error() else ""
+        if self._matcher.is_error():
+            return plain_error(self._matcher.get_error())
+        return TOO_FORCED if self._is_too_forced else ""
 
 
 def _give_way() -> None:

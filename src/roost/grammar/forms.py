@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from roost.errors import RequestError
-from roost.grammar.build import ERROR_LEN_MAX, NO_GRAMMARS, check_text, is_installed
+from roost.grammar.build import check_text
+from roost.grammar.ebnf import lark_of
 from roost.tools.definitions import check_depth
 from roost.tools.lark import json_value, literal
 from roost.values import shown
 
 CHOICES_MAX = 4096
+_IS_EBNF = re.compile(r"^[ \t]*[A-Za-z][A-Za-z0-9_-]*[ \t]*::=", re.MULTILINE)
+_IGNORED = re.compile(r"^[ \t]*\w+\[[^\]\n]*\b(temperature)\s*=", re.MULTILINE)  # of Lark as llguidance has it
 
 
 def json_object_grammar() -> str:
@@ -28,6 +31,8 @@ def json_schema_grammar(schema: object) -> str:
     """JSON by a schema: a dict, its text, or a pydantic model; whitespace is as `json.dumps` writes it."""
     plain = _schema_of(schema)
     check_depth(plain, "grammar")
+    if isinstance(plain, dict) and "x-guidance" in plain:
+        raise RequestError(400, "grammar", "x-guidance is not supported: whitespace is fixed, and nothing is coerced")
     return _checked(f"start: {json_value(plain)}\n")
 
 
@@ -43,22 +48,17 @@ def choice_grammar(choices: Sequence[str]) -> str:
     """One of some texts."""
     if not 1 <= len(choices) <= CHOICES_MAX or not all(isinstance(each, str) and each for each in choices):
         raise RequestError(400, "grammar", f"must be 1 to {CHOICES_MAX} texts, none of them empty")
-    return _checked(f"start: {' | '.join(map(literal, choices))}\n")
+    return _checked(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n")
 
 
 def ebnf_grammar(text: str) -> str:
     """EBNF whose first rule is `root`, or Lark whose first is `start`."""
-    if not is_installed():
-        raise RequestError(400, "grammar", NO_GRAMMARS)
     check_text(text)
-    from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415 - an extra, and only now is it needed
-
-    try:
-        return any_to_lark(text)
-    except RecursionError:
-        raise RequestError(400, "grammar", "is nested too deep") from None
-    except Exception as error:
-        raise RequestError(400, "grammar", f"cannot be read: {str(error)[:ERROR_LEN_MAX]}") from error
+    if _IS_EBNF.search(text):
+        return _checked(lark_of(text))
+    if found := _IGNORED.search(text):
+        raise RequestError(400, "grammar", f"{found[1]} is not supported in a rule: leave it out")
+    return text
 
 
 def _schema_of(given: object) -> dict[str, Any] | bool:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +44,11 @@ class Trial:
         self,
         tokenizer_json: str,
         vocab_size: int,
-        eos_ids: Iterable[int],
         *,
         time_s_max: float,
         memory_max: int = MEMORY_MAX,
     ) -> None:
-        self._settings = [tokenizer_json, vocab_size, sorted(eos_ids), time_s_max, memory_max]
+        self._settings = [tokenizer_json, vocab_size, time_s_max, memory_max]
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of starting and ending it
         self._is_closed = False
@@ -115,8 +113,8 @@ def main() -> int:
     import resource  # noqa: PLC0415 - not everywhere, and needed in the child alone
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches it too; it ends with its input
-    tokenizer_json, vocab_size, eos_ids, time_s_max, memory_max = json.loads(sys.stdin.buffer.readline())
-    tokenizer = build_tokenizer(tokenizer_json, vocab_size, eos_ids)
+    tokenizer_json, vocab_size, time_s_max, memory_max = json.loads(sys.stdin.buffer.readline())
+    tokenizer = build_tokenizer(tokenizer_json, vocab_size)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         read_end, write_end = os.pipe()

@@ -18,6 +18,7 @@ from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
 from roost.layers.ops import Ops
 from roost.layers.rounds import NOTHING
+from roost.messages import GRAMMAR_FAULT
 from roost.step import StepPlan
 
 _ALL = -1  # a word of a mask that allows everything
@@ -110,7 +111,7 @@ class Constraint:
         for i, (row, number) in enumerate(zip(self._rows, self._num_nodes, strict=True)):
             self._grammars.fill(row, self._tokens[i], self._parents[i], masks[first : first + number])
             if error := self._grammars.error(row):
-                self.errors[int(self._at[i])] = error
+                self.errors[int(self._at[i])] = GRAMMAR_FAULT + error
             nodes += range(self._first_nodes[i], self._first_nodes[i] + number)
             first += number
         ops.mask_logits(logits, device.put(np.array(nodes, dtype=np.int64)), device.put(masks))

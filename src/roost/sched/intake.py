@@ -244,9 +244,8 @@ def _start_compiling(state: State, command: CompileGrammar, reply: Reply) -> Non
     if state.start_compiling is None:
         raise RequestError(400, "grammar", NO_GRAMMARS)
 
-    def done(error: str) -> None:
-        refusal = refused("", RequestError(400, "grammar", error)) if error else None
-        state.tell(reply, refusal or GrammarCompiled())
+    def done(error: RequestError | CapacityError | None) -> None:
+        state.tell(reply, GrammarCompiled() if error is None else refused("", error))
 
     state.start_compiling(command.grammar, done)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol, Self
 
+from roost.errors import CapacityError, RequestError
 from roost.kv.lease import Lease
 from roost.messages import Reply, Submit
 from roost.sched.counters import SpecCounters
@@ -28,8 +29,8 @@ class StopStringFinder(Protocol):
 
 
 NewStopFinder = Callable[[tuple[str, ...], bool], StopStringFinder]  # (stop strings, special tokens are text)
-# (grammar, who is told why it cannot be used, or ''): returns at once
-StartCompiling = Callable[[str, Callable[[str], None]], None]
+# (grammar, who is told why it cannot be used, None if it can): returns at once
+StartCompiling = Callable[[str, Callable[[RequestError | CapacityError | None], None]], None]
 
 
 class Mark(IntEnum):

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request
+
 from roost.errors import RequestError
-from roost.front.options import Options
+from roost.front.options import Options, milliseconds
 from roost.grammar.forms import (
     choice_grammar,
     ebnf_grammar,
@@ -18,10 +20,11 @@ from roost.grammar.forms import (
     json_schema_grammar,
     regex_grammar,
 )
+from roost.server.generation import while_connected
 from roost.server.schema import OpenAiBody, SamplingBody, refuse_unsupported
 from roost.server.state import ServerState, renamed_to
 from roost.text.language import text_len
-from roost.tools.answer_form import AnswerForm, compiled, find_form
+from roost.tools.answer_form import AnswerForm, Found, Search, compiled, find_form
 from roost.tools.definitions import ToolRequest, tools_len
 from roost.values import shown
 
@@ -77,23 +80,39 @@ def native_grammar(params: SamplingBody, path: str) -> AnswerGrammar:
     return _only([*_given(params, _SGLANG, path)])
 
 
-async def with_grammar(server: ServerState, options: Options, grammar: AnswerGrammar) -> Options:
+async def with_grammar(request: Request, options: Options, grammar: AnswerGrammar) -> Options:
     """The options of a request whose output must match a grammar from its first token; the grammar is compiled."""
+    server: ServerState = request.app.state.server
     text = await grammar.text(server)
-    try:
-        return replace(options, grammar=await server.find(compiled(text), len(text)))
-    except RequestError as error:
-        raise renamed_to(error, grammar.param) from error
+    if not text:
+        return options
+    found = await _found(request, compiled(text), len(text), options.timeout_s, grammar.param)
+    return replace(options, grammar=found)
 
 
-async def chat_form(server: ServerState, tools: ToolRequest | None, grammar: AnswerGrammar) -> AnswerForm:
+async def chat_form(
+    request: Request, tools: ToolRequest | None, grammar: AnswerGrammar, timeout_s: float | None
+) -> AnswerForm:
     """The form of the answers in a conversation; its grammar is compiled."""
+    server: ServerState = request.app.state.server
     text = await grammar.text(server)
+    if tools is None and not text:
+        return AnswerForm(formats=server.formats)
+    search = find_form(server.formats, server.language.tokenizer, tools, text)
+    return await _found(request, search, len(text) + tools_len(tools), timeout_s, grammar.param)
+
+
+async def _found(request: Request, search: Search[Found], length: int, timeout_s: float | None, param: str) -> Found:
+    """What a search finds while the client is there and its time not up; `param` has the grammar."""
+    server: ServerState = request.app.state.server
+    if timeout_s is not None:
+        milliseconds("timeout", timeout_s)  # refuses what is no time
     try:
-        search = find_form(server.formats, server.language.tokenizer, tools, text)
-        return await server.find(search, len(text) + tools_len(tools))
+        return await while_connected(request, server.find(search, length), timeout_s)
+    except TimeoutError as error:
+        raise RequestError(504, "timeout", f"the grammar was not compiled within {timeout_s:g} s") from error
     except RequestError as error:
-        raise (renamed_to(error, grammar.param) if error.param == "grammar" else error) from error
+        raise (renamed_to(error, param) if error.param == "grammar" else error) from error
 
 
 def _response_format(body: OpenAiBody) -> Iterator[AnswerGrammar]:

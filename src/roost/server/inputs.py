@@ -168,6 +168,8 @@ def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:
             content = "".join(part.text or "" for part in content)
         if content is None and not message.tool_calls:
             raise RequestError(400, f"{path}content", "is required")
+        if message.reasoning_content is not None and message.role != "assistant":
+            raise RequestError(400, f"{path}reasoning_content", "is for the role assistant")
         optional = {
             "name": message.name,
             "tool_calls": message.tool_calls or None,  # some clients send an empty list

@@ -49,7 +49,7 @@ async def generate(request: Request) -> Response:
     if body.session_params is not None:
         return await _turn(request, server, body, body.session_params)
     inputs, is_list = await _inputs(server, body)
-    options = await _options(server, body, len(inputs))
+    options = await _options(request, body, len(inputs))
     request_ids = _request_ids(body, len(inputs))
     prompts = [
         Prompt(
@@ -69,7 +69,7 @@ async def generate(request: Request) -> Response:
 async def _turn(request: Request, server: ServerState, body: GenerateBody, params: SessionParams) -> Response:
     """One turn of a session; the session is as it was if anything is refused."""
     text, ids = one_input(body)
-    (options,), (request_id,), names = await _options(server, body, 1), _request_ids(body, 1), _names(body, 0)
+    (options,), (request_id,), names = await _options(request, body, 1), _request_ids(body, 1), _names(body, 0)
     names |= {"session_id": "session_params.id"}
     asked = Prompt(request_id=request_id, options=options, names=names, client=caller(request).name)
     try:
@@ -130,7 +130,7 @@ async def _inputs(server: ServerState, body: GenerateBody) -> tuple[list[tuple[i
     return await server.prompt_tokens(body.input_ids, "input_ids"), is_list
 
 
-async def _options(server: ServerState, body: GenerateBody, num_prompts: int) -> list[Options]:
+async def _options(request: Request, body: GenerateBody, num_prompts: int) -> list[Options]:
     """The options of each prompt."""
     given = body.sampling_params if body.sampling_params is not None else SamplingBody()
     if isinstance(given, list) and len(given) != num_prompts:
@@ -147,12 +147,12 @@ async def _options(server: ServerState, body: GenerateBody, num_prompts: int) ->
         if is_asked_for and not body.return_logprob:
             raise RequestError(400, name, "needs return_logprob: true")
     if not isinstance(given, list):
-        return [await _options_of(server, body, given, 0, start)] * num_prompts
-    return [await _options_of(server, body, params, number, start) for number, params in enumerate(given)]
+        return [await _options_of(request, body, given, 0, start)] * num_prompts
+    return [await _options_of(request, body, params, number, start) for number, params in enumerate(given)]
 
 
 async def _options_of(
-    server: ServerState, body: GenerateBody, params: SamplingBody, number: int, start: int | None
+    request: Request, body: GenerateBody, params: SamplingBody, number: int, start: int | None
 ) -> Options:
     """The options of the prompt of this number, or of all."""
     path = _params_path(body, number)
@@ -161,7 +161,7 @@ async def _options_of(
         usual = native_options(params)
     except RequestError as error:
         raise renamed(error, _names(body, number)) from error
-    usual = await with_grammar(server, usual, native_grammar(params, path))
+    usual = await with_grammar(request, usual, native_grammar(params, path))
     asked = replace(usual, priority=body.priority or 0, cache_salt=cache_salt(body))
     if body.return_logprob:
         asked = replace(asked, logprobs=body.top_logprobs_num or 0, prompt_logprobs_from=start)
@@ -190,7 +190,9 @@ def _names(body: GenerateBody, number: int) -> dict[str, str]:
     path = _params_path(body, number)
     names = {name: path + name for name in SamplingBody.__struct_fields__}
     source = "text" if body.text is not None else "input_ids"
-    return {**names, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
+    given = body.sampling_params[number] if isinstance(body.sampling_params, list) else body.sampling_params
+    grammar = "grammar" if given is None else native_grammar(given, path).param
+    return {**names, "grammar": grammar, "tokens": source, "logprobs": "top_logprobs_num", "request_id": "rid"}
 
 
 class _NativeAnswers:

@@ -50,7 +50,9 @@ async def chat(request: Request) -> Response:
         options = replace(options, logprobs=body.top_logprobs or 0)
     request_id, messages = _request_id("chatcmpl", body), await plain_messages(server, body.messages)
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    form = await chat_form(server, tools, openai_grammar(body))
+    grammar = openai_grammar(body)
+    form = await chat_form(request, tools, grammar, options.timeout_s)
+    names["grammar"] = grammar.param if tools is None else "tools"
     options = replace(options, grammar=form.grammar)
     if body.session_id is None:
         check_no_session(body)
@@ -87,9 +89,13 @@ async def completions(request: Request) -> Response:
     options = replace(options, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
         options = replace(options, prompt_logprobs_from=0)
-    options = await with_grammar(server, options, openai_grammar(body))
+    grammar = openai_grammar(body)
+    options = await with_grammar(request, options, grammar)
     given = "rid" if body.rid is not None else "request_id"
-    request_id, names = _request_id("cmpl", body), {**_NAMES, "tokens": "prompt", "request_id": given}
+    request_id, names = (
+        _request_id("cmpl", body),
+        {**_NAMES, "tokens": "prompt", "request_id": given, "grammar": grammar.param},
+    )
     if body.session_id is not None:
         return await _session_completion(request, body, request_id, options, names)
     check_no_session(body)

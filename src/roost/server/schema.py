@@ -66,6 +66,7 @@ class Message(Strict):
     annotations: Any = None
     reasoning: Any = None
     tools: Any = None
+    parsed: Any = None
 
 
 class JsonSchemaFormat(Strict):

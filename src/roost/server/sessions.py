@@ -170,11 +170,12 @@ async def generate(request: Request) -> Response:
     ) as turn:
         has_plain = body.text is not None or body.input_ids is not None
         if turn.lock.turn.begins_answer(has_messages=body.messages is not None, has_plain=has_plain):
-            options = replace(options, grammar=(await chat_form(server, None, grammar)).grammar)  # it may think first
+            form = await chat_form(request, None, grammar, options.timeout_s)  # the model may think first
+            options = replace(options, grammar=form.grammar)
         else:
-            options = await with_grammar(server, options, grammar)
-        tokens = await _input_tokens(turn, body, generates=True)
-        answers = _SessionAnswers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, _names(body)))
+            options = await with_grammar(request, options, grammar)
+        tokens, names = await _input_tokens(turn, body, generates=True), {**_names(body), "grammar": grammar.param}
+        answers = _SessionAnswers(turn, turn.prompt(f"turn-{uuid4().hex}", tokens, options, names))
         if body.stream:
             return await event_stream(request, answers.chunks())
         (output,) = await while_connected(request, answers.generation.finish())

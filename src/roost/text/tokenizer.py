@@ -7,7 +7,7 @@ Called by the server and the library, and by the engine's search for stop string
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,6 +167,16 @@ class Tokenizer:
                 raise ConfigError(f"tokenizer: {name} {id} is outside of its vocabulary of {self.vocab_size}")
         if self.adds_bos and self.bos_id is None:
             raise ConfigError("tokenizer: prompts should begin with a bos token, but none is named")
+
+
+def plain_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """What encodes a text inside of another by plain tokens alone: text that spells an added token stays text."""
+    source = json.loads(tokenizer.inner_json())
+    source["added_tokens"] = []
+    merges = source["model"]["merges"]
+    source["model"]["merges"] = [pair for pair in merges if "".join(pair) not in tokenizer.added_ids]
+    inner = _without_first_space(tokenizers.Tokenizer.from_str(json.dumps(source)))
+    return lambda text: inner.encode(text, add_special_tokens=False).ids
 
 
 def too_long(num_tokens: str, tokens_max: int) -> RequestError:

@@ -2,19 +2,30 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from roost.errors import CapacityError, RequestError
 from roost.grammar import build, compiler
-from roost.grammar.build import ERROR_LEN_MAX, GRAMMAR_BYTES_MAX, LEXER_FUEL_MAX, STATES_MAX, SYMBOLS_MAX, check_text
+from roost.grammar.build import (
+    ERROR_LEN_MAX,
+    FORCED_MAX,
+    GRAMMAR_BYTES_MAX,
+    LEXER_FUEL_MAX,
+    STATES_MAX,
+    SYMBOLS_MAX,
+    TOO_FORCED,
+    check_text,
+)
 from roost.grammar.compiler import (
     COMPILED_BYTES_MAX,
     COMPILED_MAX,
     PENDING_MAX,
     QUICK_S,
     REFUSED_MAX,
+    SLOW_PENDING_MAX,
     SLOW_S,
     Compiler,
 )
@@ -22,6 +33,7 @@ from roost.grammar.matcher import allows, num_words
 from roost.grammar.trial import MEMORY_MAX, Trial, TrialFailure, Tried
 from tests.support.grammars import END, tiny_tokenizer
 from tests.support.server_process import PATIENCE_S, wait_until
+from tests.support.small_vocabularies import byte_level
 from tests.support.tiny_models import VOCAB
 
 LATE = Tried(None)  # of a grammar that takes longer than it may
@@ -33,27 +45,27 @@ ENDLESS_WORK = f"start: X\nX: {' & '.join(f'A{number}' for number in range(60))}
 )
 
 
-def settings() -> tuple[str, int, frozenset[int]]:
+def settings() -> tuple[str, int]:
     """Of the tiny vocabulary."""
-    tokenizer = tiny_tokenizer()
-    return tokenizer.inner_json(), VOCAB, tokenizer.eos_ids
+    return tiny_tokenizer().to_json(), VOCAB
 
 
 @pytest.fixture
 def made() -> Iterator[Compiler]:
     """A compiler for the tiny vocabulary."""
-    own = Compiler(*settings())
+    own = Compiler(tiny_tokenizer(), VOCAB)
     yield own
     own.close()
 
 
 def outcome(own: Compiler, grammar: str) -> str:
     """Why a grammar cannot be used, "" if it can; waits for it."""
-    found: list[str] = []
+    found: list[RequestError | CapacityError | None] = []
     is_done = threading.Event()
     own.start(grammar, lambda error: (found.append(error), is_done.set())[1])
     assert is_done.wait(PATIENCE_S)
-    return found[0]
+    error = found[0]
+    return "" if error is None else error.reason if isinstance(error, RequestError) else f"{error.status}: {error}"
 
 
 def mask_of(matcher: compiler.GrammarMatcher) -> set[int]:
@@ -87,14 +99,14 @@ def test_a_grammar_that_takes_long_holds_up_no_other(made: Compiler, monkeypatch
     monkeypatch.setattr(made._slow.trial, "run", lambda grammar: Tried(str(begin.wait())))
     quick = made._quick.trial.run
     monkeypatch.setattr(made._quick.trial, "run", lambda grammar: LATE if "long" in grammar else quick(grammar))
-    ended: list[str] = []
+    ended: list[Any] = []
     made.start('start: "long"', ended.append)
     assert outcome(made, 'start: "A"') == "" and not ended
     begin.set()
 
 
 def test_a_trial_has_so_much_processor_time_and_no_more() -> None:
-    large = "start: " + " | ".join(f'"A{number}"' for number in range(20_000))
+    large = "start: X\nX: " + " | ".join(f'"A{number}"' for number in range(20_000))
     for time_s_max, told in ((60, ""), (0.02, None)):
         trial = Trial(*settings(), time_s_max=time_s_max)
         assert trial.run(large).error == told
@@ -106,7 +118,7 @@ def test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it(
     made: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (QUICK_S, SLOW_S) == (0.03, 2.0)
-    assert [lane.trial._settings[3] for lane in (made._quick, made._slow)] == [QUICK_S, SLOW_S]
+    assert [lane.trial._settings[2] for lane in (made._quick, made._slow)] == [QUICK_S, SLOW_S]
     monkeypatch.setattr(made._quick.trial, "run", lambda grammar: LATE)
     assert outcome(made, 'start: "A"') == ""
     monkeypatch.setattr(made._slow.trial, "run", lambda grammar: LATE)
@@ -114,7 +126,7 @@ def test_what_is_not_tried_in_time_is_tried_once_more_with_more_of_it(
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused_by_the_process_that_tries_it() -> None:
-    large = "start: " + " | ".join(f'"A{number}"' for number in range(20_000))
+    large = "start: X\nX: " + " | ".join(f'"A{number}"' for number in range(20_000))
     for memory_max, told in ((MEMORY_MAX, ""), (MEMORY_MAX // 64, "takes too much memory to compile")):
         trial = Trial(*settings(), time_s_max=60, memory_max=memory_max)
         assert trial.run(large).error == told
@@ -131,16 +143,19 @@ def test_a_trial_whose_process_was_ended_begins_a_new_one(made: Compiler) -> Non
 
 
 def test_a_tokenizer_that_llguidance_does_not_read_is_said_to_be_one_and_nothing_is_remembered() -> None:
-    own = Compiler("no tokenizer", VOCAB, [END])
+    own = Compiler(tiny_tokenizer(), VOCAB)
+    for lane in (own._quick, own._slow):
+        lane.trial._settings[0] = "no tokenizer"
     for _ in range(2):
-        assert outcome(own, 'start: "A"').startswith("cannot be compiled: the process that tries grammars ended")
+        told = "500: the grammar cannot be compiled: the process that tries grammars ended"
+        assert outcome(own, 'start: "A"').startswith(told)
     assert not own._refused and not own._waiting
     own.close()
 
 
 def test_a_process_that_cannot_be_started_is_no_end(made: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roost.grammar.trial.sys.executable", "/no/python")
-    assert outcome(made, 'start: "A"').startswith("cannot be compiled: no process can be started to try it")
+    assert outcome(made, 'start: "A"').startswith("500: the grammar cannot be compiled: no process can be started")
     monkeypatch.undo()
     assert outcome(made, 'start: "A"') == ""
 
@@ -157,7 +172,7 @@ def test_a_trial_that_is_closed_leaves_no_process_and_starts_none() -> None:
 
 
 def test_a_compiler_that_is_closed_while_it_compiles_leaves_no_process() -> None:
-    own = Compiler(*settings())
+    own = Compiler(tiny_tokenizer(), VOCAB)
     own.start(ENDLESS_WORK, lambda error: None)
     own.close()
     for lane in (own._quick, own._slow):
@@ -176,12 +191,73 @@ def test_so_many_grammars_may_wait_and_no_more(made: Compiler, monkeypatch: pyte
     monkeypatch.setattr(made._quick.trial, "run", lambda grammar: Tried(str(begin.wait())))
     for number in range(PENDING_MAX):
         made.start(f'start: "{number}"', lambda error: None)
-    told: list[str] = []
+    told: list[Any] = []
     made.start('start: "0"', told.append)  # which waits already
     with pytest.raises(CapacityError, match="wait to be compiled"):
         made.start('start: "A"', print)
     begin.set()
-    wait_until(lambda: told == ["True"])
+    wait_until(lambda: [each.reason for each in told] == ["True"])
+
+
+def test_so_many_slow_grammars_may_wait_and_quick_ones_have_their_own_places(
+    made: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Event()
+    monkeypatch.setattr(made._slow.trial, "run", lambda grammar: Tried("late" if begin.wait() else ""))
+    quick = made._quick.trial.run
+    monkeypatch.setattr(made._quick.trial, "run", lambda grammar: LATE if "long" in grammar else quick(grammar))
+    ended: list[Any] = []
+    for number in range(SLOW_PENDING_MAX):
+        made.start(f'start: "long {number}"', ended.append)
+    assert outcome(made, 'start: "longer"').startswith(f"429: {SLOW_PENDING_MAX} grammars wait that take long")
+    assert outcome(made, 'start: "A"') == "" and not ended
+    begin.set()
+    wait_until(lambda: len(ended) == SLOW_PENDING_MAX)
+    assert outcome(made, 'start: "longer"') == "late"
+
+
+def test_a_grammar_that_drafts_cannot_be_taken_back_of_is_refused(made: Compiler) -> None:
+    for attribute in ("max_tokens=3", 'stop="X"'):
+        assert "rollback" in outcome(made, f"start: t\nt[{attribute}]: /[A-Z]*/")
+
+
+def test_a_grammar_that_forces_too_long_a_text_is_refused_at_once_or_when_it_comes_to_that(made: Compiler) -> None:
+    assert outcome(made, f'start: "{"A" * FORCED_MAX}"') == ""
+    assert outcome(made, f'start: "{"A" * (FORCED_MAX + 1)}"') == TOO_FORCED
+    later = made.new_matcher(f'start: "B" | "C" | "D" "{"A" * (FORCED_MAX + 9)}"')
+    assert later.consume(tiny_tokenizer().encode("D", special=False)[0])
+    for _ in range(16):
+        mask_of(later)
+    assert later.error() == TOO_FORCED
+
+
+def test_a_matcher_at_its_limit_says_so_and_can_be_gone_back_with(
+    made: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are walked along and back: where that comes to a limit, the row ends, and nobody else's."""
+    monkeypatch.setattr(build, "STATES_MAX", 100)
+    matcher = made.new_matcher("start: /[A-Z0-9]{0,300}X/")
+    for number in range(200):
+        mask_of(matcher)
+        if matcher.error() or not matcher.consume(A + number % 20):
+            break
+    assert "too many" in matcher.error()
+    matcher.rollback(1)
+    mask_of(matcher)
+    assert matcher.forced() == [] and "too many" in matcher.error()
+
+
+def test_text_that_spells_an_added_token_is_text(made: Compiler) -> None:
+    matcher = made.new_matcher('start: "A<|endoftext|>B"'.upper().replace("START", "start"))
+    assert matcher.forced()[:2] == tiny_tokenizer().encode("A<", special=False)
+    own = Compiler(byte_level(), byte_level().vocab_size)
+    spelt = own.new_matcher('start: "h<|im_end|>" "i"')
+    assert b"".join(byte_level().piece(token) for token in spelt.forced()) == b"h<|im_end|>i"
+    assert END not in spelt.forced()
+    for token in spelt.forced()[:]:
+        assert spelt.consume(token)
+    assert spelt.consume(END)
+    own.close()
 
 
 def test_so_many_grammars_are_kept_and_those_used_longest_ago_are_forgotten(
