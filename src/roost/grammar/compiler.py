@@ -28,12 +28,12 @@ COMPILED_MAX = 256  # grammars that are kept
 COMPILED_BYTES_MAX = 512 * 2**20  # of memory that they took to compile, all together
 REFUSED_MAX = 256  # grammars that cannot be used and are remembered
 PENDING_MAX = 64  # grammars that may wait to be compiled
+SLOW_PENDING_MAX = 8  # beside them, those that take longer than QUICK_S
 QUICK_S = 0.03  # processor time within which almost every grammar is compiled
 SLOW_S = 2.0  # and which none may exceed
 _FILLS_LOOKED_AT = 16  # of so many masks one is asked how much is forced
 _NICENESS = 10  # of the threads that compile: steps go first
 
-SLOW_PENDING_MAX = 8  # of those that take longer than that
 Refusal = RequestError | CapacityError
 Done = Callable[[Refusal | None], None]  # told why a grammar cannot be used; None if it can
 
@@ -56,8 +56,8 @@ class Compiler:
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # least recently used first
         self._refused: OrderedDict[str, str] = OrderedDict()  # why; the same
         self._waiting: dict[str, list[Done]] = {}  # who is told when a grammar that is compiled now is done
-        self._num_slow = 0  # of these, how many are tried for longer
-        self._lock = threading.Lock()  # of these
+        self._num_slow = 0  # how many of those grammars are tried for longer
+        self._lock = threading.Lock()  # of all of this
         self._quick = _Lane(Trial(*self._settings, time_s_max=QUICK_S), "grammar")
         self._slow = _Lane(Trial(*self._settings, time_s_max=SLOW_S), "slow-grammar")
 
