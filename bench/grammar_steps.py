@@ -28,6 +28,7 @@ from roost.models.decoder import Decoder
 from roost.sampling.params import SamplingParams
 from roost.startup import backend_of, ops_of
 from roost.step import RowId, RowSetup
+from roost.text.tokenizer import Tokenizer
 
 
 def grammar_of(properties: dict[str, Any]) -> str:
@@ -92,6 +93,11 @@ class Patient:
 def patient(compiler: Compiler) -> NewMatcher:
     """Makes such matchers."""
     return lambda text: Patient(compiler.new_matcher(text))
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
+    """A byte-level tokenizer from its tokenizer.json; its first token ends outputs."""
+    return Tokenizer(tokenizers.Tokenizer.from_str(path.read_text()), spelling="byte-level", eos_ids=[0])
 
 
 def mask_times(
@@ -164,7 +170,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, nargs="+", required=True, help="the first one is the model's")
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--weights", default="bf16")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64], help="none: masks alone")
     parser.add_argument("--num-new", type=int, default=128)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -172,16 +178,17 @@ def main() -> int:
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU (rehearsal)"
     report: dict[str, Any] = {"device": name, "torch": torch.__version__, "masks": []}
     for path in args.tokenizer:
-        text = path.read_text()
-        vocab_size = tokenizers.Tokenizer.from_str(text).get_vocab_size()
-        compiler = Compiler(text, vocab_size, [0])
+        tokenizer = tokenizer_at(path)
+        vocab_size = tokenizer.vocab_size
+        compiler = Compiler(tokenizer, vocab_size)
         for num_rows, num_nodes in ((1, 1), (8, 1), (64, 1), (1, 4), (8, 4), (64, 4)):
             for name, grammar in (("fields", GRAMMAR), ("bounded text", BOUNDED)):
                 times = mask_times(compiler, vocab_size, num_rows, num_nodes, grammar)
                 report["masks"].append({"grammar": name, **times})
                 print(json.dumps(report["masks"][-1]), flush=True)
-    compiler = Compiler(args.tokenizer[0].read_text(), SHAPES[args.shape].vocab_size, [0])
-    report["steps"] = step_costs(args.shape, args.weights, args.batches, args.num_new, compiler)
+    if args.batches:
+        compiler = Compiler(tokenizer_at(args.tokenizer[0]), SHAPES[args.shape].vocab_size)
+        report["steps"] = step_costs(args.shape, args.weights, args.batches, args.num_new, compiler)
     if args.out is not None:
         (args.out / "grammar_steps.json").write_text(json.dumps(report, indent=1) + "\n")
     return 0

@@ -21,7 +21,7 @@ from typing import Any
 from bench.grammar_steps import GRAMMAR, WORDS
 from roost import LLM, EngineConfig, Options, SpecConfig
 from roost.config.options import MemoryConfig, ModelConfig, SchedConfig
-from roost.errors import RequestError
+from roost.errors import CapacityError, RequestError
 from roost.grammar.forms import json_schema_grammar
 from roost.grammar.rows import GrammarRows
 from roost.tools.answer_form import compiled
@@ -193,8 +193,8 @@ def others(llm: LLM, num_new: int) -> Iterator[dict[str, Any]]:
 def _refused(llm: LLM, grammar: str, told: list[str]) -> None:
     try:
         llm._engine.find(compiled(grammar))
-    except RequestError as error:
-        told.append(error.reason)
+    except (RequestError, CapacityError) as error:
+        told.append(str(error))
 
 
 def main() -> None:

@@ -125,7 +125,13 @@ def test_what_stops_is_valid_for_both_validators() -> None:
 
 
 @pytest.fixture(
-    params=[("n-gram", 1), ("chain", 0), ("auto", 1), ("tree", 1)], ids=lambda param: f"{param[0]}-{param[1]}"
+    params=[
+        pytest.param(("n-gram", 1), marks=pytest.mark.full),
+        ("chain", 0),
+        ("auto", 1),
+        pytest.param(("tree", 1), marks=pytest.mark.full),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def drafting(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """An engine that drafts."""
