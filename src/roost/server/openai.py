@@ -92,10 +92,8 @@ async def completions(request: Request) -> Response:
     grammar = openai_grammar(body)
     options = await with_grammar(request, options, grammar)
     given = "rid" if body.rid is not None else "request_id"
-    request_id, names = (
-        _request_id("cmpl", body),
-        {**_NAMES, "tokens": "prompt", "request_id": given, "grammar": grammar.param},
-    )
+    names = {**_NAMES, "tokens": "prompt", "request_id": given, "grammar": grammar.param}
+    request_id = _request_id("cmpl", body)
     if body.session_id is not None:
         return await _session_completion(request, body, request_id, options, names)
     check_no_session(body)
