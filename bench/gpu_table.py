@@ -240,8 +240,9 @@ def measure(model: Decoder, head: Head | None, case: Case, new_matcher: NewMatch
         run.start_again()
         ticks = run.ticks(10**6)
         waited, launched = run.spent_s["collect"], run.spent_s["launch"]
-        spec = run.engine.state.spec_counters.snapshot()
+        spec, num_failed = run.engine.state.spec_counters.snapshot(), run.engine.state.totals.failed_steps
         run.close()
+    assert num_failed == 0, f"{num_failed} steps failed, and were run again"
     steps, spent = len(ticks), sum(seconds for seconds, _ in ticks)
     size = max(1, steps // NUM_PARTS)
     parts = [ticks[start : start + size] for start in range(0, size * NUM_PARTS, size)]

@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--weights", default="bf16")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64], help="none: masks alone")
-    parser.add_argument("--num-new", type=int, default=128)
+    parser.add_argument("--num-new", type=int, default=200)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ Nodes are in order of their path's probability, so that the first w nodes of a t
 is a prefix. Fixed shapes, no host sync. Made by drafters, read by the forward passes, the runner and `accept`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -39,15 +39,25 @@ class Trees:
 
     def fetch(self, device: Device) -> "Trees":
         """The same on the host, once the device has made them."""
-        names = ("tokens", "parents", "depths", "mask")
-        arrays = device.fetch([getattr(self, name).contiguous() for name in names])()
-        found = dict(zip(names, map(torch.from_numpy, arrays), strict=True))
-        return Trees(**found, are_chains=self.are_chains)
+        arrays = device.fetch([getattr(self, name).contiguous() for name in self._own_columns])()
+        return self._like(map(torch.from_numpy, arrays))
 
     def on(self, device: Device) -> "Trees":
         """The same on a device."""
-        columns = {name: device.put(getattr(self, name).numpy()) for name in ("tokens", "parents", "depths", "mask")}
-        return Trees(**columns, are_chains=self.are_chains)
+        return self._like(device.put(getattr(self, name).numpy()) for name in self._own_columns)
+
+    @property
+    def _own_columns(self) -> tuple[str, ...]:
+        """What is not the same for all trees of its kind: all chains share one memory for the rest."""
+        return ("tokens",) if self.are_chains else ("tokens", "parents", "depths", "mask")
+
+    def _like(self, columns: Iterable[Tensor]) -> "Trees":
+        """Trees of the same kind with other columns of their own."""
+        tokens, *others = columns
+        if self.are_chains:
+            return chains(tokens)
+        parents, depths, mask = others
+        return Trees(tokens=tokens, parents=parents, depths=depths, mask=mask)
 
     def first(self, number: int) -> "Trees":
         """Those of the first rounds."""

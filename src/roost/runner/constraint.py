@@ -5,6 +5,7 @@ masks of all nodes are computed; they are applied before anything else looks at 
 on the host, the matchers go on. Steps without such rows never come here. Called by the runner.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -72,17 +73,24 @@ class Constraint:
                 trees = self._edited(i, drafting.index(at), trees)
         return proposed if trees is found else trees.on(device) if device.runs_beside_the_host else trees
 
-    def edit_by_row(self, trees: RowTrees, width: int, device: Device) -> None:
-        """The same for drafts that lie by row on the device, of trees that are `width` nodes wide."""
+    def edit_by_row(self, trees: RowTrees, width: int, device: Device) -> Callable[[], None]:
+        """The same for drafts that lie by row on the device, of trees that are `width` nodes wide.
+
+        They are on their way to the host when this returns; what it returns waits for them.
+        """
         drafted = [i for i, is_drafted in enumerate(self._is_drafted) if is_drafted]
         rows = device.put(np.array([self._rows[i] for i in drafted], dtype=np.int64))
         fetched = trees.fetch(rows, width, device)
-        self._grammars.catch_up()  # while they are on their way
-        found = edited = fetched()
-        for number, i in enumerate(drafted):
-            edited = self._edited(i, number, edited)
-        if edited is not found:
-            trees.put(rows, edited.on(device))
+
+        def edit() -> None:
+            self._grammars.catch_up()
+            found = edited = fetched()
+            for number, i in enumerate(drafted):
+                edited = self._edited(i, number, edited)
+            if edited is not found:
+                trees.put(rows, edited.on(device))
+
+        return edit
 
     def _edited(self, i: int, number: int, trees: Trees) -> Trees:
         """The trees with those of one round changed; they are in the host's memory."""

@@ -111,9 +111,13 @@ class Runner:
             mixed = self.mixed_graphs.find(int(plan.query_lens.sum()))
             if mixed is None or not self._draft(plan, starts):
                 return None, layout
+            edit = None
             if constraint is not None and constraint.has_drafts:
-                constraint.edit_by_row(self.passes.row_trees, layout.tree_width, self._device)
-            return mixed.step, self.mixed_graphs.load(mixed, plan)
+                edit = constraint.edit_by_row(self.passes.row_trees, layout.tree_width, self._device)
+            layout = self.mixed_graphs.load(mixed, plan)  # while the drafts are on their way
+            if edit is not None:
+                edit()
+            return mixed.step, layout
         rounds = self.round_graphs.find(len(plan.rows), layout.tree_width) if layout.is_even else None
         return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width), layout
 

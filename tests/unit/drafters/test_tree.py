@@ -2,9 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
+from roost.device.cpu import CpuDevice
 from roost.drafters.tree import Candidates, RowTrees, Trees, best_trees, chains, with_chain
 from roost.layers.rounds import NOTHING
 from roost.spec_shape import DraftKv, SpecShape
@@ -168,3 +170,24 @@ def _columns() -> dict[str, torch.Tensor]:
     """Candidates of three steps, by name."""
     candidates = grown(3, 2, seed=1, ties=False)
     return {name: getattr(candidates, name) for name in ("tokens", "scores", "parents")}
+
+
+class Strict(CpuDevice):
+    """Takes what can be copied to pinned memory: no two elements in the same place."""
+
+    def put(self, array: np.ndarray) -> torch.Tensor:
+        """A copy of it."""
+        assert 0 not in array.strides
+        return super().put(array)
+
+
+@pytest.mark.parametrize("are_chains", [True, False])
+def test_trees_of_several_rounds_go_to_the_device_and_back_as_they_are(are_chains: bool) -> None:
+    trees = (
+        chains(torch.arange(12).view(3, 4)) if are_chains else best_trees(torch.tensor([7]), grown(3, 2, 5, False), 5)
+    )
+    device = Strict()
+    for same in (trees.on(device), trees.fetch(device)):
+        for name in ("tokens", "parents", "depths", "mask"):
+            assert torch.equal(getattr(same, name), getattr(trees, name))
+        assert same.are_chains == are_chains
