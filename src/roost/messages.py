@@ -55,6 +55,7 @@ class OpenSession:
     cache_salt: str = ""
     ttl_ms: int | None = None  # closed when it has been idle for so long; absent: --session-ttl-s
     max_tokens: int | None = None  # maximum length of its history; absent: --max-session-tokens
+    shares: bool = False  # the KV of each committed turn goes to the prefix cache at once, for forks to find
     client: str = ""  # its owner, whose limits apply
 
 
@@ -78,10 +79,16 @@ class RewindSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkSession:
-    """Open a session with another's tokens, turns and options; answered with the new one's SessionState."""
+    """Open a session with another's tokens, turns and options; answered with the new one's SessionState.
+
+    With `turn` or `length`, at most one of them, the new session ends there; then a turn may hold the other one, of
+    which only what is committed counts. Refused otherwise while a turn holds or awaits it.
+    """
 
     session_id: str
     new_id: str
+    turn: int | None = None  # committed turns to keep
+    length: int | None = None  # tokens to keep
     client: str = ""  # owner of both sessions
 
 
@@ -190,6 +197,15 @@ class TokenLogprobs:
 
 _ITEM = 4  # bytes of a number in these columns
 NO_LOGPROBS = TokenLogprobs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The request has left the queue for the first time; sent once, before anything else it gets."""
+
+    request_id: str
+    prompt_tokens: int  # both as its usage will say
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,5 +337,5 @@ class Stats:
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
 Command = Submit | Abort | SessionCommand | FlushCache | GetStats | CompileGrammar
 SessionEvent = SessionState | SessionStates | SessionClosed
-Event = Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | GrammarCompiled
+Event = Begun | Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | GrammarCompiled
 Reply = Callable[[Event], None]

@@ -54,7 +54,7 @@ EDGE_BUGS = (
     Bug(
         "edge_reported_once",
         "roost.server.request_log",
-        '            _log.exception("%s %s failed", scope["method"], _short(scope["path"]))',
+        '            _log.exception("%s %s failed", _method(scope), _short(scope["path"]))',
         "            raise",
         "what breaks is reported by uvicorn, which does not know for whom",
         "tests/unit/server/test_connection.py::test_a_bug_is_reported_once_with_the_path_of_its_request",

@@ -77,14 +77,14 @@ SESSION_BUGS = (
     Bug(
         "fork_copies_the_record",
         _TABLE,
-        "            record=session.record.copy(),",
+        "            record=session.record.copy(length),",
         "            record=session.record,",
         "what a fork says becomes its source's history",
     ),
     Bug(
         "fork_copies_the_turns",
         _TABLE,
-        "            turns=list(session.turns),",
+        "            turns=session.turns[:num_turns],",
         "            turns=session.turns,",
         "a fork's turns are counted as its source's",
     ),

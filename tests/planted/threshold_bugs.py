@@ -78,7 +78,7 @@ THRESHOLD_BUGS = (
     Bug(
         "fork_has_its_own_tokens",
         "roost.session.record",
-        "        return Record(self._tokens)",
+        "        return Record(self._tokens[:length])",
         "        twin = Record()\n        twin._tokens = self._tokens\n        return twin",
         "a fork and its source write their next tokens over each other's",
         test="tests/unit/session/test_record.py::test_a_copy_and_what_it_was_made_of_go_on_each_by_itself",

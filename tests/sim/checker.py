@@ -13,6 +13,7 @@ import numpy as np
 from roost.clients import ClientLimits, scoped, unscoped
 from roost.config.resolved import Resolved
 from roost.messages import (
+    Begun,
     Event,
     Finished,
     PromptLogprobs,
@@ -42,6 +43,7 @@ class Conversation:
     cache_salt: str = ""
     ttl_ms: int | None = None
     max_tokens: int | None = None
+    shares: bool = False
     tokens: list[int] = field(default_factory=list)  # its history: what its finished turns add up to
     turns: list[tuple[int, Usage]] = field(
         default_factory=list
@@ -79,6 +81,7 @@ class Ask:
     )
     prompt_logprobs_first: int | None = None  # the first of all
     history: list[int] | None = None  # tokens before its input, known once it produces something
+    begun: Begun | None = None
     ended: bool = False
     num_rounds: int = 0  # live ones that carried drafts
     num_forced: int = 0  # accepted drafts that its grammar left no choice about
@@ -156,6 +159,8 @@ class Checker:
         if ask.ended:
             raise Broken(f"terminal: {ask.submit.request_id} had ended when it got {event}")
         match event:
+            case Begun():
+                self._know_history(ask)
             case Tokens():
                 self._know_history(ask)
                 self._check_all_scored(ask)
@@ -405,7 +410,7 @@ class Checker:
             raise Broken(f"retry: {ask.submit.request_id} is turn {number} of {conversation.id}, not as it asked")
         if conversation.cached is None or not ask.history:  # it may have started on the tree's pages
             conversation.shared_max = len(prompt)
-        if ask.disturbed:  # and gone on from them, with output that was published
+        if ask.disturbed or conversation.shares:  # and gone on from them, with output that was published
             conversation.shared_max = len(prompt) + len(ask.output)
         conversation.tokens = prompt + ask.output
         conversation.turns.append((len(conversation.tokens), event.usage))
@@ -429,7 +434,7 @@ class Checker:
             (low, high) if low else None
         )  # if nothing is left, the next turn looks its tokens up in the prefix tree
 
-    def forked(self, conversation: Conversation, new_id: str) -> Conversation:
+    def forked(self, conversation: Conversation, new_id: str, length: int, num_turns: int) -> Conversation:
         """A session was forked: both share its whole pages from now on."""
         conversation.shared_max = len(conversation.tokens)
         return Conversation(
@@ -438,8 +443,9 @@ class Checker:
             cache_salt=conversation.cache_salt,
             ttl_ms=conversation.ttl_ms,
             max_tokens=conversation.max_tokens,
-            tokens=list(conversation.tokens),
-            turns=list(conversation.turns),
+            shares=conversation.shares,
+            tokens=conversation.tokens[:length],
+            turns=conversation.turns[:num_turns],
             cached=None,
             opened=True,
             last_used=self.now,

@@ -9,7 +9,7 @@ from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits, Resolved
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
 from tests.sim.model import Model
-from tests.sim.visits import Habits, draw_habits
+from tests.sim.visits import Habits, draw_habits, with_branches
 from tests.sim.wishes import Wishes, draw_wishes
 from tests.support.spec_configs import spec_config
 
@@ -114,7 +114,7 @@ def draw(seed: int) -> Options:
         num_stops=rng.choice([0, 0, 1]),
         shared_prompts=rng.choice([1, 3]),
         wishes=draw_wishes(random.Random(f"wishes {seed}"), calm),
-        habits=habits,
+        habits=with_branches(seed, habits),
         draft_ns=random.Random(f"node {seed}").choice([0, 20_000, 200_000]) if resolved.widths.is_auto else 0,
         step_ns=random.Random(f"step time {seed}").choice([0, 0, 0, 8_000_000]),
     )

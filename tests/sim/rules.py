@@ -1,9 +1,9 @@
 """Rules: what must hold of the queue, of followers, rows and pages, whatever the clients do.
 
 The order is by priority, then by arrival. No request starts while one before it waits, except a few that need fewer
-pages or whose client has fewer running. The rows of a step are in order; the first request is never preempted. A
-follower starts once its leader has its first token or has ended, and then finds the leader's pages. Reads the engine's
-state; never changes it.
+pages or whose client has fewer running. The rows of a step are in order; the first request is never preempted. Whoever
+starts is told so once, before all else. A follower starts once its leader has its first token or has ended, and then
+finds the leader's pages. Reads the engine's state; never changes it.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from roost.kv.ledger import describe, leased
 from roost.kv.node import Key
 from roost.kv.page_counts import num_freed
 from roost.kv.pages import NULL_PAGE, PageId, floor_to
-from roost.messages import Refused
+from roost.messages import Begun, Event, Finished, PromptLogprobs, Refused, Tokens
 from roost.sched.admission import OVERTAKEN_MAX
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
@@ -32,6 +32,8 @@ class Rules:
     def __init__(self, state: State, checker: Checker, resolved: Resolved) -> None:
         self._state, self._checker, self._resolved = state, checker, resolved
         self._begins: set[str] = set()  # requests whose row the device has not been told of
+        self._has_run: set[str] = set()  # requests that were ever admitted
+        self._committed: dict[str, tuple[int, int]] = {}  # who shares: (length in the tree, evictions then)
         self._shared_at_start: dict[str, int] = {}
         self._frontiers: dict[str, int] = {}  # who lost its lease: where its window began then
         self._published: dict[
@@ -64,6 +66,7 @@ class Rules:
         self._check_found(request_id, settled_len)
         self._checker.admitted(ask, settled_len)
         self._begins.add(request_id)
+        self._has_run.add(request_id)
         self._shared_at_start[request_id] = request.lease.shared_len
 
     def _runs_more(self, waiting: Request, newest: Request) -> bool:
@@ -97,7 +100,38 @@ class Rules:
         running = [each for each in self._state.running if each.submit.client == client and each is not newest]
         return most is not None and len(running) >= most
 
-    def refused(self, ask: Ask, event: Refused) -> None:
+    def told(self, ask: Ask, event: Event) -> None:
+        """Whoever runs is told so once and first, with the numbers of its usage; who asked for that shares commits."""
+        name, begun = ask.submit.request_id, ask.begun
+        match event:
+            case Begun():
+                if begun is not None or name not in self._has_run or event.prompt_tokens != len(ask.prompt):
+                    raise Broken(f"begun: {name} of {len(ask.prompt)} tokens got {event}, before it {begun}")
+                ask.begun = event
+            case Tokens() | PromptLogprobs() if begun is None:
+                raise Broken(f"begun: {name} got {event} before it was told that it runs")
+            case Finished():
+                numbers = (event.usage.prompt_tokens, event.usage.cached_tokens)
+                if (begun is not None) != (name in self._has_run):
+                    raise Broken(f"begun: {name} has run or not, it was told {begun}")
+                if begun is not None and numbers != (begun.prompt_tokens, begun.cached_tokens):
+                    raise Broken(f"begun: {name} was told {begun}, then {event.usage}")
+                if event.reason in ("stop", "length") and ask.conversation is not None and ask.conversation.shares:
+                    self._shares(ask.conversation.id)
+            case Refused():
+                self._refused(ask, event)
+
+    def _shares(self, session_id: str) -> None:
+        """A turn was committed in a session that shares: its whole pages are in the tree, as far as they are proven."""
+        session, store = self._state.sessions.table[session_id], self._state.store
+        if session.lease is None:
+            return
+        known_len = min(session.lease.proven_len, len(session.record) - self._resolved.spec.pair)
+        if session.lease.shared_len < floor_to(max(0, known_len), store.page_size):
+            raise Broken(f"shares: {session_id} has committed {known_len} tokens and shares {session.lease.shared_len}")
+        self._committed[session_id] = (session.lease.shared_len, self.num_evictions)
+
+    def _refused(self, ask: Ask, event: Refused) -> None:
         """A request too many of its client: as many as it may have wait; checked while that is so."""
         if event.status == 429 and "this key" in event.message:
             limits = self._resolved.clients[ask.submit.client]
@@ -309,13 +343,15 @@ class Rules:
         if self._state.store.window_book is None:
             self._published[session_id] = (min(published, length), evictions)
 
-    def forked(self, session_id: str, new_id: str) -> None:
-        """A session is forked: the other finds whole pages of what it holds, or has left in the tree."""
+    def forked(self, session_id: str, new_id: str, length: int) -> None:
+        """A session is forked at a length: the other finds whole pages of what it holds, or has left in the tree."""
         lease = self._state.sessions.table[session_id].lease
         if lease is not None:
-            self.publishes(new_id, lease, lease.proven_len)
-        elif session_id in self._published:
-            self._published[new_id] = self._published[session_id]
+            self.publishes(new_id, lease, min(lease.proven_len, length))
+            return
+        left, evictions = self._published.get(session_id) or self._committed.get(session_id, (0, -1))
+        if left <= length or self._state.store.window_book is None:  # else the window behind that point may be gone
+            self._published[new_id] = (min(left, length), evictions)
 
     def _check_found(self, request_id: str, settled_len: int) -> None:
         """A suspended or reclaimed sequence finds what it published, unless it was evicted; only in its name space."""

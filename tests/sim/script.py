@@ -23,6 +23,7 @@ from roost.kv.lease import Lease
 from roost.kv.pages import NULL_PAGE, PageId, ceil_to
 from roost.messages import (
     Abort,
+    Begun,
     CloseSession,
     Event,
     Finished,
@@ -171,6 +172,7 @@ class Handle:
     """A client's end of one request."""
 
     submit: Submit
+    begun: Begun | None = None
     tokens: list[int] = field(default_factory=list)
     end: Finished | Refused | None = None
 
@@ -345,13 +347,13 @@ class Script:
 
         return self._command(RewindSession(session_id=session_id, length=length), cut)
 
-    def fork(self, session_id: str, new_id: str) -> SessionState | Refused:
+    def fork(self, session_id: str, new_id: str, *, length: int | None = None) -> SessionState | Refused:
         """Open a session with another's history, in a tick of its own, unless that is refused."""
 
         def copy(state: SessionState) -> None:
-            self.histories[new_id] = list(self.histories[session_id])
+            self.histories[new_id] = self.histories[session_id][:length]
 
-        return self._command(ForkSession(session_id=session_id, new_id=new_id), copy)
+        return self._command(ForkSession(session_id=session_id, new_id=new_id, length=length), copy)
 
     def _command(
         self, command: RewindSession | ForkSession, done: Callable[[SessionState], None]
@@ -372,7 +374,11 @@ class Script:
     def _deliver(self, handle: Handle, event: Event) -> None:
         assert handle.end is None, f"{handle} got {event} after its end"
         match event:
+            case Begun():
+                assert handle.begun is None and not handle.tokens, handle
+                handle.begun = event
             case Tokens():
+                assert handle.begun is not None, handle
                 handle.tokens.extend(event.tokens)
             case Finished():
                 handle.end = event
@@ -387,6 +393,8 @@ class Script:
         prompt = [*self.histories.get(submit.session_id or "", []), *submit.tokens]
         assert handle.tokens == self.model.greedy(prompt, len(handle.tokens)), handle
         assert usage.completion_tokens == len(handle.tokens), handle
+        if (begun := handle.begun) is not None:
+            assert (usage.prompt_tokens, usage.cached_tokens) == (begun.prompt_tokens, begun.cached_tokens), handle
         nothing = [0] * self.state.resolved.spec.accept_max
         assert list(event.spec.histogram) == self.watch.histograms.get(submit.request_id, nothing), handle
         self.ended.append(event)

@@ -1,6 +1,7 @@
 """Visits: session commands of simulated clients, and the answers that they must get.
 
-Clients open, close, rewind, fork and describe sessions, number their turns, send some twice, and let time pass. Each
+Clients open, close, rewind, fork and describe sessions, also beside a turn that runs, number their turns, send some
+twice, and let time pass. Each
 answer is predicted from what happened before; the engine is read only for what is shared through the prefix tree. Some
 commands are read too late: they must be refused and change nothing.
 """
@@ -49,6 +50,8 @@ class Habits:
     max_tokens: float = 0
     numbered: float = 0
     salted: float = 0
+    branch: float = 0  # forks at a turn or a length, whoever has the session
+    shares: float = 0
 
 
 def draw_habits(rng: random.Random) -> Habits:
@@ -67,6 +70,14 @@ def draw_habits(rng: random.Random) -> Habits:
     )
 
 
+def with_branches(seed: int, habits: Habits) -> Habits:
+    """In some seeds clients go on from earlier points of their sessions, too."""
+    rng = random.Random(f"branches {seed}")  # a generator of its own, so that the other seeds stay the same
+    if rng.random() < 0.8:
+        return habits
+    return replace(habits, branch=rng.choice([0.2, 0.5]), shares=rng.choice([0, 0.5, 1]))
+
+
 class Visits:
     """All visits of one run."""
 
@@ -80,6 +91,7 @@ class Visits:
         self._late = random.Random(f"late {seed}")
         self._habits, self._engine, self._checker, self._rules, self._clock = habits, engine, checker, rules, clock
         self._owning = random.Random(f"owning {seed}")
+        self._branching = random.Random(f"branching {seed}")
         self._gone = Conversation(id="nobody")  # the last session that went away
         self._due: set[str] = set()  # whose time is up in this tick
         self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
@@ -125,12 +137,14 @@ class Visits:
             cache_salt=cache_salt,
             ttl_ms=rng.choice([1, 5, 20, 60]) if rng.random() < self._habits.ttl else None,
             max_tokens=own if rng.random() < self._habits.max_tokens else None,
+            shares=self._branching.random() < self._habits.shares,
         )
         command = OpenSession(
             session_id=name,
             cache_salt=cache_salt,
             ttl_ms=conversation.ttl_ms,
             max_tokens=conversation.max_tokens,
+            shares=conversation.shares,
             client=client,
         )
         conversation.max_tokens = most if conversation.max_tokens is None else conversation.max_tokens
@@ -200,6 +214,8 @@ class Visits:
             source = rng.choice(idle if idle and rng.random() < 0.8 else talks)
             other = rng.choice(talks) if same else None  # a name that comes free in this tick would be two sessions'
             self._fork(source, fresh("s") if other is None or other.ttl_ms is not None else other.name)
+        if talks and self._branching.random() < habits.branch:
+            self._branch(self._branching.choice(talks), num_sessions + 2 - len(talks), fresh)
         if rng.random() < habits.look:
             self._look(rng.choice(talks) if talks else None)
         if self._late.random() < LATE:
@@ -216,20 +232,10 @@ class Visits:
         busy = self._busy(conversation)
 
         def check(event: Event) -> None:
-            given = command.turn if command.length is None else command.length
-            most = len(conversation.turns) if command.length is None else len(conversation.tokens)
-            assert given is not None
-            bad: Refusal | None = None
-            if command.turn is not None and command.length is not None:
-                bad = (400, "turn")
-            elif not 0 <= given <= most:
-                bad = (400, "turn" if command.length is None else "length")
-            self._expect(command, event, busy() or bad)
+            self._expect(command, event, busy() or _bad_point(conversation, command.turn, command.length))
             if isinstance(event, Refused):
                 return
-            ends = [end for end, _ in conversation.turns]
-            kept = given if command.length is None else sum(end <= given for end in ends)
-            target = given if command.length is not None else ends[given - 1] if given else 0
+            target, kept = _point(conversation, command.turn, command.length)
             self.count("rewound")
             self._rules.rewound(conversation.id, target)
             self._checker.rewound(conversation, target, kept)
@@ -237,25 +243,41 @@ class Visits:
 
         self.post(command, check)
 
-    def _fork(self, conversation: Conversation, name: str) -> None:
-        command = ForkSession(session_id=conversation.name, new_id=name, client=conversation.client)
-        busy, new_id = self._busy(conversation), scoped(conversation.client, name)
+    def _branch(self, conversation: Conversation, num_left: int, fresh: Callable[[str], str]) -> None:
+        """Fork a session at a turn or a length, mostly one that it has."""
+        rng, num_turns, length = self._branching, len(conversation.turns), len(conversation.tokens)
+        turn = rng.choice([num_turns, rng.randint(0, num_turns), rng.randint(-1, num_turns + 1)])
+        at = rng.choice([length, rng.randint(0, length), rng.randint(-1, length + 1)])
+        kind, name = rng.random(), fresh("s") if num_left > 0 else conversation.name
+        self._fork(conversation, name, turn if kind < 0.55 else None, at if kind > 0.5 else None)
+
+    def _fork(self, conversation: Conversation, name: str, turn: int | None = None, length: int | None = None) -> None:
+        client, new_id = conversation.client, scoped(conversation.client, name)
+        command = ForkSession(session_id=conversation.name, new_id=name, turn=turn, length=length, client=client)
+        is_whole = turn is None and length is None
+        gone = self._busy(conversation) if is_whole else self._gone_since(conversation)
 
         def check(event: Event) -> None:
             taken = new_id in [each.id for each in self._checker.conversations.values() if each.opened]
-            full = self._full(conversation.client)
-            self._expect(command, event, busy() or ((409, "new_id") if taken else None) or full)
+            bad = None if is_whole else _bad_point(conversation, turn, length)
+            self._expect(command, event, gone() or bad or ((409, "new_id") if taken else None) or self._full(client))
             if isinstance(event, Refused):
                 return
-            fork = self._checker.forked(conversation, new_id)
+            end, kept = _point(conversation, turn, length)
+            fork = self._checker.forked(conversation, new_id, end, kept)
             self._checker.conversations[new_id] = fork
             self._checker.reopened(fork)
             self.count("opened")
-            self.count("forked")
-            self._rules.forked(conversation.id, new_id)
+            self.count(
+                "forked" if is_whole else "branched beside a turn" if self._is_held(conversation) else "branched"
+            )
+            self._rules.forked(conversation.id, new_id, end)
             self._check_state(fork, event)
 
         self.post(command, check)
+
+    def _is_held(self, conversation: Conversation) -> bool:
+        return self._engine.state.sessions.table[conversation.id].turn is not None
 
     def _look(self, conversation: Conversation | None) -> None:
         """Ask for one session, one that is gone, or all of them."""
@@ -280,14 +302,17 @@ class Visits:
     def _busy(self, conversation: Conversation) -> Callable[[], Refusal | None]:
         """Why a session cannot be changed by a command that is sent now, asked when it is answered."""
         asks: list[Ask] = [ask for ask in self._checker.asks.values() if ask.conversation is conversation]
-        before, closing = [ask for ask in asks if not ask.ended], conversation.closing
+        before, gone = [ask for ask in asks if not ask.ended], self._gone_since(conversation)
+        return lambda: gone() or ((409, "session_id") if any(not ask.ended for ask in before) else None)
+
+    def _gone_since(self, conversation: Conversation) -> Callable[[], Refusal | None]:
+        """Why a session that a command names now is not there for it, asked when it is answered."""
+        closing = conversation.closing
 
         def refusal() -> Refusal | None:
             if self._checker.conversations.get(conversation.id) is not conversation:
                 return 404, "session_id"
-            if closing:
-                return 410, "session_id"
-            return (409, "session_id") if any(not ask.ended for ask in before) else None
+            return (410, "session_id") if closing else None
 
         return refusal
 
@@ -361,6 +386,24 @@ class Visits:
         table = set(self._engine.state.sessions.table)
         if table != set(self._checker.conversations):
             raise Broken(f"ttl: {table ^ set(self._checker.conversations)} are open on one side only")
+
+
+def _bad_point(conversation: Conversation, turn: int | None, length: int | None) -> Refusal | None:
+    """What is wrong with a point of a session; a turn that has not ended adds nothing to it."""
+    if turn is not None and length is not None:
+        return 400, "turn"
+    if turn is not None and not 0 <= turn <= len(conversation.turns):
+        return 400, "turn"
+    return (400, "length") if length is not None and not 0 <= length <= len(conversation.tokens) else None
+
+
+def _point(conversation: Conversation, turn: int | None, length: int | None) -> tuple[int, int]:
+    """Tokens and turns of a session up to a point, its present end if none is given."""
+    ends = [end for end, _ in conversation.turns]
+    if turn is not None:
+        return ends[turn - 1] if turn else 0, turn
+    end = len(conversation.tokens) if length is None else length
+    return end, sum(each <= end for each in ends)
 
 
 def _commands(conversation: Conversation) -> list[Command]:

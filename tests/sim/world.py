@@ -294,8 +294,7 @@ class World:
         try:
             if isinstance(event, Finished) and event.reason in ("stop", "length") and ask.conversation is not None:
                 self._check_last_round(ask, event)
-            if isinstance(event, Refused):
-                self.rules.refused(ask, event)
+            self.rules.told(ask, event)
             self.checker.event(ask, event, self._collecting)
         except AssertionError as broken:  # the engine shields itself from clients that raise
             self._broken = self._broken or broken

@@ -5,13 +5,14 @@ whole characters, and nothing that may be the beginning of a stop. Called by who
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from roost.errors import CapacityError, RequestError
 from roost.front.options import Options
-from roost.messages import GRAMMAR_FAULT, Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
+from roost.messages import GRAMMAR_FAULT, Begun, Event, Finished, PromptLogprobs, Refused, TokenLogprob, Tokens, Usage
 from roost.text.stream import StopCutter, TextStream
 from roost.text.tokenizer import Tokenizer
 from roost.tools.answer_form import AnswerForm
@@ -19,6 +20,8 @@ from roost.tools.call_ids import new_call_id
 from roost.tools.events import Content, ToolEvent
 from roost.tools.machine import joined
 from roost.tools.openai_form import message_of
+
+AcceptedEvent = Begun | Tokens | PromptLogprobs | Finished  # what a request that was not refused gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Piece:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     events: tuple[ToolEvent, ...] = ()  # what the text adds to content, reasoning and calls, where they are told apart
+    begun: Begun | None = None  # comes first and alone, when the request leaves the queue: no text, no tokens
     finished: Finished | None = None  # nothing comes after it
 
 
@@ -50,7 +54,7 @@ def refusal(refused: Refused) -> RequestError | CapacityError:
     return CapacityError(refused.status, refused.message)
 
 
-def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
+def checked(event: Event) -> AcceptedEvent:
     """An event of an accepted request; a refusal, a timeout or an error of the engine is raised."""
     if isinstance(event, Refused):
         raise refusal(event)
@@ -60,7 +64,7 @@ def checked(event: Event) -> Tokens | PromptLogprobs | Finished:
         raise RequestError(400, "grammar", event.message.removeprefix("grammar: "))
     if isinstance(event, Finished) and event.reason == "error":
         raise CapacityError(500, event.message or "the engine failed on this request")
-    assert isinstance(event, Tokens | PromptLogprobs | Finished), event
+    assert isinstance(event, AcceptedEvent), event
     return event
 
 
@@ -84,9 +88,11 @@ class Answer:
         self.prompt_logprobs_start: int | None = None  # the prompt position of the first of them
         self.finished: Finished | None = None
 
-    def feed(self, event: Tokens | PromptLogprobs | Finished) -> Piece | None:
+    def feed(self, event: AcceptedEvent) -> Piece | None:
         """Take an event; returns what it adds for the reader, None if nothing."""
         match event:
+            case Begun():
+                return Piece(begun=event)
             case Tokens():
                 self.tokens.extend(event.tokens)
                 logprobs = tuple(event.logprobs)
@@ -117,6 +123,11 @@ class Answer:
     def has_calls(self) -> bool:
         """Whether there are tool calls so far, all of them complete."""
         return self._machine is not None and self._machine.has_calls
+
+    def shown_text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens as this answer shows it."""
+        stream = TextStream(self._tokenizer, skip_special=self._options.skip_special_tokens, kept=self._kept)
+        return stream.feed(tuple(tokens)) + stream.flush()
 
     def _read(self, text: str, *, is_last: bool = False) -> tuple[ToolEvent, ...]:
         """Add text; returns what it adds to content, reasoning and calls, if they are told apart."""

@@ -5,6 +5,7 @@ turn is in flight; says how input becomes tokens, when a turn becomes history, a
 waits and never sends: no threads, no asyncio. Used by the library's sessions and the server's, which add how they wait.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +32,17 @@ def check_committed(finished: Finished) -> None:
 class ClientSession:
     """What a client knows of one open session."""
 
-    def __init__(self, session_id: str, transcript: Transcript | None = None, usages: Sequence[Usage] = ()) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        transcript: Transcript | None = None,
+        usages: Sequence[Usage] = (),
+        tokens: "array[int] | None" = None,
+    ) -> None:
         self.id = session_id
         self.transcript = transcript or Transcript()
         self.usages = list(usages)  # of its committed turns
+        self.tokens = tokens  # what it holds after them, where whole conversations are compared with it; None: not kept
         self.turn: ClientTurn | None = None  # sent, and its last event has not come
 
     def check_number(self, number: int | None) -> None:
@@ -43,19 +51,24 @@ class ClientSession:
             reason = f"turn {number} of session {self.id!r} is committed already"
             raise RepeatedTurn(409, "turn", reason, self.usages[number])
 
-    def commit(self, transcript: Transcript, usage: Usage) -> None:
-        """A turn has become history."""
+    def commit(self, transcript: Transcript, usage: Usage, new_tokens: Sequence[int]) -> None:
+        """A turn has become history, with these tokens."""
         self.transcript = transcript
         self.usages.append(usage)
+        if self.tokens is not None:
+            self.tokens.extend(new_tokens)
 
     def rewind(self, state: SessionState) -> None:
         """The engine has cut the session back to this state."""
         self.transcript = self.transcript.cut(state.length, state.turns)
         del self.usages[state.turns :]
+        if self.tokens is not None:
+            del self.tokens[state.length :]
 
-    def fork(self, new_id: str) -> "ClientSession":
-        """Another session with the same history."""
-        return ClientSession(new_id, self.transcript, self.usages)
+    def fork(self, new_id: str, length: int, num_turns: int) -> "ClientSession":
+        """Another session with the first tokens and turns of this one, as the engine has made it."""
+        tokens = None if self.tokens is None else self.tokens[:length]
+        return ClientSession(new_id, self.transcript.cut(length, num_turns), self.usages[:num_turns], tokens)
 
 
 class ClientTurn:
@@ -67,7 +80,8 @@ class ClientTurn:
         self._messages: Sequence[dict[str, Any]] | None = None  # escaped; None: plain input
         self._tools: Sequence[dict[str, Any]] = ()  # escaped: those that the template lists
         self._generates = False
-        self._last_tokens: tuple[int, ...] = ()  # of the output: its last one is what counts
+        self._input: tuple[int, ...] = ()
+        self._output: list[int] = []
 
     @property
     def transcript(self) -> Transcript:
@@ -101,6 +115,17 @@ class ClientTurn:
         begins as a prompt does. `tools` are listed by the template with the first messages.
         """
         self._generates = generates
+        self._input = self._tokens_of(text, ids, messages, tools, tokens_max)
+        return self._input
+
+    def _tokens_of(
+        self,
+        text: str | None,
+        ids: Sequence[int] | None,
+        messages: Sequence[dict[str, Any]] | None,
+        tools: Sequence[dict[str, Any]] | None,
+        tokens_max: int | None,
+    ) -> tuple[int, ...]:
         is_chat, length = self.transcript.is_chat, self.length_before
         if messages is None and not text and not ids and is_chat and length:
             messages = ()
@@ -122,7 +147,7 @@ class ClientTurn:
     def on_event(self, event: Event) -> None:
         """Take the turn's next event; the last one says whether it has become history."""
         if isinstance(event, Tokens):
-            self._last_tokens = event.tokens or self._last_tokens
+            self._output += event.tokens
         elif isinstance(event, Finished | Refused):
             if isinstance(event, Finished) and is_committed(event):
                 self._commit(event.usage)
@@ -144,7 +169,7 @@ class ClientTurn:
             self._language,
             length=usage.prompt_tokens + usage.completion_tokens,
             messages=self._messages,
-            output=self._last_tokens if self._generates else None,
+            output=self._output if self._generates else None,
             tools=self._tools,
         )
-        self._session.commit(transcript, usage)
+        self._session.commit(transcript, usage, (*self._input, *self._output))

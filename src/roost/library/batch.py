@@ -10,12 +10,12 @@ from queue import Empty
 
 from roost.front.answer import refusal
 from roost.library.engine_thread import EngineThread, Events
-from roost.messages import Event, Finished, PromptLogprobs, Refused, Submit, Tokens
+from roost.messages import Begun, Event, Finished, PromptLogprobs, Refused, Submit, Tokens
 
 _FULL = 429
 _RETRY_S = 0.02  # where only others' requests are in the way, whose ends are not reported here
 
-RequestEvent = Tokens | PromptLogprobs | Finished | Refused
+RequestEvent = Begun | Tokens | PromptLogprobs | Finished | Refused
 
 
 class RequestBatch:

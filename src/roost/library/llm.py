@@ -271,7 +271,7 @@ class LLM:
         with self._engine.submit(self._submits(tokens, options)) as events:
             while answer.finished is None:
                 piece = answer.feed(checked(events.get()))
-                if piece is not None:
+                if piece is not None and piece.begun is None:
                     yield piece
 
     def _submits(self, tokens: tuple[int, ...], options: Options) -> list[Submit]:

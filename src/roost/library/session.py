@@ -101,11 +101,21 @@ class Session:
         self._session.rewind(state)
         return state
 
-    def fork(self, *, id: str | None = None) -> "Session":
-        """Another session that goes on from here; this one stays."""
-        self._check_idle()
-        state = self._ask(ForkSession(session_id=self.id, new_id=id if id is not None else uuid4().hex))
-        return Session(self._engine, self._language, self._formats, self._session.fork(state.session_id))
+    def fork(self, *, id: str | None = None, turn: int | None = None, length: int | None = None) -> "Session":
+        """Another session that goes on from here, or from so many committed turns, or tokens; this one stays.
+
+        From committed turns or tokens it can be made while a turn is being read, too, of which nothing counts then.
+        """
+        self._await_abandoned()
+        if turn is None and length is None:
+            self._check_idle()
+        new_id = id if id is not None else uuid4().hex
+        state = self._ask(ForkSession(session_id=self.id, new_id=new_id, turn=turn, length=length))
+        if state.turns > len(self._session.usages) or state.length > self._session.transcript.length:
+            self._engine.ask(CloseSession(session_id=state.session_id))
+            raise RequestError(409, "session_id", f"session {self.id!r} has a turn whose end has not been read")
+        forked = self._session.fork(state.session_id, state.length, state.turns)
+        return Session(self._engine, self._language, self._formats, forked)
 
     def state(self) -> SessionState:
         """How the session stands; an abandoned turn has been undone by then."""
@@ -154,7 +164,7 @@ class Session:
                 event = sent.events.get()
                 turn.on_event(event)
                 piece = answer.feed(checked(event))
-                if piece is not None:
+                if piece is not None and piece.begun is None:
                     yield piece
         finally:
             # Not waited for here: an abandoned stream may be collected on any thread, the engine's own too.

@@ -8,6 +8,7 @@ few smaller ones may overtake it. Called by the loop.
 
 from roost.kv.lease import Lease
 from roost.kv.page_counts import num_freed, num_held
+from roost.messages import Begun
 from roost.sched.client_limits import admission_order
 from roost.sched.request import Mark, Request
 from roost.sched.state import AdmissionRefusal, State
@@ -48,11 +49,15 @@ def _start(state: State, request: Request) -> str:
     state.sessions.begin(request.turn, lease)
     if request.prompt_logprobs_next is not None:  # inherited tokens do not run again, so they have no log-probabilities
         request.prompt_logprobs_next = max(request.prompt_logprobs_next, request.lease.settled_len)
-    if request.cached_len < 0:
+    is_first = request.cached_len < 0
+    if is_first:
         request.cached_len, request.prompt_logprobs_from = request.turn.cached_len, request.prompt_logprobs_next
     request.row, request.row_begins = state.rows.take(), True
     state.start_running(request)
     state.trace.note("admit", request.id, request.lease.settled_len, request.turn.prefill_len)
+    if is_first:
+        prompt_len = request.turn.prompt_len
+        state.send(request, Begun(request_id=request.id, prompt_tokens=prompt_len, cached_tokens=request.cached_len))
     return ""
 
 

@@ -1,7 +1,8 @@
 """Session commands: open, rewind, fork and describe sessions, and close those whose ttl has run out.
 
-Checks a command, then has the session table carry it out; a session that a turn holds is not changed. There is no
-timer: expired sessions are closed before each tick and each command. Called by intake, ending and the loop.
+Checks a command, then has the session table carry it out; a session that a turn holds is not changed, but what it has
+committed can be forked. There is no timer: expired sessions are closed before each tick and each command. Called by
+intake, ending and the loop.
 """
 
 from bisect import bisect_right
@@ -37,6 +38,7 @@ def open_session(state: State, command: OpenSession) -> SessionState:
         client=command.client,
         ttl_ns=None if ttl_ms is None else ttl_ms * MS,
         max_tokens=command.max_tokens if command.max_tokens is not None else limits.max_session_tokens,
+        shares=command.shares,
         last_used=state.now,
     )
     state.sessions.add(session)
@@ -44,10 +46,16 @@ def open_session(state: State, command: OpenSession) -> SessionState:
 
 
 def fork_session(state: State, command: ForkSession) -> SessionState:
-    """A new session that continues from the present state of another."""
-    session = _free(state, command)
+    """A new session that continues from the present state of another, or from one of its committed turns or tokens."""
+    turn, length = command.turn, command.length
+    if turn is None and length is None:
+        session = _free(state, command)
+        length, turn = len(session.record), len(session.turns)
+    else:
+        session = state.sessions.find(command.session_id, command.client)
+        length, turn = _kept(session, turn, length, _committed_len(state, session))
     _check_new(state, "new_id", command.new_id, command.client)
-    return _opened(state, state.sessions.fork(session, command.new_id, state.now))
+    return _opened(state, state.sessions.fork(session, command.new_id, state.now, length, turn))
 
 
 def rewind_session(state: State, command: RewindSession) -> SessionState:
@@ -56,13 +64,7 @@ def rewind_session(state: State, command: RewindSession) -> SessionState:
     turn, length = command.turn, command.length
     if (turn is None) == (length is None):
         raise RequestError(400, "turn", "exactly one of turn and length must be given")
-    if length is None:
-        assert turn is not None
-        _check_range("turn", turn, 0, len(session.turns))
-        length = session.turns[turn - 1].end_len if turn else 0
-    else:
-        _check_range("length", length, 0, len(session.record))
-        turn = bisect_right(session.turns, length, key=lambda each: each.end_len)
+    length, turn = _kept(session, turn, length, len(session.record))
     state.sessions.rewind(session, length, num_turns=turn)
     state.trace.note("rewind", session.id, length, 0 if session.lease is None else session.lease.settled_len)
     became_idle(state, session)
@@ -128,6 +130,24 @@ def became_idle(state: State, session: Session) -> None:
 def _check_range(param: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise RequestError(400, param, f"must be in [{least}, {most}], got {value}")
+
+
+def _kept(session: Session, turn: int | None, length: int | None, length_max: int) -> tuple[int, int]:
+    """How many tokens and turns are left of a session that ends after a turn, or after a length up to `length_max`."""
+    if turn is not None and length is not None:
+        raise RequestError(400, "turn", "at most one of turn and length must be given")
+    if length is None:
+        assert turn is not None
+        _check_range("turn", turn, 0, len(session.turns))
+        return session.turns[turn - 1].end_len if turn else 0, turn
+    _check_range("length", length, 0, length_max)
+    return length, bisect_right(session.turns, length, key=lambda each: each.end_len)
+
+
+def _committed_len(state: State, session: Session) -> int:
+    """Tokens of a session without those of a turn that runs."""
+    turn = None if session.turn is None else state.turns[session.turn].turn
+    return turn.commit_len if turn is not None and turn.started else len(session.record)
 
 
 def _free(state: State, command: RewindSession | ForkSession) -> Session:

@@ -114,8 +114,8 @@ class OpenAiBody(UnsupportedCompletionFields, kw_only=True):
 
     Of the fields below the second group say what the output must match, the third are labels, the last one extensions.
 
-    Labels need nothing done: they tell OpenAI whom it serves, or which requests share a prompt, which the prefix cache
-    sees by itself; metadata would be kept with what is stored, and nothing is.
+    Labels need nothing done: they tell OpenAI whom it serves; metadata would be kept with what is stored, and nothing
+    is. `prompt_cache_key` finds the session in which a chat's history already lies.
     """
 
     model: str | None = None
@@ -323,9 +323,11 @@ class RewindBody(Strict):
 
 
 class ForkBody(Strict):
-    """POST /v1/sessions/{id}/fork."""
+    """POST /v1/sessions/{id}/fork; at most one of turn and length."""
 
     id: SessionName | None = None
+    turn: AtLeastNone | None = None
+    length: AtLeastNone | None = None
 
 
 class AbortBody(Strict):

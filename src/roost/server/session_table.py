@@ -1,8 +1,9 @@
 """Session table: the sessions that were opened here, which of them is in use, and who waits for it.
 
-A turn, a rewind or a fork locks its session from before it is sent until the engine's last event for it. What the
-engine says was done is taken over whether or not anybody waits to hear it. A turn whose reader has left counts as
-ended: the next one waits for its last event and goes on from what that leaves. What a session is, `front.session` says.
+A turn, a rewind or a fork locks its session from before it is sent until the engine's last event for it; a fork of
+what is committed needs no lock. What the engine says was done is taken over whether or not anybody waits to hear it. A
+turn whose reader has left counts as ended: the next one waits for its last event and goes on from what that leaves.
+What a session is, `front.session` says.
 Called by the endpoints that take a session.
 """
 
@@ -190,6 +191,11 @@ class SessionTable:
         """Sessions whose time is up, as far as only the server can know."""
         return [each for each in self._timed.values() if each.history is not None and each.history.is_expired]
 
+    def idle_conversations(self, client: str) -> list[ServerSession]:
+        """A client's sessions that the server has opened by itself and nobody uses now, the last used one last."""
+        every = (each for each in self._table.values() if each.client == client)
+        return [each for each in every if each.client_session.tokens is not None and each.holder is None]
+
     def forget(self, session: ServerSession) -> None:
         """The engine has closed it."""
         if self._table.get(session.key) is session:
@@ -234,6 +240,7 @@ class SessionTable:
         if session.num_waiting >= WAITING_MAX:
             raise CapacityError(429, f"{WAITING_MAX} turns wait for session {session_id!r} already")
         lock = TurnLock(session, language, request)
+        self._table[session.key] = self._table.pop(session.key)  # the most recently used one is the last
         try:
             await _lock_in_time(lock, queue=of.queue, timeout_s=timeout_s)
             yield lock

@@ -121,14 +121,22 @@ async def fork(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read(request, ForkBody)
     server.check_ready()
-    async with server.lock_for_change(request, request.path_params["id"]) as lock:
-        source = lock.session
-        command = ForkSession(session_id=source.id, new_id=body.id or uuid4().hex, client=source.client)
-        fork = ServerSession(source.client_session.fork(command.new_id), client=source.client)
-        try:
-            state = await open_in_engine(server, command, fork, lock)
-        except RequestError as error:
-            raise renamed(error, {"new_id": "id"}) from error
+    if body.turn is not None and body.length is not None:
+        raise RequestError(400, "turn", "give at most one of turn and length")
+    client, session_id = caller(request).name, request.path_params["id"]
+    new_id = body.id or uuid4().hex
+    command = ForkSession(session_id=session_id, new_id=new_id, turn=body.turn, length=body.length, client=client)
+    fork = ServerSession(ClientSession(new_id), client=client)
+    try:
+        if body.turn is None and body.length is None:
+            async with server.lock_for_change(request, session_id) as lock:
+                state = await open_in_engine(server, command, fork, lock.session, lock)
+        else:  # what is committed can be forked whoever has the session
+            source = server.sessions.find(session_id, client)
+            source.check_streaming()
+            state = await open_in_engine(server, command, fork, source)
+    except RequestError as error:
+        raise renamed(error, {"new_id": "id"}) from error
     return json_response(state_json(server, state), 201)
 
 
@@ -183,9 +191,13 @@ async def generate(request: Request) -> Response:
 
 
 async def open_in_engine(
-    server: ServerState, command: OpenSession | ForkSession, session: ServerSession, source: ChangeLock | None = None
+    server: ServerState,
+    command: OpenSession | ForkSession,
+    session: ServerSession,
+    source: ServerSession | None = None,
+    lock: ChangeLock | None = None,
 ) -> SessionState:
-    """Open a session in the engine, and here; a fork's source is locked meanwhile.
+    """Open a session in the engine, and here; one that has a source gets its history. A lock is on that.
 
     A session that the engine opens after its client was refused or has left is closed again.
     """
@@ -195,11 +207,11 @@ async def open_in_engine(
         answer = await server.ask(GetSessions())
         if isinstance(answer, SessionStates):
             server.sessions.forget_missing(before, {(state.client, state.session_id) for state in answer.sessions})
-    opening = _PendingOpen(server, session)
-    if source is not None:
-        source.apply = opening.apply
+    opening = _PendingOpen(server, session, source)
+    if lock is not None:
+        lock.apply = opening.apply
     try:
-        return await server.ask_state(command, source or opening)
+        return await server.ask_state(command, lock or opening)
     finally:
         opening.is_awaited = False
 
@@ -216,9 +228,10 @@ async def close_in_engine(server: ServerState, session_id: str, client: str) -> 
 class _PendingOpen:
     """An open or a fork on its way."""
 
-    def __init__(self, server: ServerState, session: ServerSession) -> None:
+    def __init__(self, server: ServerState, session: ServerSession, source: ServerSession | None) -> None:
         self._server = server
         self._session = session
+        self._source = source
         self.is_awaited = True
 
     def on_sent(self) -> None:
@@ -230,8 +243,14 @@ class _PendingOpen:
             self.apply(event)
 
     def apply(self, state: SessionState) -> None:
-        """The engine has opened it: it is in the table now, or closed if nobody waits for it any more."""
+        """The engine has opened it: it is in the table now, or closed if nobody waits for it any more.
+
+        Answers come in the order in which the engine works, so a source's history is here what it was there.
+        """
         if self.is_awaited:
+            if self._source is not None:
+                history = self._source.client_session
+                self._session.client_session = history.fork(self._session.id, state.length, state.turns)
             self._server.sessions.add(self._session)
         else:
             client, session_id = self._session.key
@@ -309,6 +328,8 @@ class _SessionAnswers:
         """The pieces of a stream; the last one says how it ended."""
         async with aclosing(self.generation.pieces()) as pieces:
             async for _, piece in pieces:
+                if piece.begun is not None:
+                    continue
                 chunk = self._chunk(piece.text, list(piece.tokens), list(piece.logprobs))
                 if piece.finished is not None:
                     yield {**chunk, **await self._end(piece.finished)}

@@ -13,6 +13,7 @@ import msgspec
 
 from roost.messages import (
     Abort,
+    Begun,
     CloseSession,
     Command,
     CompileGrammar,
@@ -53,7 +54,8 @@ class Started:
 _SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
 _COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats, CompileGrammar)
 _SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
-_EVENTS = (Tokens, PromptLogprobs, Finished, Refused, *_SESSION_EVENTS, Flushed, Stats, GrammarCompiled, Started)
+_REQUEST_EVENTS = (Begun, Tokens, PromptLogprobs, Finished, Refused)
+_EVENTS = (*_REQUEST_EVENTS, *_SESSION_EVENTS, Flushed, Stats, GrammarCompiled, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*_COMMANDS, *_EVENTS)
 }

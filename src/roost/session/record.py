@@ -42,9 +42,10 @@ class Record:
         assert length <= len(self), (length, len(self))
         del self._tokens[length:]
 
-    def copy(self) -> "Record":
-        """The same tokens, to go on differently."""
-        return Record(self._tokens)
+    def copy(self, length: int) -> "Record":
+        """The first `length` tokens, to go on differently."""
+        assert 0 <= length <= len(self), (length, len(self))
+        return Record(self._tokens[:length])
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens in [start, stop)."""

@@ -45,6 +45,7 @@ class Session:
     client: str = ""
     ttl_ns: int | None = None  # closed when it has been idle for so long
     max_tokens: int | None = None  # maximum length of its record
+    shares: bool = False  # every commit publishes its whole pages, so that a fork finds them while a turn runs
     record: Record = field(default_factory=Record)
     turns: list[Committed] = field(default_factory=list)
     lease: Lease | None = None  # None while not resident
@@ -171,9 +172,12 @@ class Sessions:
         self._store.release(lease, now)
         return later
 
-    def fork(self, session: Session, new_name: str, now: int) -> Session:
-        """A new session with the tokens and turns of one that no turn holds; whole pages are shared in the tree."""
-        assert session.turn is None, session
+    def fork(self, session: Session, new_name: str, now: int, length: int, num_turns: int) -> Session:
+        """A new session with the first tokens and turns of another; whole pages are shared in the tree.
+
+        A turn that holds the other one goes on untouched. If it runs, it has the lease: then the fork finds only what
+        was published before.
+        """
         if session.lease is not None:
             self._publish(session)
         fork = Session(
@@ -182,15 +186,16 @@ class Sessions:
             client=session.client,
             ttl_ns=session.ttl_ns,
             max_tokens=session.max_tokens,
-            record=session.record.copy(),
-            turns=list(session.turns),
+            shares=session.shares,
+            record=session.record.copy(length),
+            turns=session.turns[:num_turns],
             last_used=now,
         )
         self.add(fork)
         return fork
 
     def _publish(self, session: Session) -> None:
-        """Insert an idle session's whole pages into the prefix tree; its lease shares them from then on."""
+        """Insert the whole pages that a session keeps into the prefix tree; its lease shares them from then on."""
         assert session.lease is not None, session
         key = session.record.key(len(session.record), self._pair)
         self._store.publish(session.lease, key, session.last_used)
@@ -275,6 +280,8 @@ class Sessions:
                 outcome is Outcome.ROLLBACK
             ):  # it may have been prefilling tokens that the tree has, for their log-probabilities
                 lease = self._cut(lease, record, turn.commit_len, now)
+            elif session.shares:
+                self._store.publish(lease, record.key(len(record), self._pair), now)
             self._keep(session, lease, now)
         if session is not None:
             if outcome is Outcome.COMMIT:

@@ -60,7 +60,7 @@ def test_a_rewound_turn_may_be_sent_again_and_what_it_then_costs_is_told(num_kep
 
 def test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound() -> None:
     source = ClientSession("a", usages=[_usage(0), _usage(1)])
-    fork = source.fork("b")
+    fork = source.fork("b", 0, 2)
     source.rewind(_state(0))
     assert source.usages == []
     assert fork.usages == [_usage(0), _usage(1)]

@@ -78,7 +78,7 @@ def test_pairs_are_told_apart_by_both_halves_whatever_the_vocabulary() -> None:
 def test_a_copy_and_what_it_was_made_of_go_on_each_by_itself() -> None:
     record = Record([1, 2, 3])
     record.append([4])  # there is room for more behind it now
-    copy = record.copy()
+    copy = record.copy(4)
     record.append([5, 6])
     copy.append([7])
     assert record.slice(0, 6).tolist() == [1, 2, 3, 4, 5, 6]
@@ -86,3 +86,4 @@ def test_a_copy_and_what_it_was_made_of_go_on_each_by_itself() -> None:
     copy.cut(2)
     copy.append([8])
     assert record.slice(0, 6).tolist() == [1, 2, 3, 4, 5, 6] and copy.slice(0, 3).tolist() == [1, 2, 8]
+    assert len(record.copy(2)) == 2 and len(record.copy(0)) == 0
