@@ -26,6 +26,10 @@ _LOGS = "tests/unit/server/test_logs.py::"
 _TOKEN_BOUNDS = "tests/unit/text/test_token_bounds.py::"
 _LOCALITY = "tests/unit/text/test_locality.py::"
 _TOOLS = "tests/unit/tools/"
+_CONVERSATIONS = "tests/unit/server/test_conversations.py::"
+_SOCKET = "tests/unit/server/test_response_socket.py::"
+_STORED = "tests/unit/server/test_stored_responses.py::"
+_OWN_ANSWERS = "tests/unit/front/test_own_answers.py::test_the_least_recently_used_go_first_by_number_and_by_tokens"
 _GRAMMARS = "tests/unit/grammar/test_compiler.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
@@ -184,10 +188,39 @@ TESTED: dict[str, str] = {
     "roost.front.options.N_MAX": _GENERATION + "test_a_prompt_has_as_many_outputs_as_may_be_asked_for",
     "roost.front.options.TIMEOUT_S_MIN": _GENERATION
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
+    "roost.server.response_schema.TOP_LOGPROBS_MAX": "tests/unit/server/test_response_input.py::"
+    "test_logprobs_are_asked_for_by_include_with_at_most_20_alternatives",
+    "roost.front.own_answers.ANSWERS_MAX": _OWN_ANSWERS,
+    "roost.front.own_answers.TOKENS_MAX": _OWN_ANSWERS,
+    "roost.server.conversations._TRIES": _CONVERSATIONS
+    + "test_two_at_once_under_one_label_are_a_turn_and_a_fork_of_what_was_committed",
+    "roost.server.conversations._IDLE_MS": _CONVERSATIONS
+    + "test_a_resent_history_is_the_next_turn_of_the_session_that_its_label_finds",
+    "roost.server.labels.LABELS_MAX": "tests/unit/server/test_labels.py::"
+    "test_there_are_so_many_labels_and_the_least_recently_used_goes_first",
+    "roost.server.labels.SESSIONS_PER_LABEL": "tests/unit/server/test_labels.py::"
+    "test_a_label_has_the_sessions_that_were_used_last",
+    "roost.server.openai_responses.ITEMS_MAX": _STORED + "test_a_conversation_takes_so_many_items_at_once",
+    "roost.server.openai_responses._PAGE_DEFAULT": _STORED + "test_a_list_comes_in_pages",
+    "roost.server.openai_responses._PAGE_MAX": _STORED + "test_a_list_comes_in_pages",
+    "roost.server.response_socket.ACTIVE_MAX": _SOCKET
+    + "test_so_many_responses_run_at_once_so_many_wait_and_one_more_is_refused",
+    "roost.server.response_socket.LANES_MAX": _SOCKET
+    + "test_so_many_responses_run_at_once_so_many_wait_and_one_more_is_refused",
+    "roost.server.response_socket.WAITING_MAX": _SOCKET
+    + "test_so_many_responses_run_at_once_so_many_wait_and_one_more_is_refused",
+    "roost.server.response_socket.KEPT_MAX": _SOCKET + "test_what_is_not_stored_can_be_followed_on_the_socket_alone",
+    "roost.server.response_socket._STREAM_ID_LEN_MAX": _SOCKET
+    + "test_what_cannot_be_read_is_refused_and_the_socket_goes_on",
+    "roost.server.response_socket.OPEN_S": _SOCKET + "test_a_socket_is_closed_after_its_time",
     "roost.server.generation.OUTPUTS_MAX": _GENERATION
     + "test_all_prompts_together_have_as_many_outputs_as_one_request_may",
     "roost.server.state.PROMPTS_MAX": _REQUESTS + "test_a_request_has_as_many_prompts_as_it_may",
     "roost.server.schema.REQUEST_ID_LEN_MAX": _REQUESTS + "test_a_name_is_as_long_as_it_may_be",
+    "roost.server.message_schema.THINKING_TOKENS_MIN": "tests/unit/server/test_message_input.py::"
+    "test_a_budget_of_thoughts_is_less_than_the_answer_and_no_less_than_documented",
+    "roost.server.message_events._NUMBER_END": "tests/unit/server/test_message_events.py::"
+    "test_whatever_a_model_writes_as_arguments_can_be_sent",
     "roost.server.openai._TOP_LOGPROBS_MAX": _REQUESTS + "test_a_token_has_as_many_alternatives_as_it_may",
     "roost.server.body_reader._DIGITS_MAX": _BODY + "test_a_real_number_has_as_many_digits_as_it_may",
     "roost.server.body_reader.BODY_BYTES_MAX": _BODY + "test_a_body_is_as_long_as_it_may_be",
@@ -293,6 +326,10 @@ _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
 
 UNTESTED: dict[str, str] = {
+    "roost.front.own_answers._DIGEST_BYTES": _NUMBER,
+    "roost.server.request_log._SWITCHED": _NUMBER,
+    "roost.server.response_socket._GOING_AWAY": _NUMBER,
+    "roost.server.response_socket._KEPT_BYTES_MAX": "a limit of the store, which is tested with another number",
     "roost.grammar.compiler._NICENESS": "how much a thread gives way, which changes no answer",
     "roost.layers.token_mask.WORD": _NUMBER,
     "roost.kernels.token_mask._BLOCK": _CUT,

@@ -9,12 +9,25 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from roost.errors import CapacityError, RequestError
-from roost.server import health, models, native, native_sessions, openai, openapi, sessions, tokens
+from roost.server import (
+    anthropic,
+    health,
+    models,
+    native,
+    native_sessions,
+    openai,
+    openai_responses,
+    openapi,
+    response_socket,
+    sessions,
+    tokens,
+)
 from roost.server.generation import ClientGone
 from roost.server.host_check import AllowedOrigins, is_same_origin
 from roost.server.responses import error_at, error_body, error_of, json_response
@@ -25,50 +38,59 @@ _OPEN = ("/health", "/ready")  # probes: need no key, and reveal nothing about u
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/v1/models", models.models),
+    ("GET", "/v1/models/{model:path}", models.model),
+    ("POST", "/v1/chat/completions", openai.chat),
+    ("POST", "/v1/completions", openai.completions),
+    ("POST", "/v1/messages", anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/v1/responses", openai_responses.create),
+    ("POST", "/v1/responses/input_tokens", openai_responses.input_tokens),
+    ("GET", "/v1/responses/{id}", openai_responses.retrieve),
+    ("DELETE", "/v1/responses/{id}", openai_responses.delete),
+    ("POST", "/v1/responses/{id}/cancel", openai_responses.cancel),
+    ("GET", "/v1/responses/{id}/input_items", openai_responses.list_input_items),
+    ("POST", "/v1/conversations", openai_responses.create_conversation),
+    ("GET", "/v1/conversations/{id}", openai_responses.conversation),
+    ("POST", "/v1/conversations/{id}", openai_responses.update_conversation),
+    ("DELETE", "/v1/conversations/{id}", openai_responses.delete_conversation),
+    ("GET", "/v1/conversations/{id}/items", openai_responses.list_items),
+    ("POST", "/v1/conversations/{id}/items", openai_responses.add_items),
+    ("GET", "/v1/conversations/{id}/items/{item}", openai_responses.item),
+    ("DELETE", "/v1/conversations/{id}/items/{item}", openai_responses.delete_item),
+    ("POST", "/generate", native.generate),
+    ("POST", "/abort_request", native.abort_request),
+    ("POST", "/flush_cache", native.flush_cache),
+    ("POST", "/open_session", native_sessions.open_session),
+    ("POST", "/close_session", native_sessions.close_session),
+    ("GET", "/v1/sessions", sessions.sessions),
+    ("POST", "/v1/sessions", sessions.open_session),
+    ("GET", "/v1/sessions/{id}", sessions.session),
+    ("DELETE", "/v1/sessions/{id}", sessions.close_session),
+    ("POST", "/v1/sessions/{id}/append", sessions.append),
+    ("POST", "/v1/sessions/{id}/generate", sessions.generate),
+    ("POST", "/v1/sessions/{id}/rewind", sessions.rewind),
+    ("POST", "/v1/sessions/{id}/fork", sessions.fork),
+    ("GET", "/health", health.health),
+    ("GET", "/ready", health.ready),
+    ("GET", "/server_info", health.server_info),
+    ("GET", "/get_server_info", health.server_info),
+    ("GET", "/model_info", models.model_info),
+    ("GET", "/get_model_info", models.model_info),
+    ("GET", "/health_generate", health.health_generate),
+    ("GET", "/version", health.version),
+    ("GET", "/metrics", health.metrics),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("GET", "/openapi.json", openapi.openapi),
+)
+
+
 def make_app(server: ServerState) -> Starlette:
-    """The server's application."""
-
-    def route(path: str, endpoint: Endpoint, method: str) -> Route:
-        async def guarded(request: Request) -> Response:
-            if path not in _OPEN:
-                request.state.client = server.keys.client_of(request.headers.get("authorization", ""))
-            if method != "GET":
-                check_origin(request)
-            return await endpoint(request)
-
-        return Route(path, guarded, methods=[method])
-
-    routes = [
-        route("/v1/models", models.models, "GET"),
-        route("/v1/models/{model:path}", models.model, "GET"),
-        route("/v1/chat/completions", openai.chat, "POST"),
-        route("/v1/completions", openai.completions, "POST"),
-        route("/generate", native.generate, "POST"),
-        route("/abort_request", native.abort_request, "POST"),
-        route("/flush_cache", native.flush_cache, "POST"),
-        route("/open_session", native_sessions.open_session, "POST"),
-        route("/close_session", native_sessions.close_session, "POST"),
-        route("/v1/sessions", sessions.sessions, "GET"),
-        route("/v1/sessions", sessions.open_session, "POST"),
-        route("/v1/sessions/{id}", sessions.session, "GET"),
-        route("/v1/sessions/{id}", sessions.close_session, "DELETE"),
-        route("/v1/sessions/{id}/append", sessions.append, "POST"),
-        route("/v1/sessions/{id}/generate", sessions.generate, "POST"),
-        route("/v1/sessions/{id}/rewind", sessions.rewind, "POST"),
-        route("/v1/sessions/{id}/fork", sessions.fork, "POST"),
-        route("/health", health.health, "GET"),
-        route("/ready", health.ready, "GET"),
-        route("/server_info", health.server_info, "GET"),
-        route("/get_server_info", health.server_info, "GET"),
-        route("/model_info", models.model_info, "GET"),
-        route("/get_model_info", models.model_info, "GET"),
-        route("/health_generate", health.health_generate, "GET"),
-        route("/version", health.version, "GET"),
-        route("/metrics", health.metrics, "GET"),
-        route("/tokenize", tokens.tokenize, "POST"),
-        route("/detokenize", tokens.detokenize, "POST"),
-        route("/openapi.json", openapi.openapi, "GET"),
-    ]
+    """The application over one engine."""
+    routes: list[BaseRoute] = [WebSocketRoute("/v1/responses", _socket)]
+    routes += [Route(path, _guarded(endpoint, path, method), methods=[method]) for method, path, endpoint in ROUTES]
     handlers: dict[Any, Any] = {
         RequestError: _refuse,
         CapacityError: _refuse,
@@ -84,7 +106,41 @@ def make_app(server: ServerState) -> Starlette:
     return app
 
 
-def check_origin(request: Request) -> None:
+def _guarded(endpoint: Endpoint, path: str, method: str) -> Endpoint:
+    """An endpoint for clients that are known, and that no other site's page sends a request to."""
+
+    async def guarded(request: Request) -> Response:
+        if path not in _OPEN:
+            _identify(request)
+        if method != "GET":
+            check_origin(request)
+        return await endpoint(request)
+
+    return guarded
+
+
+async def _socket(websocket: WebSocket) -> None:
+    """A WebSocket of a known client; another is told why it is refused, before the upgrade."""
+    server: ServerState = websocket.app.state.server
+    try:
+        _identify(websocket)
+        check_origin(websocket)
+        server.check_ready()
+    except (RequestError, CapacityError) as error:
+        await websocket.send_denial_response(json_response(error_of(error), error.status))
+        return
+    await response_socket.responses_socket(websocket)
+
+
+def _identify(connection: HTTPConnection) -> None:
+    """Say who the client is, by its key; Anthropic's clients send it as x-api-key."""
+    server: ServerState = connection.app.state.server
+    key = connection.headers.get("x-api-key")
+    given = connection.headers.get("authorization") or (f"Bearer {key}" if key else "")
+    connection.state.client = server.keys.client_of(given)
+
+
+def check_origin(request: HTTPConnection) -> None:
     """Refuse a request of another site's page: browsers send simple ones unasked, and only guard the response."""
     origins: AllowedOrigins = request.app.state.origins
     origin = request.headers.get("origin")

@@ -44,6 +44,11 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 def convert(data: bytes, kind: type[Body]) -> Body:
     """JSON as a record; raises RequestError for the first value that is not finite or not of its type."""
+    return record_of(parse(data), kind)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A JSON object; raises RequestError for the first value that is not finite."""
     has_endless = _check_counts(data)
     try:
         parse_float = _real_number if len(data) > _SLICE else None  # a Python callback lets other threads run
@@ -57,6 +62,11 @@ def convert(data: bytes, kind: type[Body]) -> Body:
     fault = _fault(values, 0)
     if fault is not None:
         raise RequestError(400, fault[0].removeprefix(".") or "body", fault[1])
+    return values
+
+
+def record_of(values: dict[str, Any], kind: type[Body]) -> Body:
+    """A JSON object as a record; raises RequestError for the first value that is not of its type."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

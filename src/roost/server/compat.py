@@ -184,6 +184,15 @@ NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
     "no_logs": (False,),
     "custom_labels": ({},),
     "vllm_xargs": ({},),
+    # Anthropic's
+    "betas": ([],),
+    "mcp_servers": ([],),
+    "fallbacks": ([],),
+    "speed": ("standard",),
+    "diagnostics": ({}, {"previous_message_id": None}),  # then there is nothing to compare with
+    "billing_policy": ({"type": "billing_policy"}, {"type": "billing_policy", "bill_to": "self"}),
+    "block_binding": ({}, {"prefix_mismatch_behavior": None}),
+    "clear_at": ("never",),
 }
 
 REASONS: dict[str, str] = {

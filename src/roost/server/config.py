@@ -80,6 +80,11 @@ class ServerConfig:
         default=None,
         metadata={"help": "most of those from one address; no limit if absent, since a proxy has only one address"},
     )
+    max_responses: int = field(
+        default=1024, metadata={"help": "responses and conversations that are stored; the oldest are forgotten"}
+    )
+    max_response_mb: int = field(default=64, metadata={"help": "megabytes of those, at most"})
+    response_ttl_s: int = field(default=3600, metadata={"help": "seconds that a response is stored"})
     drain_s: int = field(default=30, metadata={"help": "seconds that running requests get to finish on shutdown"})
     stall_s: int = field(default=60, metadata={"help": "seconds after which a client that reads nothing is dropped"})
     health_answer_s: int = field(
@@ -100,7 +105,8 @@ class ServerConfig:
 
 NAME_LEN_MAX = 256
 _TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
-_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, "max_connections", "max_connections_per_address"), 1)}
+_COUNTS = ("max_connections", "max_connections_per_address", "max_responses", "max_response_mb", "response_ttl_s")
+_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
 

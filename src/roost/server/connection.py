@@ -1,11 +1,12 @@
 """Connection: one client's connection, with limits on how long the server waits for anything on it.
 
 A request's headers, its body, the next request and the reading of a response each have a deadline as a whole, so a
-client cannot win time by sending byte after byte. Tells `Connections` what it waits for. uvicorn makes one for each
-socket; HTTP itself is uvicorn's and h11's.
+client cannot win time by sending byte after byte. Tells `Connections` what it waits for. A WebSocket keeps the slot of
+the connection that it was. uvicorn makes one for each socket; HTTP itself is uvicorn's and h11's.
 """
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from roost.server.config import ServerConfig
 from roost.server.connections import Connections, Wait
@@ -56,6 +58,9 @@ class Connection(H11Protocol):
         self._since: tuple[Phase, object] | None = None  # the phase that the timer is for, and of which request
         self._timer: asyncio.TimerHandle | None = None
         self._num_unread = 0  # unsent bytes of the response when the timer was set
+        self._is_upgraded = False  # a WebSocket has taken over, in this connection's slot
+        self.app_state = {**self.app_state, "set_at_work": self._set_at_work}  # for whoever speaks on the WebSocket
+        self.ws_protocol_class = partial(_WebSocket, on_lost=self._give_up_slot)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a slot, or be refused."""
@@ -71,9 +76,23 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Free the slot."""
         super().connection_lost(exc)
+        self._give_up_slot()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the socket to a WebSocket; the client decides when to speak, so no deadline is left."""
+        self._is_upgraded = True
+        if self._timer is not None:
+            self._timer.cancel()
+        super().handle_websocket_upgrade(event)
+
+    def _give_up_slot(self) -> None:
         self._connections.closed(self)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _set_at_work(self, is_at_work: bool) -> None:
+        """Whether the client of a WebSocket waits for the server: if not, it may be evicted."""
+        self._connections.wait(self, None if is_at_work else Wait.REQUEST)
 
     def data_received(self, data: bytes) -> None:
         """Parse what was received."""
@@ -104,6 +123,8 @@ class Connection(H11Protocol):
 
     def _update_phase(self) -> None:
         """Start the timer of a phase when the phase begins."""
+        if self._is_upgraded:
+            return
         phase = self._phase()
         if self._since == (phase, self.cycle):
             return
@@ -131,6 +152,19 @@ class Connection(H11Protocol):
         else:
             self._since = None
         self._update_phase()
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol for WebSockets, which tells when its socket is closed."""
+
+    def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the slot."""
+        super().connection_lost(exc)
+        self._on_lost()
 
 
 async def _only_probes(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

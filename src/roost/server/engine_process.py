@@ -80,6 +80,11 @@ class EngineProcess(EngineClient):
             return own
         return replace(own, session_ttl_s=self._config.session.session_ttl_s)
 
+    def sessions_max(self, client: str) -> int:
+        """How many sessions a client may have open."""
+        own = self.limits_of(client).sessions
+        return self._config.session.max_sessions if own is None else own
+
     @property
     def exit_code(self) -> int | None:
         """How the process ended, None while it runs."""

@@ -5,7 +5,7 @@ Measures times on the way. Called by the endpoints.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +46,7 @@ class Prompt:
     offset: int = 0  # tokens that the session holds before these
     client: str = ""  # whose it is
     observer: Observer | None = None  # sees all its events, also those that nobody waits for
+    on_answer: Callable[[Answer], None] | None = None  # told of each output that has come to its end
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,6 +112,8 @@ class Generation:
                     if isinstance(event, Finished):
                         count_tokens(event.usage.prompt_tokens, event.usage.completion_tokens)
                     piece = output.answer.feed(checked(event))
+                    if output.answer.finished is not None and output.prompt.on_answer is not None:
+                        output.prompt.on_answer(output.answer)
                     if piece is not None:
                         merged.put_nowait((number, piece))
         except RequestError as error:

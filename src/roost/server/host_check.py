@@ -82,7 +82,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if its Host names this server."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -100,7 +100,7 @@ class HostCheck:
         if not self._hosts.has(headers.get("host")):
             said = "host: is not a name of this server; --allow-host adds one"
             await json_response(error_body(421, said, "host"), 421)(scope, receive, send)
-        elif cors and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+        elif cors and scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
             await _preflight(headers)(scope, receive, with_cors)
         else:
             await self._app(scope, receive, with_cors)

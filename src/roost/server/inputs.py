@@ -146,9 +146,14 @@ async def plain_messages(server: ServerState, given: list[Message]) -> list[dict
     """Messages in plain values: text only, and no more of them than a conversation can have tokens."""
     if not given:
         raise RequestError(400, "messages", "must hold at least 1 message")
-    if len(given) > server.context:
-        raise RequestError(413, "messages", f"{len(given)} messages exceed the tokens of --context {server.context}")
+    check_num_messages(server, len(given), "messages")
     return await server.offload.run(MESSAGE_COST * len(given), lambda: _plain_messages(given))
+
+
+def check_num_messages(server: ServerState, number: int, param: str) -> None:
+    """Refuse more messages than a conversation can have tokens."""
+    if number > server.context:
+        raise RequestError(413, param, f"{number} messages exceed the tokens of --context {server.context}")
 
 
 def _plain_messages(given: list[Message]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from roost.errors import RequestError
 from roost.front.options import Options
 from roost.server.answer_grammars import chat_form, openai_grammar, with_grammar
 from roost.server.body_reader import read
+from roost.server.conversations import conversation_turn, label_of, read_conversation
 from roost.server.dialects import OPENAI
 from roost.server.generation import Prompt, while_connected
 from roost.server.inputs import check_no_session, plain_messages, session_turn
@@ -56,16 +57,14 @@ async def chat(request: Request) -> Response:
     options = replace(options, grammar=form.grammar)
     if body.session_id is None:
         check_no_session(body)
-        tokens = await server.chat_tokens(messages, "messages", tools=tools)
-        prompt = Prompt(
-            request_id=request_id,
-            tokens=tokens,
-            options=options,
-            form=form,
-            names=names,
-            client=caller(request).name,
+        conversation = await read_conversation(
+            server, messages, tools, client=caller(request).name, cache_salt=options.cache_salt, param="messages"
         )
-        return await _answer(request, body, ChatAnswers(server, [prompt], body.service_tier))
+        label = label_of(request, body.prompt_cache_key)
+        async with conversation_turn(
+            request, conversation, options, request_id=request_id, names=names, form=form, label=label
+        ) as place:
+            return await _answer(request, body, ChatAnswers(server, [place.prompt], body.service_tier))
     async with session_turn(
         request, body.session_id, number=body.turn, queue=body.queue, timeout_s=options.timeout_s
     ) as turn:

@@ -5,7 +5,7 @@ error, in a stream its last event. Called by `server.openai`.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from roost.server.generation import Generation, PendingOutput, Prompt
 from roost.server.refusals import aborted
 from roost.server.responses import finite, usage_json
 from roost.server.state import ServerState
+from roost.text.language import Language
 from roost.tools.openai_form import delta_of, finish_reason
 
 _NO_LOGPROBS: dict[str, Any] = {"content": [], "refusal": None}
@@ -52,6 +53,8 @@ class ChatAnswers:
         has_begun: set[int] = set()
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
+                if piece.begun is not None:
+                    continue
                 if index not in has_begun:
                     has_begun.add(index)
                     content = None if outputs[index].answer.is_read else ""  # there may be none beside calls
@@ -79,18 +82,7 @@ class ChatAnswers:
     def _logprobs(self, output: PendingOutput, tokens: Any, logprobs: Any) -> dict[str, Any] | None:
         if output.prompt.options.logprobs is None:
             return None
-        content = [
-            {
-                **self._token(token, entry.logprob),
-                "top_logprobs": [self._token(other, logprob) for other, logprob in entry.top_logprobs],
-            }
-            for token, entry in zip(tokens, logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        piece = self._server.language.tokenizer.piece(token)
-        return {"token": piece.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(piece)}
+        return {"content": scored_tokens(self._server.language, tokens, logprobs), "refusal": None}
 
 
 class TextAnswers:
@@ -128,6 +120,8 @@ class TextAnswers:
         scored_lens: dict[int, int] = {}  # characters of scored tokens, by output that has begun
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
+                if piece.begun is not None:
+                    continue
                 first = index not in scored_lens
                 offset = scored_lens.setdefault(index, 0)
                 text = (self._prompt_text(outputs[index]) if first else "") + piece.text
@@ -189,6 +183,19 @@ def _deltas(answer: Answer, piece: Piece) -> list[dict[str, Any]]:
     plain = [{"content": piece.text}] if piece.text else []
     deltas = [delta for event in piece.events if (delta := delta_of(event))] if answer.is_read else plain
     return deltas or ([{"content": ""}] if piece.logprobs else [])
+
+
+def scored_tokens(language: Language, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities and best alternatives."""
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
+        piece = language.tokenizer.piece(token)
+        return {"token": piece.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(piece)}
+
+    return [
+        {**shown(token, entry.logprob), "top_logprobs": [shown(*other) for other in entry.top_logprobs]}
+        for token, entry in zip(tokens, logprobs, strict=True)
+    ]
 
 
 def ended_reason(server: ServerState, finished: Finished | None) -> str:

@@ -16,6 +16,15 @@ from starlette.routing import Route
 
 import roost
 from roost.server.compat import NO_OP_VALUES
+from roost.server.message_schema import MESSAGE_UNSUPPORTED, CountTokensBody, MessagesBody
+from roost.server.response_schema import (
+    RESPONSE_UNSUPPORTED,
+    ConversationBody,
+    ConversationUpdateBody,
+    InputTokensBody,
+    ItemsBody,
+    ResponseBody,
+)
 from roost.server.responses import json_response
 from roost.server.schema import (
     UNSUPPORTED,
@@ -62,12 +71,13 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorResponse(msgspec.Struct, kw_only=True):
-    """The body of every error, whatever the endpoint."""
+    """The body of an error of every endpoint but Anthropic's, which have an envelope of their own."""
 
     error: ErrorDetail
 
 
 _STREAMS = (_JSON, "text/event-stream")
+ALL_UNSUPPORTED = UNSUPPORTED | RESPONSE_UNSUPPORTED | MESSAGE_UNSUPPORTED  # fields, by body
 _HELLO = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation(summary="The model by the name it is served by, with its max_model_len"),
@@ -81,6 +91,46 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         example={"prompt": "The sea was", "max_tokens": 16, "temperature": 0},
         media=_STREAMS,
     ),
+    ("POST", "/v1/messages"): Operation(
+        summary="Anthropic's messages",
+        body=MessagesBody,
+        example={"model": "default", "max_tokens": 32, "messages": [{"role": "user", "content": "Hello"}]},
+        media=_STREAMS,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        summary="How many tokens a message's input has",
+        body=CountTokensBody,
+        example={"model": "default", "messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    ("POST", "/v1/responses"): Operation(
+        summary="OpenAI's responses; with GET and an upgrade a WebSocket",
+        body=ResponseBody,
+        example={"input": "What is the capital of France?", "max_output_tokens": 32},
+        media=_STREAMS,
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        summary="How many tokens a response's input has", body=InputTokensBody, example={"input": "The sea was"}
+    ),
+    ("GET", "/v1/responses/{id}"): Operation(summary="A stored response"),
+    ("DELETE", "/v1/responses/{id}"): Operation(summary="Forget a response"),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(summary="End a response that is made in the background"),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(summary="The input of a response, with what came before"),
+    ("POST", "/v1/conversations"): Operation(
+        summary="A conversation that responses are added to", body=ConversationBody, example={"metadata": {"of": "me"}}
+    ),
+    ("GET", "/v1/conversations/{id}"): Operation(summary="A conversation"),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        summary="Other metadata for a conversation", body=ConversationUpdateBody, example={"metadata": {}}
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation(summary="Forget a conversation"),
+    ("GET", "/v1/conversations/{id}/items"): Operation(summary="The items of a conversation"),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        summary="Add items to a conversation",
+        body=ItemsBody,
+        example={"items": [{"type": "message", "role": "user", "content": "Hello"}]},
+    ),
+    ("GET", "/v1/conversations/{id}/items/{item}"): Operation(summary="An item of a conversation"),
+    ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(summary="Take an item out of a conversation"),
     ("POST", "/generate"): Operation(
         summary="SGLang's generation: text or ids, one or many",
         body=GenerateBody,
@@ -195,7 +245,7 @@ def _schemas() -> dict[str, Any]:
     """The schemas of all bodies, by name; unsupported fields list the values that they may have."""
     bodies = [each.body for each in OPERATIONS.values() if each.body is not None]
     _, components = msgspec.json.schema_components([*bodies, ErrorResponse], ref_template=_REF)
-    for kind, names in UNSUPPORTED.items():
+    for kind, names in ALL_UNSUPPORTED.items():
         for name in names if kind.__name__ in components else ():
             allowed = [None, *NO_OP_VALUES.get(name, ())]
             components[kind.__name__]["properties"][name] = {"enum": allowed, "default": None}

@@ -16,6 +16,8 @@ from roost.server.logs import REQUESTS
 
 _PROBES = ("/health", "/ready", "/metrics")
 _PATH_LEN_MAX = 200
+_SWITCHED = 101  # the status with which a WebSocket begins
+_ENDS = ("http.response.body", "websocket.close")
 _log = logging.getLogger("roost.server")
 _request_log = logging.getLogger(REQUESTS)
 
@@ -50,21 +52,21 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, then log it."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         answer = _LoggedResponse(time.monotonic())
 
         async def noted(message: Message) -> None:
             await send(message)
-            answer.status = message.get("status", answer.status)
-            answer.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            answer.status = _SWITCHED if message["type"] == "websocket.accept" else message.get("status", answer.status)
+            answer.is_whole = message["type"].endswith(_ENDS) and not message.get("more_body", False)
 
         token = _answer.set(answer)
         try:
             await self._app(scope, receive, noted)
         except Exception:  # noqa: BLE001 (the client has its 500; uvicorn would report it a second time)
-            _log.exception("%s %s failed", scope["method"], _short(scope["path"]))
+            _log.exception("%s %s failed", _method(scope), _short(scope["path"]))
         finally:
             _answer.reset(token)
             if self._is_logged(scope["path"], answer.status):
@@ -79,7 +81,7 @@ class RequestLog:
 
 def _line(scope: Scope, answer: _LoggedResponse) -> str:
     took_s = time.monotonic() - answer.began
-    parts = [f"{scope['method']} {_short(scope['path'])} {answer.status or 'unanswered'} {took_s:.3f} s"]
+    parts = [f"{_method(scope)} {_short(scope['path'])} {answer.status or 'unanswered'} {took_s:.3f} s"]
     if answer.status and not answer.is_whole:
         parts.append("cut short")
     if answer.prompt_tokens or answer.completion_tokens:
@@ -90,6 +92,10 @@ def _line(scope: Scope, answer: _LoggedResponse) -> str:
     if client is not None and client.name:
         parts.append(client.name)
     return ", ".join(parts)
+
+
+def _method(scope: Scope) -> str:
+    return str(scope.get("method", "WEBSOCKET"))
 
 
 def _short(path: str) -> str:

@@ -64,11 +64,15 @@ def usage_json(*, prompt_tokens: int, cached_tokens: int, completion_tokens: int
     }
 
 
-async def event_stream(request: Request, chunks: AsyncGenerator[Any, None]) -> Response:
-    """Server-sent events; the first is awaited, so that a refusal is an answer of its own and not part of a stream."""
+async def event_stream(request: Request, chunks: AsyncGenerator[Any, None], *, named: bool = False) -> Response:
+    """Server-sent events; the first is awaited, so that a refusal is an answer of its own and not part of a stream.
+
+    `named`: each has its type as its name, and the last one says that it is the last.
+    """
     server: ServerState = request.app.state.server
-    first = await while_connected(request, anext(chunks))
-    return _EventStream(_lines(first, chunks, request), chunks, server.config.stall_s)
+    first = await while_connected(request, anext(chunks, None))  # None: there is nothing to tell
+    lines = _named_lines(first, chunks, request) if named else _lines(first, chunks, request)
+    return _EventStream(lines, chunks, server.config.stall_s)
 
 
 class _EventStream(StreamingResponse):
@@ -104,6 +108,20 @@ async def _lines(first: Any, chunks: AsyncGenerator[Any, None], request: Request
     except (RequestError, CapacityError) as error:
         yield _event(error_at(request, error.status, error_of(error))[1])
     yield b"data: [DONE]\n\n"
+
+
+async def _named_lines(first: Any, chunks: AsyncGenerator[Any, None], request: Request) -> AsyncGenerator[bytes, None]:
+    try:
+        if first is not None:
+            yield _named_event(first)
+        async for chunk in chunks:
+            yield _named_event(chunk)
+    except (RequestError, CapacityError) as error:
+        yield _named_event({"type": "error", **error_at(request, error.status, error_of(error))[1]})
+
+
+def _named_event(chunk: dict[str, Any]) -> bytes:
+    return f"event: {chunk['type']}\n".encode() + _event(chunk)
 
 
 def _event(chunk: Any) -> bytes:

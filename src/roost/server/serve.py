@@ -22,6 +22,7 @@ from roost.config.options import EngineConfig
 from roost.errors import CapacityError, ConfigError
 from roost.server import logs
 from roost.server.app import make_app
+from roost.server.body_reader import BODY_BYTES_MAX
 from roost.server.config import ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
@@ -57,7 +58,9 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
             log_config=None,
             log_level=config.log_level,
             http=partial(Connection, limits=config, connections=listeners.connections),  # type: ignore[arg-type]
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=BODY_BYTES_MAX,
+            ws_per_message_deflate=False,  # a compressor for each socket costs more memory than all else of it
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             access_log=False,
             server_header=False,

@@ -15,12 +15,15 @@ from starlette.requests import Request
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.engine_client import Observer
+from roost.front.own_answers import OwnAnswers
 from roost.messages import CloseSession, Command, CompileGrammar, Event, Refused, SessionState
 from roost.server.background_threads import OffloadThreads
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
 from roost.server.keys import NO_KEYS, Keys
+from roost.server.labels import Labels
 from roost.server.metrics import Metrics
+from roost.server.response_store import ResponseStore
 from roost.server.session_table import ChangeLock, SessionTable
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
@@ -42,6 +45,14 @@ class ServerState:
         self.keys = keys
         self.metrics = Metrics()
         self.sessions = SessionTable()
+        self.labels = Labels()
+        self.own_answers = OwnAnswers()
+        self.responses = ResponseStore(
+            count_max=config.max_responses,
+            bytes_max=config.max_response_mb * 2**20,
+            age_s_max=config.response_ttl_s,
+            close=self.close_session,
+        )
         self.offload = OffloadThreads()
         self.probe: asyncio.Task[None] | None = None  # the last check that tokens are generated
         self.started_at = int(time.time())  # seconds of the Unix clock
@@ -123,6 +134,13 @@ class ServerState:
             self.sessions.forget(session)
             # whenever the engine reads it: that is before anything sent later
             self.engine.tell(CloseSession(session_id=session.id, client=session.client))
+
+    def close_session(self, client: str, session_id: str) -> None:
+        """Close a client's session that nothing will go on in; nobody waits for it."""
+        session = self.sessions.get(session_id, client)
+        if session is not None:
+            self.sessions.forget(session)
+        self.engine.tell(CloseSession(session_id=session_id, client=client))
 
     def lock_for_change(self, request: Request, session_id: str) -> AbstractAsyncContextManager[ChangeLock]:
         """A session locked for a rewind or a fork."""
