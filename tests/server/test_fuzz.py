@@ -21,8 +21,9 @@ def complaint(server: Server, case: Case) -> str | None:
     if not 400 <= answer.status_code < 500 or len(answer.text) > 1000:
         return said
     error = answer.json()["error"]
-    named = any(is_part(error["param"] or "", param) for param in case.params)
-    return None if named and error["param"] in error["message"] else f"{said}, expected {case.params}"
+    param = error["param"] if "param" in error else error["message"].partition(": ")[0]  # Anthropic's have none
+    named = any(is_part(param or "", expected) for expected in case.params)
+    return None if named and param in error["message"] else f"{said}, expected {case.params}"
 
 
 def is_part(param: str, expected: str) -> bool:

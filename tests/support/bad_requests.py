@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from roost.server.message_schema import CountTokensBody, MessagesBody
+from roost.server.response_schema import ConversationBody, InputTokensBody, ResponseBody
 from roost.server.schema import (
     AbortBody,
     AppendBody,
@@ -56,8 +58,38 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     f"/v1/sessions/{SESSION}/fork": (ForkBody, {}),
     "/tokenize": (TokenizeBody, {"prompt": "a"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
+    "/v1/responses": (
+        ResponseBody,
+        {
+            "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+            "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": "low"},
+            "max_output_tokens": 1,
+            "store": False,
+        },
+    ),
+    "/v1/responses/input_tokens": (InputTokensBody, {"input": "a"}),
+    "/v1/conversations": (ConversationBody, {"items": [{"type": "message", "role": "user", "content": "a"}]}),
+    "/v1/messages": (
+        MessagesBody,
+        {
+            "model": "default",
+            "max_tokens": 1,
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "text", "text": "c"}]},
+            ],
+            "thinking": {"type": "disabled"},
+            "output_config": {"effort": "low"},
+        },
+    ),
+    "/v1/messages/count_tokens": (
+        CountTokensBody,
+        {"model": "default", "messages": [{"role": "user", "content": "a"}]},
+    ),
 }
-WEIGHTS = (6, 5, 6, 2, 1, 1, 1, 2, 2, 4, 1, 1, 2, 1)
+WEIGHTS = (6, 5, 6, 2, 1, 1, 1, 2, 2, 4, 1, 1, 2, 1, 6, 2, 2, 6, 2)
 VALUES = {"int": 7, "float": 0.5, "str": "x", "bool": True, "list": [[]], "dict": {"z": 1}}
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 HUGE = ("9" * 30, "-" + "9" * 30, "9" * 5000, "1e300", "-1e300", "1e999", str(2**63))
@@ -217,6 +249,10 @@ def missing(draw: random.Random, endpoint: str) -> Case | None:
         f"/v1/sessions/{SESSION}/rewind": (("turn",),),
         "/tokenize": (("prompt",),),
         "/detokenize": (("tokens",),),
+        "/v1/responses": (("input",), ("text", "format", "type")),
+        "/v1/responses/input_tokens": (("input",),),
+        "/v1/messages": (("model",), ("max_tokens",), ("messages", 1, "role"), ("thinking", "type")),
+        "/v1/messages/count_tokens": (("messages",),),
     }
     if endpoint not in required:
         return None

@@ -60,6 +60,8 @@ async def messages(request: Request) -> Response:
         raise renamed_tool_error(error, body.tools) from error
     options = replace(options, grammar=form.grammar)
     conversation = await _conversation(request, body, tools, options.cache_salt)
+    fills_context = len(conversation.tokens) + body.max_tokens > server.context  # agents ask for more than most have
+    options = replace(options, max_new_tokens=None) if fills_context else options
     stream = MessageStream(
         id=new_id("msg"), model=server.model_name, new_id=new_id, shows_thinking=shows_thinking(body)
     )
@@ -73,7 +75,7 @@ async def messages(request: Request) -> Response:
         form=form,
         label=label_of(request, user_id),
     ) as turn:
-        events = _events(server, turn, stream)
+        events = _events(server, turn, stream, fills_context=fills_context)
         if body.stream:
             return await event_stream(request, events, named=True)
         await while_connected(request, _run(events))
@@ -106,7 +108,7 @@ async def _conversation(
 
 
 async def _events(
-    server: ServerState, turn: ConversationTurn, stream: MessageStream
+    server: ServerState, turn: ConversationTurn, stream: MessageStream, *, fills_context: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The events of a message, from its admission to its end."""
     generation = Generation(server.engine, server.language, server.metrics, [turn.prompt])
@@ -125,6 +127,7 @@ async def _events(
                     matched_stop=matched if isinstance(matched, str) else None,
                     has_calls=output.answer.has_calls,
                     completion_tokens=piece.finished.usage.completion_tokens,
+                    fills_context=fills_context,
                 ):
                     yield event
 

@@ -39,10 +39,13 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": None}
 
 
-def stop_reason(reason: str, *, matched_stop: str | None, has_calls: bool) -> str:
-    """Anthropic's word for why an output ended; `has_calls`: it has calls, and all of them are complete."""
+def stop_reason(reason: str, *, matched_stop: str | None, has_calls: bool, fills_context: bool = False) -> str:
+    """Anthropic's word for why an output ended; `has_calls`: it has calls, and all of them are complete.
+
+    `fills_context`: there was no room for as many tokens as it might have had.
+    """
     if reason == "length":
-        return "max_tokens"
+        return "model_context_window_exceeded" if fills_context else "max_tokens"
     if has_calls:  # which are to be run, whatever ended the output after them
         return "tool_use"
     return "end_turn" if matched_stop is None else "stop_sequence"
@@ -79,14 +82,23 @@ class MessageStream:
         """What these add."""
         return [made for event in events for made in self._made_of(event)]
 
-    def end(self, *, reason: str, matched_stop: str | None, has_calls: bool, completion_tokens: int) -> list[Event]:
+    def end(
+        self,
+        *,
+        reason: str,
+        matched_stop: str | None,
+        has_calls: bool,
+        completion_tokens: int,
+        fills_context: bool = False,
+    ) -> list[Event]:
         """The answer is over; comes last.
 
-        `reason`: stop or length; `matched_stop`: the stop sequence that ended it; `has_calls`: it has calls, all of
-        them complete.
+        `reason`: stop or length; `matched_stop`: the stop sequence that ended it; for the others see `stop_reason`.
         """
         closed = self._close()
-        self._stop_reason = stop_reason(reason, matched_stop=matched_stop, has_calls=has_calls)
+        self._stop_reason = stop_reason(
+            reason, matched_stop=matched_stop, has_calls=has_calls, fills_context=fills_context
+        )
         self._stop_sequence = matched_stop if self._stop_reason == "stop_sequence" else None
         self._usage = {**self._usage, "output_tokens": completion_tokens}
         usage = {name: value for name, value in self._usage.items() if name != "service_tier"}
