@@ -8,6 +8,7 @@ from tests.planted.bug import Bug
 from tests.planted.chain_bugs import CHAIN_BUGS
 from tests.planted.client_bugs import CLIENT_BUGS
 from tests.planted.compat_bugs import FOREIGN_BUGS
+from tests.planted.conversation_bugs import CONVERSATION_BUGS
 from tests.planted.device_bugs import DEVICE_BUGS
 from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.fusion_bugs import FUSION_BUGS
@@ -399,6 +400,7 @@ BUGS = (
     *_SIMULATED,
     *WISH_BUGS,
     *SESSION_BUGS,
+    *CONVERSATION_BUGS,
     *SPEC_BUGS,
     *DEVICE_BUGS,
     *FUSION_BUGS,

@@ -180,6 +180,27 @@ def test_the_asynchronous_client_works_too(rested: Server) -> None:
     assert whole == streamed
 
 
+def test_the_clients_own_tool_runner_works(claude: anthropic.Anthropic) -> None:
+    """It asks for threads first, and goes on without where a server has none."""
+    called: list[tuple[int, int]] = []
+
+    @anthropic.beta_tool
+    def add(a: int, b: int) -> str:
+        """The sum of two numbers."""
+        called.append((a, b))
+        return str(a + b)
+
+    runner = claude.beta.messages.tool_runner(
+        **{**GREEDY, "max_tokens": 60},
+        tools=[add],
+        tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        messages=[user("What is 2 + 3?")],  # type: ignore[list-item]
+        max_iterations=2,
+    )
+    last = runner.until_done()
+    assert called and last.stop_reason == "tool_use"
+
+
 def test_a_schema_is_kept_to(claude: anthropic.Anthropic) -> None:
     schema = {
         "type": "object",

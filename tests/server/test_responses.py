@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from tests.server.conftest import StartTiny
 from tests.support.server_process import Server
 
 GREEDY: dict[str, Any] = {"model": "default", "temperature": 0, "max_output_tokens": 12}
@@ -72,7 +73,7 @@ def total(response: Response) -> int:
 def test_a_response_goes_on_where_the_one_before_it_ended(agent: Agent) -> None:
     first = agent.say("Name a colour.")
     second = agent.say("And an animal.", first)
-    assert cached(second) >= total(first) - 1  # a head computes the last token again where the next one is new
+    assert cached(second) == total(first)
     assert second.previous_response_id == first.id
     whole = agent.client.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in whole] == ["message"] * 3
@@ -141,7 +142,7 @@ def test_a_tool_is_called_and_its_result_answered(agent: Agent) -> None:
     assert item.type == "function_call" and json.loads(item.arguments).keys() == {"a", "b"}
     result = {"type": "function_call_output", "call_id": item.call_id, "output": "5"}
     answer = agent.say([result], call, tools=[ADD, {"type": "web_search"}])
-    assert cached(answer) >= total(call) - 1
+    assert cached(answer) == total(call)
     assert [tool.type for tool in answer.tools] == ["function"]
 
 
@@ -150,7 +151,7 @@ def test_a_conversation_grows_by_its_responses(agent: Agent) -> None:
     made = conversations.create(items=[{"type": "message", "role": "user", "content": "My name is Ann."}])
     first = agent.say("Hello.", conversation=made.id)
     second = agent.say("Who am I?", conversation=made.id)
-    assert cached(second) >= total(first) - 1
+    assert cached(second) == total(first)
     items = conversations.items.list(made.id, order="asc").data
     assert [item.role for item in items] == ["user", "user", "assistant", "user", "assistant"]  # type: ignore[union-attr]
     conversations.items.delete(items[-1].id, conversation_id=made.id)  # type: ignore[arg-type]
@@ -174,7 +175,7 @@ def test_input_can_be_added_before_anything_is_generated(agent: Agent) -> None:
     warm = agent.say("A long text about colours.", extra_body={"generate": False}, max_output_tokens=openai.omit)
     assert (warm.status, warm.output) == ("completed", [])
     answer = agent.say("Name one.", warm)
-    assert cached(answer) >= total(warm) - 1
+    assert cached(answer) == total(warm)
 
 
 def test_what_cannot_be_had_is_refused_by_name(agent: Agent) -> None:
@@ -246,21 +247,6 @@ def test_a_socket_that_is_cut_keeps_what_was_committed(agent: Agent) -> None:
     assert cached(again) >= total(first) - 40
 
 
-def test_a_random_graph_of_responses_is_its_conversations(agent: Agent) -> None:
-    """Continue, fork and resend at random: each answer is that of a fresh request with the whole history."""
-    choose = random.Random(3)
-    known: list[tuple[Response | None, list[dict[str, str]]]] = [(None, [])]
-    for number in range(8):
-        after, messages = choose.choice(known)
-        asked = {"role": "user", "content": f"Question {number}: say something."}
-        made = agent.say([asked], after, max_output_tokens=8)
-        fresh = agent.say([*messages, asked], store=False, max_output_tokens=8)
-        assert made.output_text == fresh.output_text
-        assert made.usage is not None and fresh.usage is not None
-        assert made.usage.input_tokens == fresh.usage.input_tokens
-        known.append((made, [*messages, asked, {"role": "assistant", "content": made.output_text}]))
-
-
 def test_the_asynchronous_client_works_too(agent: Agent) -> None:
     async def talk() -> str:
         async with openai.AsyncOpenAI(base_url=agent.client.base_url, api_key="none", max_retries=0) as client:
@@ -287,8 +273,28 @@ def test_a_labelled_chat_inherits_and_says_the_same(agent: Agent) -> None:
         said = labelled.choices[0].message.content
         assert said == plain.choices[0].message.content
         assert labelled.usage is not None and labelled.usage.prompt_tokens_details is not None
-        assert (labelled.usage.prompt_tokens_details.cached_tokens or 0) >= held - 1
+        cached_tokens = labelled.usage.prompt_tokens_details.cached_tokens or 0
+        assert cached_tokens == held or not held  # the first one has what the prefix cache has
         held = labelled.usage.total_tokens
         messages.append({"role": "assistant", "content": said})
     for session in agent.server.http.get("/v1/sessions").json()["data"]:
         agent.server.http.delete(f"/v1/sessions/{session['id']}")
+
+
+def test_a_server_that_stops_lets_sockets_and_the_background_finish(start_tiny: StartTiny) -> None:
+    server = start_tiny()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    body: dict[str, Any] = {"model": "default", "input": "x", "max_output_tokens": 300, "logit_bias": {"2": -100}}
+    background = server.post("/v1/responses", {**body, "background": True}).json()
+    assert background["status"] == "queued"
+    with client.responses.connect() as socket:
+        socket.send({"type": "response.create", **body})  # type: ignore[typeddict-item]
+        while json.loads(socket.recv_bytes())["type"] != "response.output_text.delta":
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        while (event := json.loads(socket.recv_bytes()))["type"] == "response.output_text.delta":
+            pass
+        while event["type"] not in ("response.completed", "response.incomplete"):
+            event = json.loads(socket.recv_bytes())
+    assert server.process.wait(timeout=120) == 0
+    assert "Traceback" not in server.log

@@ -51,7 +51,7 @@ class OwnAnswers:
 
     def __init__(self, answers_max: int = ANSWERS_MAX, tokens_max: int = TOKENS_MAX) -> None:
         self._answers_max, self._tokens_max = answers_max, tokens_max
-        self._kept: OrderedDict[bytes, tuple[array[int], bool]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[array[int], bytes | None]] = OrderedDict()  # and what was thought
         self._num_tokens = 0
 
     def find(self, history: History, messages: Sequence[dict[str, Any]]) -> dict[int, OwnAnswer]:
@@ -61,9 +61,10 @@ class OwnAnswers:
         for message, digest in zip(messages, history.digests, strict=True):
             if message["role"] != "assistant":
                 continue
-            if (kept := self._kept.get(digest)) is not None:
+            kept = self._kept.get(digest)
+            if kept is not None and _thought(message) in (None, kept[1]):  # or the client has changed it
                 self._kept.move_to_end(digest)
-                found[number] = OwnAnswer(tokens=tuple(kept[0]), has_reasoning=kept[1])
+                found[number] = OwnAnswer(tokens=tuple(kept[0]), has_reasoning=kept[1] is not None)
             number += 1
         return found
 
@@ -71,7 +72,7 @@ class OwnAnswers:
         """Remember the answer to a history."""
         digest = history.after(message)
         self._forget(digest)
-        self._kept[digest] = array("i", answer.tokens), answer.has_reasoning
+        self._kept[digest] = array("i", answer.tokens), _thought(message)
         self._num_tokens += len(answer.tokens)
         while len(self._kept) > self._answers_max or self._num_tokens > self._tokens_max:
             self._forget(next(iter(self._kept)))
@@ -91,6 +92,12 @@ def _said(message: dict[str, Any]) -> list[Any]:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [[function["name"], _value(function["arguments"])] for function in functions]
     return [message["role"], message.get("content") or "", calls]
+
+
+def _thought(message: dict[str, Any]) -> bytes | None:
+    """The digest of what was thought on the way, if a message has it."""
+    thought = message.get("reasoning_content")
+    return _digest(b"", thought.strip()) if thought else None
 
 
 def _value(arguments: Any) -> Any:

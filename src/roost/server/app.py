@@ -127,7 +127,8 @@ async def _socket(websocket: WebSocket) -> None:
         check_origin(websocket)
         server.check_ready()
     except (RequestError, CapacityError) as error:
-        await websocket.send_denial_response(json_response(error_of(error), error.status))
+        status, body = error_at(websocket, error.status, error_of(error))
+        await websocket.send_denial_response(json_response(body, status))
         return
     await response_socket.responses_socket(websocket)
 

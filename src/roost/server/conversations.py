@@ -29,6 +29,7 @@ from roost.server.generation import Prompt
 from roost.server.inputs import SessionTurn, session_turn
 from roost.server.keys import caller
 from roost.server.session_table import ServerSession
+from roost.server.session_uses import SessionUses
 from roost.server.sessions import open_in_engine
 from roost.server.state import MESSAGE_COST, ServerState, renamed_to
 from roost.text.continuation import Transcript
@@ -116,7 +117,6 @@ class ConversationTurn:
 
     prompt: Prompt
     session_id: str | None = None  # None: in no session
-    is_new: bool = False  # the session was opened for it, and holds no other turn
 
 
 @asynccontextmanager
@@ -145,23 +145,25 @@ async def conversation_turn(
     on_answer = partial(remember, server, conversation.history)
     async with AsyncExitStack() as stack:
         turn = None
-        wants_session = (after is not None or label or needs_session) and options.n == 1
+        wants_session = (after is not None or label or needs_session) and _may_be_a_turn(server, conversation, options)
         for _ in range(_TRIES if wants_session else 0):
             session_id = await _session_for(
                 request, conversation.ids, options.cache_salt, after=after, label=label, is_kept=is_kept
             )
+            if session_id is None:
+                break
+            server.session_uses.add((client, session_id))  # one that nobody else uses is closed at the end
+            stack.callback(server.session_uses.drop, (client, session_id))
             turn = await _held(stack, request, session_id, conversation.ids, options)
-            if turn is not None or session_id is None:
+            if turn is not None:
                 break
         if turn is not None:
             if label:
-                for dropped in server.labels.use(client, label, turn.of.session_id):
-                    server.close_session(*dropped)
+                server.labels.use(client, label, turn.of.session_id)
             new = conversation.tokens[turn.length_before :]
             tokens = turn.lock.turn.input_tokens(ids=new, generates=options.max_new_tokens != 0)
             prompt = replace(turn.prompt(request_id, tokens, options, names, form), on_answer=on_answer)
-            is_new = not turn.lock.session.client_session.usages
-            yield ConversationTurn(prompt=prompt, session_id=turn.of.session_id, is_new=is_new)
+            yield ConversationTurn(prompt=prompt, session_id=turn.of.session_id)
             return
         prompt = Prompt(
             request_id=request_id,
@@ -175,19 +177,28 @@ async def conversation_turn(
         yield ConversationTurn(prompt=prompt)
 
 
+def _may_be_a_turn(server: ServerState, conversation: Conversation, options: Options) -> bool:
+    """Whether a session would give the same output as no session: it has one at a time, and may be limited."""
+    most = server.engine.session_tokens_max
+    end = server.context if options.max_new_tokens is None else len(conversation.tokens) + options.max_new_tokens
+    return options.n == 1 and (most is None or end <= most)
+
+
 async def _held(
-    stack: AsyncExitStack, request: Request, session_id: str | None, tokens: NDArray[np.int32], options: Options
+    stack: AsyncExitStack, request: Request, session_id: str, tokens: NDArray[np.int32], options: Options
 ) -> SessionTurn | None:
     """A session that holds a beginning of some tokens, locked for a turn; None if somebody else was first."""
-    if session_id is None:
-        return None
     try:
         turn = await stack.enter_async_context(session_turn(request, session_id, timeout_s=options.timeout_s))
     except RequestError as error:
         if error.param == "session_id":
             return None
         raise
-    if common_prefix_len(turn.lock.session.client_session.tokens, tokens[:-1]) == turn.length_before:
+    session = turn.lock.session
+    if common_prefix_len(session.client_session.tokens, tokens[:-1]) == turn.length_before:
+        uses: SessionUses = request.app.state.server.session_uses
+        uses.add(session.key)  # until the engine's last event, whoever else forgets it meanwhile
+        turn.lock.on_release = partial(uses.drop, session.key)
         return turn
     await stack.aclose()  # another's turn has become its history while it was waited for
     return None
@@ -201,7 +212,11 @@ async def _session_for(
     client = caller(request).name
     ids = [after] if after is not None else server.labels.of(client, label)
     sessions = [
-        found for each in ids if (found := server.sessions.get(each, client)) is not None and not found.num_closing
+        found
+        for each in ids
+        if (found := server.sessions.get(each, client)) is not None
+        and not found.num_closing
+        and found.cache_salt == cache_salt
     ]
     best, common_len = None, 0
     for session in reversed(sessions):
@@ -242,7 +257,7 @@ async def _opened(server: ServerState, client: str, cache_salt: str) -> str:
     _make_room(server, client)
     session_id = f"conv-{uuid4().hex}"
     command = OpenSession(session_id=session_id, cache_salt=cache_salt, ttl_ms=_IDLE_MS, client=client, shares=True)
-    session = ServerSession(ClientSession(session_id, tokens=array("i")), client=client)
+    session = ServerSession(ClientSession(session_id, tokens=array("i")), client=client, cache_salt=cache_salt)
     await open_in_engine(server, command, session)
     return session_id
 
@@ -261,7 +276,8 @@ async def _forked(server: ServerState, source: ServerSession, tokens: NDArray[np
     command = ForkSession(session_id=source.id, new_id=session_id, length=len(tokens), client=source.client)
     transcript = Transcript(length=len(tokens), is_chat=False)
     client_session = ClientSession(session_id, transcript, tokens=array("i", tokens.tolist()))
-    await open_in_engine(server, command, ServerSession(client_session, client=source.client))
+    fork = ServerSession(client_session, client=source.client, cache_salt=source.cache_salt)
+    await open_in_engine(server, command, fork)
     return session_id
 
 

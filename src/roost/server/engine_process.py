@@ -86,6 +86,11 @@ class EngineProcess(EngineClient):
         return self._config.session.max_sessions if own is None else own
 
     @property
+    def session_tokens_max(self) -> int | None:
+        """The most tokens that a session may have; None: what the context allows."""
+        return self._config.session.max_session_tokens
+
+    @property
     def exit_code(self) -> int | None:
         """How the process ended, None while it runs."""
         return None if self._process is None else self._process.returncode

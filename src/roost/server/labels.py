@@ -7,34 +7,39 @@ differ, so it has a few sessions. Bounded; the least recently used go first. Cal
 from collections import OrderedDict
 from hashlib import blake2b
 
+from roost.server.session_uses import SessionUses
+
 LABELS_MAX = 1024
 SESSIONS_PER_LABEL = 4
 
 
 class Labels:
-    """The labels of all clients."""
+    """The labels of all clients; each is a use of its sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, uses: SessionUses) -> None:
+        self._uses = uses
         self._labels: OrderedDict[tuple[str, str], list[str]] = OrderedDict()  # ids, the last used one last
 
     def of(self, client: str, label: str) -> list[str]:
         """Ids of a label's sessions."""
         return self._labels.get((client, _short(label)), []) if label else []
 
-    def use(self, client: str, label: str, session_id: str) -> list[tuple[str, str]]:
-        """A label's conversation goes on in this session; returns clients and ids of those that are to be closed."""
+    def use(self, client: str, label: str, session_id: str) -> None:
+        """A label's conversation goes on in this session."""
         key = (client, _short(label))
         ids = self._labels.setdefault(key, [])
         self._labels.move_to_end(key)
+        self._uses.add((client, session_id))
         if session_id in ids:
             ids.remove(session_id)
+            self._uses.drop((client, session_id))
         ids.append(session_id)
-        dropped = [(client, each) for each in ids[:-SESSIONS_PER_LABEL]]
-        del ids[:-SESSIONS_PER_LABEL]
+        while len(ids) > SESSIONS_PER_LABEL:
+            self._uses.drop((client, ids.pop(0)))
         while len(self._labels) > LABELS_MAX:
             (other, _), old = self._labels.popitem(last=False)
-            dropped += [(other, each) for each in old]
-        return dropped
+            for each in old:
+                self._uses.drop((other, each))
 
 
 def _short(label: str) -> str:

@@ -32,10 +32,12 @@ _ERROR_TYPES = {
 _NUMBER_END = 2**63
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str, details: dict[str, Any] | None = None) -> dict[str, Any]:
     """An error as Anthropic's clients read it, whole or as an event of a stream."""
     other = "invalid_request_error" if status < 500 else "api_error"
-    error = {"type": _ERROR_TYPES.get(status, other), "message": message}
+    error: dict[str, Any] = {"type": _ERROR_TYPES.get(status, other), "message": message}
+    if details is not None:
+        error["details"] = details
     return {"type": "error", "error": error, "request_id": None}
 
 

@@ -30,7 +30,7 @@ from roost.server.response_schema import (
     check_include,
 )
 from roost.server.response_store import StoredConversation, StoredResponse, page_of
-from roost.server.response_turns import ResponseTurn, count_input, new_id, prepare
+from roost.server.response_turns import ResponseTurn, check_free, count_input, new_id, prepare
 from roost.server.responses import event_stream, json_response
 from roost.server.state import ServerState
 
@@ -92,7 +92,7 @@ async def cancel(request: Request) -> Response:
 async def list_input_items(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items."""
     found = _response(request)
-    before = found.before.all_items() if found.before is not None else []
+    before = found.said.before.all_items() if found.said.before is not None else []
     return json_response(_page(request, [*before, *found.input_items]))
 
 
@@ -112,7 +112,7 @@ async def create_conversation(request: Request) -> Response:
         client=caller(request).name,
         created_at=int(time.time()),
         metadata=body.metadata or {},
-        items=_new_items(body.items or []),
+        items=_new_items(server, body.items or []),
     )
     server.responses.put(conversation)
     return json_response(conversation.shown)
@@ -150,7 +150,7 @@ async def add_items(request: Request) -> Response:
     body = await read(request, ItemsBody)
     check_include(body.include)
     found = _conversation(request)
-    new = _new_items(body.items)
+    new = _new_items(server, body.items)
     found.items += new
     server.responses.put(found)
     return json_response(page_of(new, after=None, limit=len(new), order="asc"))
@@ -175,10 +175,12 @@ async def _create_in_background(request: Request, body: ResponseBody) -> Respons
     """Start a response that nobody waits for; where it is streamed, its reader may leave and come again."""
     turn = replace(await prepare(detached(request), body), log=EventLog() if body.stream else None)
     server: ServerState = request.app.state.server
+    check_free(turn.before.conversation)
     begun = turn.stream.queued()
     stored = turn.stored()
     server.responses.put(stored)
-    stored.task = asyncio.create_task(_run_in_background(server, turn, stored))
+    stored.task = server.follow(asyncio.create_task(_run_in_background(server, turn, stored)))
+    await asyncio.sleep(0)  # from now on it can be cancelled, and says so
     if turn.log is None:
         return json_response(stored.response)
     turn.log.add(*begun)
@@ -207,7 +209,7 @@ async def _run_in_background(server: ServerState, turn: ResponseTurn, stored: St
     if turn.log is not None:
         turn.log.close()
     stored.task = None
-    if server.responses.has(stored.id) and status in ("failed", "cancelled"):
+    if server.responses.has(stored.id, stored.client) and status in ("failed", "cancelled"):
         stored.response = turn.stream.response
 
 
@@ -229,11 +231,12 @@ def _conversation(request: Request) -> StoredConversation:
     return server.responses.conversation(request.path_params["id"], caller(request).name)
 
 
-def _new_items(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _new_items(server: ServerState, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(given) > ITEMS_MAX:
         raise RequestError(400, "items", f"must be at most {ITEMS_MAX}, got {len(given)}")
     items = input_items(given, new_id, path="items")
     input_messages(items, path="items")  # refuses what could not be said
+    server.responses.check_size(items, "items")
     return items
 
 

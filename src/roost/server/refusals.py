@@ -41,7 +41,9 @@ def error_for_path(path: str, status: int, body: dict[str, Any], context: int) -
         is_overflow = status == _OVERFLOW and param != "body"
         said = f"prompt is too long: {error['message']}" if is_overflow else error["message"]
         status = 400 if is_overflow else status
-        return status, message_error(status, said)
+        # then Anthropic's own helpers go on without threads, by sending the whole history
+        details = {"error_code": "thread_unsupported_request", "unsupported": []} if param == "thread" else None
+        return status, message_error(status, said, details)
     if status == _OVERFLOW and param != "body":  # too many tokens; too many bytes is another error
         reason = error["message"].removeprefix(f"{param}: ")
         message = f"{param}: This model's maximum context length is {context} tokens. However, {reason}"

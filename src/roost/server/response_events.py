@@ -291,4 +291,5 @@ def _custom_input(arguments: str) -> str:
     except (ValueError, RecursionError):
         return arguments
     found = value.get(CUSTOM_INPUT, "") if isinstance(value, dict) else arguments
-    return found if isinstance(found, str) else arguments
+    text = found if isinstance(found, str) else arguments
+    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair may have been escaped

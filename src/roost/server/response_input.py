@@ -17,7 +17,6 @@ from roost.tools.definitions import NAME, ToolRequest, check_depth, read_tools
 from roost.values import shown
 
 Fields = dict[str, Any]  # an item, a tool, a message: as JSON has it
-Resolve = Callable[[str], Fields | None]  # an item by its id
 
 CUSTOM_INPUT = "input"  # the one parameter of a custom tool's function
 _ROLES = ("system", "developer", "user", "assistant")
@@ -66,7 +65,6 @@ def input_messages(
     given: str | list[Fields] | None,
     path: str = "input",
     *,
-    resolve: Resolve | None = None,
     earlier_calls: Collection[str] | None = None,
 ) -> list[Fields]:
     """Input as plain chat messages.
@@ -74,21 +72,15 @@ def input_messages(
     `earlier_calls`: ids of the calls before this input, of which a result may be; None: results are not checked.
     """
     reader = _ItemReader(earlier_calls)
-    for at, item in _read_items(given, path, resolve):
+    for at, item in _read_items(given, path):
         reader.read(item, at)
     return reader.finish()
 
 
-def input_items(
-    given: str | list[Fields] | None,
-    new_id: Callable[[str], str],
-    path: str = "input",
-    *,
-    resolve: Resolve | None = None,
-) -> list[Fields]:
+def input_items(given: str | list[Fields] | None, new_id: Callable[[str], str], path: str = "input") -> list[Fields]:
     """Input as complete items; `new_id` gives an id for a prefix."""
     items = []
-    for _, item in _read_items(given, path, resolve):
+    for _, item in _read_items(given, path):
         id = item.get("id") or new_id(_ID_PREFIXES[item["type"]])
         items.append({**item, "id": id, "status": item.get("status") or "completed"})
     return items
@@ -228,27 +220,26 @@ def _called_function(item: Fields, path: str) -> Fields | None:
     return {"name": name, "arguments": arguments or "{}"}
 
 
-def _read_items(given: str | list[Fields] | None, path: str, resolve: Resolve | None) -> list[tuple[str, Fields]]:
+def _read_items(given: str | list[Fields] | None, path: str) -> list[tuple[str, Fields]]:
     """Items with all that their kind has but ids, and the path of each."""
     if given is None:
         return []
     if isinstance(given, str):
         return [(path, _message({"role": "user", "content": given}, path))]
     places = [f"{path}[{number}]" for number in range(len(given))]
-    return [(at, _read_item(each, at, resolve)) for at, each in zip(places, given, strict=True)]
+    return [(at, _read_item(each, at)) for at, each in zip(places, given, strict=True)]
 
 
-def _read_item(given: object, path: str, resolve: Resolve | None) -> Fields:
+def _read_item(given: object, path: str) -> Fields:
     if not isinstance(given, dict):
         raise RequestError(400, path, f"must be an object, got {shown(given)}")
     kind = given.get("type")
     if kind is None:
         kind = "item_reference" if "role" not in given and "id" in given else "message"
     if kind == "item_reference":
-        return _read_item(_referred(given, path, resolve), path, None)
+        raise RequestError(400, f"{path}.type", "must not be item_reference: send the item itself")
     if not isinstance(kind, str) or kind not in _FIELDS:
-        known = ", ".join((*_FIELDS, "item_reference"))
-        raise RequestError(400, f"{path}.type", f"must be one of {known}, got {shown(kind)}")
+        raise RequestError(400, f"{path}.type", f"must be one of {', '.join(_FIELDS)}, got {shown(kind)}")
     _check_known(given, path, (*_LABELS, *_FIELDS[kind]))
     for name in ("id", "status", "namespace"):
         _optional_text(given, name, path)
@@ -268,18 +259,6 @@ def _read_item(given: object, path: str, resolve: Resolve | None) -> Fields:
             if not isinstance(output, str):
                 output = [{"type": "input_text", "text": text} for _, text in _texts(output, f"{path}.output")]
             return {**labels, "type": kind, "call_id": _required_text(given, "call_id", path), "output": output}
-
-
-def _referred(given: Fields, path: str, resolve: Resolve | None) -> Fields:
-    """The item that a reference means."""
-    _check_known(given, path, _LABELS)
-    id = _required_text(given, "id", path)
-    if resolve is None:
-        raise RequestError(400, f"{path}.type", "must not be item_reference here: send the item itself")
-    found = resolve(id)
-    if found is None:
-        raise RequestError(404, f"{path}.id", f"there is no item {shown(id)}; it may have expired")
-    return found
 
 
 def _message(given: Fields, path: str) -> Fields:
@@ -368,17 +347,22 @@ def _shown_tool(given: object, path: str, *, keeps_place: bool) -> Fields:
     _check_known(given, path, (*_TOOL_LABELS, *_TOOL_FIELDS[kind]))
     named = {"type": kind, "name": _required_text(given, "name", path)}
     if kind == "namespace":
+        _optional_text(given, "description", path)
         members = _shown_tools(given.get("tools"), f"{path}.tools", keeps_place=keeps_place)
         return {**named, "description": given.get("description") or "", "tools": members} if any(members) else {}
     callers = given.get("allowed_callers")
-    if isinstance(callers, list) and "direct" not in callers:
+    if callers is not None and not isinstance(callers, list):
+        raise RequestError(400, f"{path}.allowed_callers", f"must be a list, got {shown(callers)}")
+    if callers and "direct" not in callers:
         return {}
     labels = {name: given[name] for name in _TOOL_LABELS if given.get(name) is not None}
     described = {**labels, **named, "description": given.get("description")}
     if kind == "function":
         return {**described, "parameters": given.get("parameters"), "strict": given.get("strict")}
-    format = given.get("format") or {"type": "text"}
-    if not isinstance(format, dict) or format.get("type") != "text":
+    format = {"type": "text"} if given.get("format") is None else given["format"]
+    if not isinstance(format, dict) or format.get("type") not in ("text", "grammar"):
+        raise RequestError(400, f"{path}.format.type", "must be text or grammar")
+    if format["type"] == "grammar":
         return {}
     return {**described, "description": described["description"] or "", "format": format}
 

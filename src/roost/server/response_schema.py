@@ -193,6 +193,9 @@ def check_response(body: ResponseBody) -> None:
         raise RequestError(400, "top_logprobs", f"must be in [0, {TOP_LOGPROBS_MAX}], got {body.top_logprobs}")
     if body.top_logprobs and not body.with_logprobs:
         raise RequestError(400, "top_logprobs", f"needs include: [{WITH_LOGPROBS!r}]")
+    _check_among("prompt_cache_retention", body.prompt_cache_retention, ("in_memory", "24h"))
+    if body.prompt_cache_options is not None:
+        _check_among("prompt_cache_options.mode", body.prompt_cache_options.mode, ("implicit", "explicit"))
     if body.background and body.store is False:
         raise RequestError(400, "background", "needs store: true, so that its response can be read later")
     if not body.generates and body.max_output_tokens is not None:

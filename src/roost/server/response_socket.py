@@ -49,7 +49,7 @@ class ResponseSocket:
         self._num_pending = 0  # responses that were asked for and have not ended
         self._sending = asyncio.Lock()
         self._kept = ResponseStore(
-            count_max=KEPT_MAX, bytes_max=_KEPT_BYTES_MAX, age_s_max=OPEN_S, close=server.close_session
+            count_max=KEPT_MAX, bytes_max=_KEPT_BYTES_MAX, age_s_max=OPEN_S, uses=server.session_uses
         )
 
     async def run(self) -> None:
@@ -88,7 +88,7 @@ class ResponseSocket:
         """A message that was read."""
         kind = values.pop("type", None)
         if kind == _STEER:
-            await self._refuse_steering(values)
+            await self._refuse_steering(lane, values)
             return
         if kind != _CREATE:
             raise RequestError(400, "type", f"must be {_CREATE}, got {shown(kind)}")
@@ -98,7 +98,7 @@ class ResponseSocket:
             if len(self._lanes) >= LANES_MAX:
                 raise CapacityError(429, f"stream_id: {LANES_MAX} lanes of this socket are in use")
             self._lanes[lane] = asyncio.Queue()
-            self._lane_tasks.create_task(self._run_lane(lane))
+            self._server.follow(self._lane_tasks.create_task(self._run_lane(lane)))
         self._num_pending += 1
         self._set_at_work()
         self._lanes[lane].put_nowait(values)
@@ -120,9 +120,10 @@ class ResponseSocket:
 
     async def _run_response(self, lane: str | None, values: dict[str, Any]) -> None:
         self._server.check_ready()
-        if values.get("background"):
+        body = record_of(values, ResponseBody)
+        if body.background:
             raise RequestError(400, "background", "must be false on a WebSocket")
-        body = record_of({**values, "stream": True}, ResponseBody)
+        body.stream = True  # there is no other way here
         turn = await prepare(detached(self._websocket), body, local=self._kept)
         async with aclosing(turn.events()) as events:
             async for event in events:
@@ -143,15 +144,15 @@ class ResponseSocket:
         usual = {"type": "invalid_request_error", "param": None, "code": None}
         await self._send(lane, {"type": "error", "status": status, "error": {**usual, **error}})
 
-    async def _refuse_steering(self, values: dict[str, Any]) -> None:
+    async def _refuse_steering(self, lane: str | None, values: dict[str, Any]) -> None:
         """Say that a running response cannot be steered, with the input, so that it can be sent in the next one."""
         error = {
             "type": "invalid_request_error",
             "code": "steering_not_supported",
             "message": "response.steer: is not supported; send the input with the next response.create",
         }
-        steer = {"input": values.get("input"), "previous_response_id": str(values.get("previous_response_id"))}
-        await self._send(None, {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer})
+        steer = {name: values.get(name) for name in ("input", "previous_response_id")}
+        await self._send(lane, {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer})
 
     async def _send(self, lane: str | None, event: dict[str, Any]) -> None:
         """Send an event; a client that reads nothing for too long is given up."""

@@ -1,8 +1,9 @@
 """Response store: responses and conversations that clients may name later, each with the session its turns lie in.
 
 A response is what was said before it, its own input and output, and the session in which that ended. Limited by
-number, size and age, the oldest go first; another client's are as if they did not exist. What was said before a
-response is shared with those that follow it, and stays theirs when it is deleted. Called by the endpoints of responses.
+number, size and age: whoever has most loses its oldest. Another client's are as if they did not exist. What was said
+before a response is shared with those that follow it, counts once, and stays theirs when it is deleted. Called by the
+endpoints of responses.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import msgspec
 
 from roost.errors import RequestError
 from roost.server.event_log import EventLog
+from roost.server.session_uses import SessionKey, SessionUses
 
 Item = dict[str, Any]
 
@@ -45,18 +47,16 @@ class StoredResponse:
     client: str
     response: dict[str, Any]  # as clients read it
     input_items: list[Item]
-    before: Said | None = None
-    session_id: str | None = None
-    owns_session: bool = False  # closed with the last response that lies in it
+    said: Said  # everything up to its output
+    session_id: str | None = None  # a label has that of a labelled one
     task: "asyncio.Task[None] | None" = None  # of one in the background that has not ended
     log: EventLog | None = None  # of one in the background that is streamed
     stored_at: float = 0.0
-    size: int = 0  # bytes of its items and events as JSON
+    size: int = 0  # bytes of the response and its events as JSON
 
-    @property
-    def said(self) -> Said:
-        """Everything up to its output."""
-        return Said(before=self.before, items=(*self.input_items, *self.response["output"]))
+    def parts(self) -> list[Item]:
+        """What is kept of it beside what was said."""
+        return [self.response, *(self.log.events if self.log is not None else ())]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,20 +71,53 @@ class StoredConversation:
     session_id: str | None = None
     is_busy: bool = False  # a response is being made
     stored_at: float = 0.0
-    size: int = 0
+    size: int = 0  # bytes of its items as JSON
 
     @property
     def shown(self) -> dict[str, Any]:
         """As clients read it."""
         return {"id": self.id, "object": "conversation", "created_at": self.created_at, "metadata": self.metadata}
 
+    def parts(self) -> list[Item]:
+        """What is kept of it."""
+        return self.items
+
 
 Stored = StoredResponse | StoredConversation
-Close = Callable[[str, str], None]  # closes a client's session
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Shelf:
+    """What one client has stored, the oldest first."""
+
+    kept: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+    num_holders: Counter[Said] = field(
+        default_factory=Counter
+    )  # responses that end with it, and what was said after it
+
+    def hold(self, said: Said | None) -> None:
+        """Count what was said, each part of it once, however many responses share it."""
+        while said is not None:
+            self.num_holders[said] += 1
+            if self.num_holders[said] > 1:
+                return
+            self.num_bytes += _size(said.items)
+            said = said.before
+
+    def let_go(self, said: Said | None) -> None:
+        """The opposite."""
+        while said is not None:
+            self.num_holders[said] -= 1
+            if self.num_holders[said]:
+                return
+            del self.num_holders[said]
+            self.num_bytes -= _size(said.items)
+            said = said.before
 
 
 class ResponseStore:
-    """Responses and conversations by id, the oldest first."""
+    """Responses and conversations by client and id."""
 
     def __init__(
         self,
@@ -92,95 +125,103 @@ class ResponseStore:
         count_max: int,
         bytes_max: int,
         age_s_max: float,
-        close: Close,
+        uses: SessionUses,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count_max, self._bytes_max, self._age_s_max = count_max, bytes_max, age_s_max
-        self._close = close
+        self._uses = uses
         self._now = now
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
-        self._sessions: dict[str, tuple[str, str]] = {}  # client and id of the session that each owns a part in, by id
-        self._num_in: Counter[tuple[str, str]] = Counter()  # how many lie in each session
-        self._num_bytes = 0
+        self._shelves: dict[str, _Shelf] = {}
+        self._sessions: dict[str, SessionKey] = {}  # the session that each uses, by its id
 
     def put(self, stored: Stored) -> None:
-        """Keep it, or what has become of it, as the newest."""
-        self._take(stored.id)
-        stored.stored_at, stored.size = self._now(), len(msgspec.json.encode(_parts(stored)))
-        self._kept[stored.id] = stored
-        self._num_bytes += stored.size
-        if (session := _session_of(stored)) is not None:
+        """Keep it, or what has become of it, as its client's newest; whoever has most makes room."""
+        session = (stored.client, stored.session_id) if stored.session_id is not None else None
+        if session is not None:
+            self._uses.add(session)  # before an earlier use is dropped
+        self._take(stored.client, stored.id)
+        shelf = self._shelves.setdefault(stored.client, _Shelf())
+        stored.stored_at, stored.size = self._now(), _size(stored.parts())
+        shelf.kept[stored.id] = stored
+        shelf.num_bytes += stored.size
+        if isinstance(stored, StoredResponse):
+            shelf.hold(stored.said)
+        if session is not None:
             self._sessions[stored.id] = session
-            self._num_in[session] += 1
         self.expire()
-        while len(self._kept) > self._count_max or self._num_bytes > self._bytes_max:
-            self._drop(next(iter(self._kept)))
+        while sum(len(each.kept) for each in self._shelves.values()) > self._count_max:
+            self._drop_oldest(max(self._shelves, key=lambda client: len(self._shelves[client].kept)))
+        while sum(each.num_bytes for each in self._shelves.values()) > self._bytes_max:
+            self._drop_oldest(max(self._shelves, key=lambda client: self._shelves[client].num_bytes))
+
+    def check_size(self, items: Sequence[Item], param: str) -> None:
+        """Refuse items that could not be stored even alone."""
+        size = _size(items)
+        if size > self._bytes_max:
+            raise RequestError(413, param, f"{size} bytes are more than can be stored: {self._bytes_max}")
 
     def response(self, id: str, client: str, *, param: str = "response_id") -> StoredResponse:
         """A client's response; 404 if there is none."""
-        self.expire()
-        found = self._kept.get(id)
-        if not isinstance(found, StoredResponse) or found.client != client:
+        found = self._find(id, client)
+        if not isinstance(found, StoredResponse):
             raise RequestError(404, param, f"there is no response {id[:100]!r}; it may have expired")
         return found
 
     def conversation(self, id: str, client: str, *, param: str = "conversation_id") -> StoredConversation:
         """A client's conversation; 404 if there is none."""
-        self.expire()
-        found = self._kept.get(id)
-        if not isinstance(found, StoredConversation) or found.client != client:
+        found = self._find(id, client)
+        if not isinstance(found, StoredConversation):
             raise RequestError(404, param, f"there is no conversation {id[:100]!r}; it may have expired")
         return found
 
-    def has(self, id: str) -> bool:
-        """Whether it is kept, whosever it is."""
-        return id in self._kept
+    def has(self, id: str, client: str) -> bool:
+        """Whether a client's is kept."""
+        return self._find(id, client) is not None
 
     def delete(self, stored: Stored) -> None:
-        """Forget it."""
-        self._drop(stored.id)
+        """Forget it; what is still being made is ended."""
+        self._take(stored.client, stored.id)
+        if isinstance(stored, StoredResponse) and stored.task is not None:
+            stored.task.cancel()
 
     def clear(self) -> None:
         """Forget all."""
-        while self._kept:
-            self._drop(next(iter(self._kept)))
+        for client in list(self._shelves):
+            while client in self._shelves:
+                self._drop_oldest(client)
 
     def expire(self) -> None:
         """Forget what is too old."""
         oldest = self._now() - self._age_s_max
-        while self._kept and next(iter(self._kept.values())).stored_at < oldest:
-            self._drop(next(iter(self._kept)))
+        for client, shelf in list(self._shelves.items()):
+            while shelf.kept and next(iter(shelf.kept.values())).stored_at < oldest:
+                self._drop_oldest(client)
 
-    def _drop(self, id: str) -> None:
-        """Forget it; a session that nothing lies in any more is closed, and what is still being made is ended."""
-        stored, session = self._kept.get(id), self._sessions.get(id)
-        self._take(id)
-        if isinstance(stored, StoredResponse) and stored.task is not None:
-            stored.task.cancel()
-        if session is not None and not self._num_in[session]:
-            self._close(*session)
+    def _find(self, id: str, client: str) -> Stored | None:
+        self.expire()
+        shelf = self._shelves.get(client)
+        return None if shelf is None else shelf.kept.get(id)
 
-    def _take(self, id: str) -> None:
-        stored = self._kept.pop(id, None)
-        if stored is not None:
-            self._num_bytes -= stored.size
+    def _drop_oldest(self, client: str) -> None:
+        self.delete(next(iter(self._shelves[client].kept.values())))
+
+    def _take(self, client: str, id: str) -> None:
+        """Take it off its shelf, and drop its use of a session."""
+        shelf = self._shelves.get(client)
+        if shelf is None or (stored := shelf.kept.pop(id, None)) is None:
+            return
+        shelf.num_bytes -= stored.size
+        if isinstance(stored, StoredResponse):
+            shelf.let_go(stored.said)
+        if not shelf.kept:
+            del self._shelves[client]
         if (session := self._sessions.pop(id, None)) is not None:
-            self._num_in[session] -= 1
-            if not self._num_in[session]:
-                del self._num_in[session]
+            self._uses.drop(session)
 
 
-def _parts(stored: Stored) -> list[Item]:
-    """All that is kept of it."""
-    if isinstance(stored, StoredConversation):
-        return stored.items
-    return [*stored.input_items, stored.response, *(stored.log.events if stored.log is not None else ())]
-
-
-def _session_of(stored: Stored) -> tuple[str, str] | None:
-    """The session that is closed with the last that lies in it."""
-    owns = not isinstance(stored, StoredResponse) or stored.owns_session
-    return (stored.client, stored.session_id) if stored.session_id is not None and owns else None
+def _size(items: Sequence[Item]) -> int:
+    """Bytes as JSON."""
+    return len(msgspec.json.encode(items))
 
 
 def page_of(items: Sequence[Item], *, after: str | None, limit: int, order: str) -> dict[str, Any]:

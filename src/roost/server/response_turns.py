@@ -53,8 +53,9 @@ from roost.server.response_schema import (
 )
 from roost.server.response_store import Item, ResponseStore, Said, StoredConversation, StoredResponse
 from roost.server.responses import error_of
-from roost.server.state import ServerState
+from roost.server.state import ServerState, renamed_to
 from roost.tools.answer_form import AnswerForm
+from roost.tools.definitions import ToolRequest
 from roost.tools.events import Reasoning, ToolEvent
 
 
@@ -112,22 +113,17 @@ class ResponseTurn:
             generation = Generation(server.engine, server.language, server.metrics, [turn.prompt])
             (output,) = generation.outputs
             num_thought = 0
-            is_kept = bool(self.label)  # which has the session
-            try:
-                async with aclosing(generation.pieces()) as pieces:
-                    async for _, piece in pieces:
-                        found = events_of(output.answer, piece)
-                        num_thought += _num_reasoning(found, piece)
-                        events = self.stream.begin() if piece.begun is not None else []
-                        events += self.stream.feed(found, self._logprobs(server, piece))
-                        if piece.finished is not None:
-                            events += self._end(output, num_thought)
-                            is_kept |= self._keep(turn)
-                        for event in events:
-                            yield event
-            finally:
-                if turn.session_id is not None and turn.is_new and not is_kept:
-                    server.close_session(turn.prompt.client, turn.session_id)
+            async with aclosing(generation.pieces()) as pieces:
+                async for _, piece in pieces:
+                    found = events_of(output.answer, piece)
+                    num_thought += _num_reasoning(found, piece)
+                    events = self.stream.begin() if piece.begun is not None else []
+                    events += self.stream.feed(found, self._logprobs(server, piece))
+                    if piece.finished is not None:
+                        events += self._end(output, num_thought)
+                        self._keep(turn)
+                    for event in events:
+                        yield event
 
     def _turn(self) -> AbstractAsyncContextManager[ConversationTurn]:
         return conversation_turn(
@@ -139,9 +135,14 @@ class ResponseTurn:
             form=self.form,
             after=self.before.session_id,
             label=self.label,
-            needs_session=self.store is not None,
-            is_kept=self.store is not None or not self.before.session_id or self.before.conversation is not None,
+            needs_session=self._is_followed,
+            is_kept=self._is_followed or self.before.session_id is None,
         )
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether something may follow it by its name, or that of its conversation."""
+        return self.store is not None or self.before.conversation is not None
 
     def _logprobs(self, server: ServerState, piece: Piece) -> list[dict[str, Any]]:
         if self.options.logprobs is None:
@@ -163,19 +164,18 @@ class ResponseTurn:
             return self.stream.end(status="incomplete", incomplete_reason="max_output_tokens", error=None, usage=usage)
         return self.stream.end(status="cancelled", incomplete_reason=None, error=None, usage=usage)
 
-    def _keep(self, turn: ConversationTurn) -> bool:
-        """Store it, before the client hears that it is complete; returns whether it can be followed."""
+    def _keep(self, turn: ConversationTurn) -> None:
+        """Store it, before the client hears that it is complete."""
         response, conversation = self.stream.response, self.before.conversation
         if response["status"] not in ("completed", "incomplete"):
-            return False
-        if conversation is not None:
-            server: ServerState = self.request.app.state.server
+            return
+        server: ServerState = self.request.app.state.server
+        if conversation is not None and server.responses.has(conversation.id, conversation.client):
             conversation.items += [*self.items, *response["output"]]
             conversation.session_id = turn.session_id
             server.responses.put(conversation)
         if self.store is not None:
             self.store.put(self.stored(turn))
-        return conversation is not None or self.store is not None
 
     def stored(self, turn: ConversationTurn | None = None) -> StoredResponse:
         """It as it is kept, with the session in which it was made."""
@@ -184,11 +184,16 @@ class ResponseTurn:
             client=caller(self.request).name,
             response=self.stream.response,
             input_items=self.items,
-            before=self.before.said,
+            said=Said(before=self.before.said, items=(*self.items, *self.stream.response["output"])),
             session_id=None if turn is None else turn.session_id,
-            owns_session=not self.label,
             log=self.log,
         )
+
+
+def check_free(conversation: StoredConversation | None) -> None:
+    """Refuse a conversation that a response is being added to."""
+    if conversation is not None and conversation.is_busy:
+        raise RequestError(409, "conversation", "another response is being added to this conversation")
 
 
 @contextmanager
@@ -197,8 +202,7 @@ def _taken(conversation: StoredConversation | None) -> Iterator[None]:
     if conversation is None:
         yield
         return
-    if conversation.is_busy:
-        raise RequestError(409, "conversation", "another response is being added to this conversation")
+    check_free(conversation)
     conversation.is_busy = True
     try:
         yield
@@ -224,15 +228,12 @@ async def prepare(request: Request, body: ResponseBody, *, local: ResponseStore 
         except RequestError as error:
             raise renamed_tool_error(error, body.tools) from error
         options = replace(options, grammar=form.grammar)
-    tokens = await read_conversation(
-        server,
-        messages,
-        tools,
-        client=client,
-        cache_salt=options.cache_salt,
-        param="input",
-        answers=body.generates,
-    )
+    tokens = await _tokens(server, messages, tools, client, options.cache_salt, answers=body.generates)
+    if options.max_new_tokens is not None and len(tokens.tokens) + options.max_new_tokens > server.context:
+        reason = f"{len(tokens.tokens)} tokens of input and {options.max_new_tokens} of output exceed {server.context}"
+        raise RequestError(400, "max_output_tokens", reason)
+    if body.store is not False:
+        server.responses.check_size(items, "input")
     stream = ResponseStream(
         id=new_id("resp"),
         created_at=int(time.time()),
@@ -265,15 +266,32 @@ async def count_input(request: Request, body: InputTokensBody) -> int:
     before = _before(server, body, client, None)
     tools, _ = read_response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages = await _messages(server, body.instructions, before.said, input_items(body.input, new_id))
-    found = await read_conversation(server, messages, tools, client=client, cache_salt="", param="input")
-    return len(found.tokens)
+    return len((await _tokens(server, messages, tools, client, "")).tokens)
+
+
+async def _tokens(
+    server: ServerState,
+    messages: list[dict[str, Any]],
+    tools: ToolRequest | None,
+    client: str,
+    cache_salt: str,
+    *,
+    answers: bool = True,
+) -> Conversation:
+    """The tokens of a conversation; what is wrong with its messages is wrong with the input."""
+    try:
+        return await read_conversation(
+            server, messages, tools, client=client, cache_salt=cache_salt, param="input", answers=answers
+        )
+    except RequestError as error:
+        raise (renamed_to(error, "input") if error.param.startswith("messages") else error) from error
 
 
 def _before(server: ServerState, body: TurnFields, client: str, local: ResponseStore | None) -> Before:
     """What a body says that it follows."""
     if body.previous_response_id is not None:
         id = body.previous_response_id
-        store = local if local is not None and local.has(id) else server.responses
+        store = local if local is not None and local.has(id, client) else server.responses
         found = store.response(id, client, param="previous_response_id")
         if found.response["status"] not in ("completed", "incomplete"):
             reason = f"is {found.response['status']}: only a complete one can be followed"
@@ -290,9 +308,10 @@ async def _messages(
     server: ServerState, instructions: str | None, said: Said | None, items: list[Item]
 ) -> list[dict[str, Any]]:
     """The messages of a whole conversation; instructions are those of this response alone."""
-    every = [*(said.all_items() if said is not None else ()), *items]
+    earlier = said.all_items() if said is not None else []
+    input_messages(items, earlier_calls={item["call_id"] for item in earlier if "call_id" in item})  # names places
     messages = [{"role": "system", "content": instructions}] if instructions else []
-    messages += input_messages(every)
+    messages += input_messages([*earlier, *items])
     if not messages:
         raise RequestError(400, "input", "must hold at least 1 item, where nothing came before")
     check_num_messages(server, len(messages), "input")

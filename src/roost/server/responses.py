@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -47,7 +47,7 @@ def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
     return {**body, "usage": usage_json(**asdict(error.usage))} if isinstance(error, RepeatedTurn) else body
 
 
-def error_at(request: Request, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def error_at(request: HTTPConnection, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and body of an error in the form of the API that the request speaks."""
     server: ServerState = request.app.state.server
     context = 0 if server.engine.started is None else server.engine.started.context

@@ -106,6 +106,8 @@ class _Server(uvicorn.Server):
         self._state.is_draining = True
         limit = asyncio.get_running_loop().call_later(self._state.config.drain_s, self._end_all)
         try:
+            if self._state.detached:  # uvicorn would cut WebSockets at once, and knows nothing of the background
+                await asyncio.wait(self._state.detached, timeout=self._state.config.drain_s + _LAST_WORDS_S)
             await super().shutdown(sockets)
         finally:
             limit.cancel()

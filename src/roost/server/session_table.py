@@ -37,8 +37,10 @@ class ServerSession:
         client: str = "",
         notes: dict[str, Any] | None = None,
         history: RequestHistory | None = None,
+        cache_salt: str = "",
     ) -> None:
         self.client_session = client_session
+        self.cache_salt = cache_salt  # of a conversation: another salt has a session of its own
         self.client = client
         self.notes = notes or {}  # what its opener said that the engine has no place for
         self.history = history  # not None: a session of SGLang's that does not stream
@@ -91,6 +93,7 @@ class SessionLock:
     def __init__(self, session: ServerSession) -> None:
         self.session = session
         self.is_sent = False
+        self.on_release: Callable[[], None] = lambda: None
 
     def on_sent(self) -> None:
         """Something is on its way to the engine."""
@@ -101,6 +104,7 @@ class SessionLock:
         if self.session.holder is self:
             self.session.holder = None
             self.session.is_free.set()
+            self.on_release()
 
 
 class TurnLock(SessionLock):

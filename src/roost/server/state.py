@@ -25,6 +25,7 @@ from roost.server.labels import Labels
 from roost.server.metrics import Metrics
 from roost.server.response_store import ResponseStore
 from roost.server.session_table import ChangeLock, SessionTable
+from roost.server.session_uses import SessionUses
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
 from roost.tools.answer_form import Found, Grammar, Search, advance
@@ -45,18 +46,20 @@ class ServerState:
         self.keys = keys
         self.metrics = Metrics()
         self.sessions = SessionTable()
-        self.labels = Labels()
+        self.session_uses = SessionUses(self.close_session)
+        self.labels = Labels(self.session_uses)
         self.own_answers = OwnAnswers()
         self.responses = ResponseStore(
             count_max=config.max_responses,
             bytes_max=config.max_response_mb * 2**20,
             age_s_max=config.response_ttl_s,
-            close=self.close_session,
+            uses=self.session_uses,
         )
         self.offload = OffloadThreads()
         self.probe: asyncio.Task[None] | None = None  # the last check that tokens are generated
         self.started_at = int(time.time())  # seconds of the Unix clock
         self.is_draining = False
+        self.detached: set[asyncio.Task[None]] = set()  # what runs without an HTTP request that waits for it
         self._language: Language | None = None
         self._formats: ModelFormats | None = None
 
@@ -127,6 +130,12 @@ class ServerState:
                 raise error
             asked = await self.offload.run(length, partial(advance, search, "" if error is None else error.reason))
         return asked
+
+    def follow(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
+        """Have the server not stop before a task has ended."""
+        self.detached.add(task)
+        task.add_done_callback(self.detached.discard)
+        return task
 
     def close_expired(self) -> None:
         """Close the sessions whose time is up as only the server knows; the engine does so with all others."""

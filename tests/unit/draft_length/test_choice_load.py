@@ -13,7 +13,7 @@ from roost.clock import VirtualClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
-from roost.messages import Event, Finished, Submit, Tokens
+from roost.messages import Begun, Event, Finished, Submit, Tokens
 from roost.sched.engine import Engine
 from roost.step import StepId, StepPlan, StepResult, Ticket
 from tests.support.spec_configs import AUTO_CHAIN, spec_config
@@ -90,10 +90,10 @@ def _rate(spec: SpecConfig, mixed: bool, overlap: bool, cost: Cost, token_cost: 
 
     def hear(event: Event) -> None:
         nonlocal num_tokens, num_ended
-        assert isinstance(event, Tokens | Finished), event
+        assert isinstance(event, Begun | Tokens | Finished), event
         if isinstance(event, Tokens):
             num_tokens += len(event.tokens)
-        else:
+        elif isinstance(event, Finished):
             num_ended += 1
 
     while num_ended < 300:

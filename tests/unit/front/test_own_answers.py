@@ -53,7 +53,15 @@ def test_calls_are_the_same_however_a_client_writes_their_arguments_and_ids() ->
     written = {"name": "add", "arguments": '{"b":3,"a":2}'}
     again = {"role": "assistant", "content": None, "tool_calls": [{"id": "z", "type": "function", "function": written}]}
     assert found(answers, [*ASKED, again]) == {0: OWN}
-    assert found(answers, [*ASKED, {**again, "reasoning_content": "hm"}]) == {0: OWN}
+
+
+def test_what_was_thought_may_be_left_out_and_not_changed() -> None:
+    answers = kept({**SAID, "reasoning_content": "hm"})
+    thoughtful = OwnAnswer(tokens=OWN.tokens, has_reasoning=True)
+    assert found(answers, [*ASKED, SAID]) == {0: thoughtful}
+    assert found(answers, [*ASKED, {**SAID, "reasoning_content": "hm\n"}]) == {0: thoughtful}
+    assert found(answers, [*ASKED, {**SAID, "reasoning_content": "no"}]) == {}
+    assert found(kept(), [*ASKED, {**SAID, "reasoning_content": "no"}]) == {}
 
 
 def test_the_least_recently_used_go_first_by_number_and_by_tokens() -> None:

@@ -17,6 +17,7 @@ from roost.messages import CloseSession, ForkSession, OpenSession, RewindSession
 from roost.server import conversations
 from roost.server.app import make_app
 from roost.server.config import ServerConfig
+from roost.server.labels import SESSIONS_PER_LABEL
 from roost.server.session_table import ServerSession
 from roost.server.state import ServerState
 from roost.text.continuation import Transcript
@@ -152,6 +153,62 @@ def test_two_at_once_under_one_label_are_a_turn_and_a_fork_of_what_was_committed
             found = [await ask for ask in asks]
             assert min(found) > 0 and len(engine.commands(ForkSession)) == 1
             assert all(isinstance(each, Submit) and each.session_id for each in engine.commands(Submit))
+
+    run(story)
+
+
+def test_a_label_with_many_helpers_ends_none_of_them() -> None:
+    async def story() -> None:
+        async with scene() as (engine, http):
+            engine.holds = True
+            asks = [asyncio.create_task(chat(http, [f"{number}."])) for number in range(SESSIONS_PER_LABEL + 3)]
+            while len(engine.held) < len(asks):
+                await asyncio.sleep(0)
+            assert len(engine.sessions) == len(asks)
+            engine.let_go()
+            assert [await ask for ask in asks] == [0] * len(asks)
+            while len(engine.sessions) > SESSIONS_PER_LABEL:
+                await asyncio.sleep(0)
+
+    run(story)
+
+
+def test_another_salt_has_a_session_of_its_own() -> None:
+    async def story() -> None:
+        async with scene() as (engine, http):
+            for salt in ("", "s", "t", "s"):
+                body = {"messages": [{"role": "user", "content": "One."}], "prompt_cache_key": "work"}
+                answer = await http.post("/v1/chat/completions", json={**body, "cache_salt": salt})
+                assert answer.status_code == 200, answer.text
+            assert [each.cache_salt for each in engine.commands(OpenSession) if isinstance(each, OpenSession)] == [
+                "",
+                "s",
+                "t",
+            ]
+
+    run(story)
+
+
+def test_a_deleted_response_ends_no_turn_that_follows_it_and_a_deleted_conversation_stays_away() -> None:
+    async def story() -> None:
+        async with scene() as (engine, http):
+            first = await respond(http, "One.")
+            kept = (await http.post("/v1/conversations", json={})).json()["id"]
+            engine.holds = True
+            asks = [
+                asyncio.create_task(respond(http, "Two.", previous_response_id=first["id"])),
+                asyncio.create_task(respond(http, "Two.", conversation=kept)),
+            ]
+            while len(engine.held) < len(asks):
+                await asyncio.sleep(0)
+            for path in (f"/v1/responses/{first['id']}", f"/v1/conversations/{kept}"):
+                assert (await http.delete(path)).status_code == 200
+            engine.let_go()
+            second, last = [await ask for ask in asks]
+            assert (await http.get(f"/v1/conversations/{kept}")).status_code == 404
+            for made in (second, last):
+                await http.delete(f"/v1/responses/{made['id']}")
+            assert not engine.sessions
 
     run(story)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from roost.errors import RequestError
-from roost.server.labels import LABELS_MAX, SESSIONS_PER_LABEL, Labels
 from roost.server.response_store import ResponseStore, Said, StoredConversation, StoredResponse, page_of
+from roost.server.session_uses import SessionUses
 
 
 class Scene:
@@ -13,25 +13,26 @@ class Scene:
     def __init__(self, *, count: int = 4, size: int = 10_000, age_s: float = 60) -> None:
         self.now = 0.0
         self.closed: list[tuple[str, str]] = []
+        self.uses = SessionUses(lambda *session: self.closed.append(session))
         self.store = ResponseStore(
             count_max=count,
             bytes_max=size,
             age_s_max=age_s,
-            close=lambda *session: self.closed.append(session),
+            uses=self.uses,
             now=lambda: self.now,
         )
 
     def put(
-        self, id: str, session: str | None = None, *, client: str = "ann", text: str = "", owns: bool = True
-    ) -> None:
-        """Store a response."""
+        self, id: str, session: str | None = None, *, client: str = "ann", text: str = "", before: Said | None = None
+    ) -> Said:
+        """Store a response; returns what was said with it."""
         item = {"id": f"msg_{id}", "type": "message", "content": text}
-        response = {"id": id, "status": "completed", "output": [item]}
+        said = Said(before=before, items=(item,))
+        response = {"id": id, "status": "completed"}
         self.store.put(
-            StoredResponse(
-                id=id, client=client, response=response, input_items=[], session_id=session, owns_session=owns
-            )
+            StoredResponse(id=id, client=client, response=response, input_items=[], said=said, session_id=session)
         )
+        return said
 
     def has(self, id: str, client: str = "ann") -> bool:
         """Whether a client finds it."""
@@ -65,7 +66,8 @@ def test_a_session_is_closed_with_the_last_response_that_lies_in_it() -> None:
     scene = Scene()
     scene.put("a", "s")
     scene.put("b", "s")
-    scene.put("c", "labelled", owns=False)
+    scene.put("c", "in use")
+    scene.uses.add(("ann", "in use"))  # a turn runs in it
     scene.store.delete(scene.store.response("a", "ann"))
     assert scene.closed == []
     scene.store.delete(scene.store.response("c", "ann"))
@@ -80,6 +82,49 @@ def test_what_is_stored_again_with_its_session_counts_once() -> None:
     scene.put("a", "s")
     scene.store.clear()
     assert scene.closed == [("ann", "s")]
+
+
+def test_a_session_that_a_conversation_has_left_is_closed() -> None:
+    scene = Scene()
+    conversation = StoredConversation(id="c", client="ann", created_at=0)
+    for session in ("s", "s", "t"):
+        conversation.session_id = session
+        scene.store.put(conversation)
+    assert scene.closed == [("ann", "s")]
+
+
+def test_whoever_has_most_makes_room() -> None:
+    scene = Scene(count=3)
+    scene.put("a")
+    for id in "xyz":
+        scene.put(id, client="bob")
+    assert scene.has("a") and [scene.has(id, "bob") for id in "xyz"] == [False, True, True]
+    scene = Scene(size=2000)
+    scene.put("a", text="x" * 500)
+    for id in "xyz":
+        scene.put(id, client="bob", text="x" * 800)
+    assert scene.has("a") and [scene.has(id, "bob") for id in "xyz"] == [False, False, True]
+
+
+def test_what_was_said_before_counts_once_for_as_long_as_somebody_holds_it() -> None:
+    scene = Scene(count=100, size=2500)
+    first = scene.put("a", text="x" * 1000)
+    for id in "bcd":
+        scene.put(id, before=first)
+    assert all(scene.has(id) for id in "abcd")
+    scene.store.delete(scene.store.response("a", "ann"))
+    scene.put("e", text="x" * 1600)  # the text of the one that is gone is still there
+    assert not scene.has("b") and scene.has("e")
+    scene.store.clear()
+    scene.put("f", text="x" * 2300)
+    assert scene.has("f")
+
+
+def test_what_could_not_be_stored_even_alone_is_refused() -> None:
+    scene = Scene(size=100)
+    scene.store.check_size([{"id": "x" * 80}], "items")
+    with pytest.raises(RequestError, match="items"):
+        scene.store.check_size([{"id": "x" * 100}], "items")
 
 
 def test_a_conversation_is_no_response() -> None:
@@ -106,14 +151,3 @@ def test_lists_come_in_pages_in_either_order() -> None:
     assert ([item["id"] for item in page["data"]], page["has_more"]) == (["0"], False)
     with pytest.raises(RequestError, match="after"):
         page_of(items, after="x", limit=2, order="asc")
-
-
-def test_a_label_has_a_few_sessions_of_its_own_client_and_the_rest_are_given_back() -> None:
-    labels = Labels()
-    dropped = [labels.use("ann", "agent", f"s{number}") for number in range(SESSIONS_PER_LABEL + 1)]
-    assert dropped[-1] == [("ann", "s0")] and not any(dropped[:-1])
-    assert labels.of("ann", "agent") == [f"s{number}" for number in range(1, SESSIONS_PER_LABEL + 1)]
-    assert labels.of("bob", "agent") == [] and labels.of("ann", "") == []
-    for number in range(LABELS_MAX - 1):
-        assert labels.use("ann", f"other {number}", f"t{number}") == []
-    assert len(labels.use("ann", "one more", "u")) == SESSIONS_PER_LABEL
