@@ -4,7 +4,11 @@ Answers come on the next turn of the event loop. While `holds`, requests wait un
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+
+import httpx
 
 from roost.config.options import EngineConfig, SessionConfig
 from roost.messages import (
@@ -25,6 +29,10 @@ from roost.messages import (
     Tokens,
     Usage,
 )
+from roost.server.app import make_app
+from roost.server.config import ServerConfig
+from roost.server.keys import NO_KEYS, Keys
+from roost.server.state import ServerState
 from roost.text.language import Language
 from roost.text.template import ChatTemplate
 from tests.support.silent_engine import SilentEngine
@@ -130,3 +138,19 @@ class TalkingEngine(SilentEngine):
     def _finished(self, submit: Submit, reason: str, num_prompt: int, num_cached: int, num_new: int = 0) -> Finished:
         usage = Usage(prompt_tokens=num_prompt, cached_tokens=num_cached, completion_tokens=num_new)
         return Finished(request_id=submit.request_id, reason=reason, usage=usage, max_new_tokens=99, spec=SpecStats())
+
+
+@asynccontextmanager
+async def talking_server(
+    max_sessions: int = 1024, keys: Keys = NO_KEYS
+) -> AsyncIterator[tuple[TalkingEngine, httpx.AsyncClient]]:
+    """A server over such an engine, and a client of it."""
+    engine = TalkingEngine(max_sessions)
+    server = ServerState(ServerConfig(), engine, keys)
+    server.open()
+    transport = httpx.ASGITransport(app=make_app(server))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            yield engine, http
+    finally:
+        await engine.stop()

@@ -190,6 +190,8 @@ TESTED: dict[str, str] = {
     + "test_a_time_is_at_least_a_millisecond_and_at_most_what_the_engine_takes",
     "roost.server.response_schema.TOP_LOGPROBS_MAX": "tests/unit/server/test_response_input.py::"
     "test_logprobs_are_asked_for_by_include_with_at_most_20_alternatives",
+    "roost.text.conversation.MEMO_CHARS_MAX": "tests/unit/text/test_conversation.py::"
+    "test_a_memo_gives_what_the_tokenizer_gives_and_forgets_what_was_not_used",
     "roost.front.own_answers.ANSWERS_MAX": _OWN_ANSWERS,
     "roost.front.own_answers.TOKENS_MAX": _OWN_ANSWERS,
     "roost.server.conversations._TRIES": _CONVERSATIONS

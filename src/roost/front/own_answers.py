@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from roost.text.conversation import OwnAnswer
@@ -51,6 +52,7 @@ class OwnAnswers:
 
     def __init__(self, answers_max: int = ANSWERS_MAX, tokens_max: int = TOKENS_MAX) -> None:
         self._answers_max, self._tokens_max = answers_max, tokens_max
+        self._lock = Lock()  # conversations are rendered on several threads
         self._kept: OrderedDict[bytes, tuple[array[int], bytes | None]] = OrderedDict()  # and what was thought
         self._num_tokens = 0
 
@@ -61,9 +63,11 @@ class OwnAnswers:
         for message, digest in zip(messages, history.digests, strict=True):
             if message["role"] != "assistant":
                 continue
-            kept = self._kept.get(digest)
+            with self._lock:
+                kept = self._kept.get(digest)
+                if kept is not None:
+                    self._kept.move_to_end(digest)
             if kept is not None and _thought(message) in (None, kept[1]):  # or the client has changed it
-                self._kept.move_to_end(digest)
                 found[number] = OwnAnswer(tokens=tuple(kept[0]), has_reasoning=kept[1] is not None)
             number += 1
         return found
@@ -71,11 +75,12 @@ class OwnAnswers:
     def keep(self, history: History, message: dict[str, Any], answer: OwnAnswer) -> None:
         """Remember the answer to a history."""
         digest = history.after(message)
-        self._forget(digest)
-        self._kept[digest] = array("i", answer.tokens), _thought(message)
-        self._num_tokens += len(answer.tokens)
-        while len(self._kept) > self._answers_max or self._num_tokens > self._tokens_max:
-            self._forget(next(iter(self._kept)))
+        with self._lock:
+            self._forget(digest)
+            self._kept[digest] = array("i", answer.tokens), _thought(message)
+            self._num_tokens += len(answer.tokens)
+            while len(self._kept) > self._answers_max or self._num_tokens > self._tokens_max:
+                self._forget(next(iter(self._kept)))
 
     def _forget(self, digest: bytes) -> None:
         if (kept := self._kept.pop(digest, None)) is not None:

@@ -41,7 +41,7 @@ from roost.server.message_schema import (
 from roost.server.models import check_model
 from roost.server.openai_answers import ended_reason
 from roost.server.response_turns import new_id
-from roost.server.responses import event_stream, json_response
+from roost.server.responses import event_stream, exhaust, json_response
 from roost.server.state import ServerState
 from roost.tools.definitions import ToolRequest
 
@@ -78,7 +78,7 @@ async def messages(request: Request) -> Response:
         events = _events(server, turn, stream, fills_context=fills_context)
         if body.stream:
             return await event_stream(request, events, named=True)
-        await while_connected(request, _run(events))
+        await while_connected(request, exhaust(events))
     return json_response(stream.message)
 
 
@@ -130,9 +130,3 @@ async def _events(
                     fills_context=fills_context,
                 ):
                     yield event
-
-
-async def _run(events: AsyncGenerator[dict[str, Any], None]) -> None:
-    async with aclosing(events) as every:
-        async for _ in every:
-            pass

@@ -74,7 +74,9 @@ async def read_conversation(
         num_answers = sum(message["role"] == "assistant" for message in messages)
         own = {places[number]: answer for number, answer in known.items()} if len(places) == num_answers else {}
         listed = language.escape_tools(formats.template_tools(tools))
-        tokens = conversation_tokens(language, plain, own, answers=answers, tools=listed, tokens_max=server.context)
+        tokens = conversation_tokens(
+            language, plain, own, server.text_memo, answers=answers, tools=listed, tokens_max=server.context
+        )
         return Conversation(tokens=tokens, ids=np.array(tokens, dtype=np.int32), history=history)
 
     length = num_chars(messages) + MESSAGE_COST * len(messages) + tools_len(tools)

@@ -6,7 +6,6 @@ the caller's key alone. WebSockets are `server.response_socket`'s. Called by the
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -31,7 +30,7 @@ from roost.server.response_schema import (
 )
 from roost.server.response_store import StoredConversation, StoredResponse, page_of
 from roost.server.response_turns import ResponseTurn, check_free, count_input, new_id, prepare
-from roost.server.responses import event_stream, json_response
+from roost.server.responses import event_stream, exhaust, json_response
 from roost.server.state import ServerState
 
 ITEMS_MAX = 20  # of a conversation, in one request
@@ -47,7 +46,7 @@ async def create(request: Request) -> Response:
     turn = await prepare(request, body)
     if body.stream:
         return await event_stream(request, turn.events(), named=True)
-    await while_connected(request, _run(turn.events()))
+    await while_connected(request, exhaust(turn.events()))
     return json_response(turn.stream.response)
 
 
@@ -211,12 +210,6 @@ async def _run_in_background(server: ServerState, turn: ResponseTurn, stored: St
     stored.task = None
     if server.responses.has(stored.id, stored.client) and status in ("failed", "cancelled"):
         stored.response = turn.stream.response
-
-
-async def _run(events: AsyncGenerator[dict[str, Any], None]) -> None:
-    async with aclosing(events) as every:
-        async for _ in every:
-            pass
 
 
 def _response(request: Request) -> StoredResponse:

@@ -5,7 +5,7 @@ A stream ends with its reader: what feeds it is closed, however it ends. Called 
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -73,6 +73,13 @@ async def event_stream(request: Request, chunks: AsyncGenerator[Any, None], *, n
     first = await while_connected(request, anext(chunks, None))  # None: there is nothing to tell
     lines = _named_lines(first, chunks, request) if named else _lines(first, chunks, request)
     return _EventStream(lines, chunks, server.config.stall_s)
+
+
+async def exhaust(chunks: AsyncGenerator[Any, None]) -> None:
+    """Read what nobody wants to see in pieces."""
+    async with aclosing(chunks) as every:
+        async for _ in every:
+            pass
 
 
 class _EventStream(StreamingResponse):

@@ -26,6 +26,7 @@ from roost.server.metrics import Metrics
 from roost.server.response_store import ResponseStore
 from roost.server.session_table import ChangeLock, SessionTable
 from roost.server.session_uses import SessionUses
+from roost.text.conversation import TextMemo
 from roost.text.language import Language, num_chars
 from roost.text.tokenizer import too_long
 from roost.tools.answer_form import Found, Grammar, Search, advance
@@ -49,6 +50,7 @@ class ServerState:
         self.session_uses = SessionUses(self.close_session)
         self.labels = Labels(self.session_uses)
         self.own_answers = OwnAnswers()
+        self.text_memo = TextMemo()
         self.responses = ResponseStore(
             count_max=config.max_responses,
             bytes_max=config.max_response_mb * 2**20,

@@ -6,14 +6,16 @@ the template would write after something else than where answers begin, or from 
 is rendered like any other message. Never sees sessions. Called by the server.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from roost.text.escaping import ANSWER_MARK
 from roost.text.language import EscapedMessage, Language
 
+MEMO_CHARS_MAX = 2**21  # with their tokens some 20 MB
 _ASKED: list[EscapedMessage] = [{"role": "user", "content": "Hello"}]
 
 
@@ -25,10 +27,41 @@ class OwnAnswer:
     has_reasoning: bool = False  # then its tokens are kept only where the template writes all of its text
 
 
+class TextMemo:
+    """The tokens of texts between answers, which come again with every request of a conversation.
+
+    Bounded by characters; the least recently used go first. Used on several threads.
+    """
+
+    def __init__(self, chars_max: int = MEMO_CHARS_MAX) -> None:
+        self._chars_max = chars_max
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, int | None], tuple[int, ...]] = OrderedDict()
+        self._num_chars = 0
+
+    def tokens(self, language: Language, text: str, after: int | None, tokens_max: int | None) -> tuple[int, ...]:
+        """The tokens of a rendered text after a special token, or after something else."""
+        key = (text, after)
+        with self._lock:
+            if (known := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return known
+        found = language.text_tokens(text, after=after, tokens_max=tokens_max)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = found
+                self._num_chars += len(text)
+            while self._num_chars > self._chars_max:
+                (old, _), _ = self._kept.popitem(last=False)
+                self._num_chars -= len(old)
+        return found
+
+
 def conversation_tokens(
     language: Language,
     messages: list[EscapedMessage],
     own: Mapping[int, OwnAnswer],
+    memo: TextMemo,
     *,
     answers: bool = True,
     tools: list[dict[str, Any]] | None = None,
@@ -39,15 +72,17 @@ def conversation_tokens(
     `messages` and `tools` are escaped; `own`: the answers whose tokens are known, by place among the messages.
     """
     own = _written_whole(language, messages, own, tools)
+    generation_prompt = _generation_prompt(language) if own else ""
     while own:
         marked = [_marked(message) if place in own else message for place, message in enumerate(messages)]
         parts = language.chat_text(marked, add_generation_prompt=answers, tools=tools).split(ANSWER_MARK)
         if len(parts) != len(own) + 1:
             break
-        befores = [_up_to_answer(part, _generation_prompt(language)) for part in parts[:-1]]
+        befores = [_up_to_answer(part, generation_prompt) for part in parts[:-1]]
         if None not in befores:
             texts = [before for before in befores if before is not None]
-            return _joined(language, [*texts, parts[-1]], [own[place] for place in sorted(own)], tokens_max)
+            answers_given = [own[place] for place in sorted(own)]
+            return _joined(language, memo, [*texts, parts[-1]], answers_given, tokens_max)
         pairs = zip(sorted(own), befores, strict=True)
         own = {place: own[place] for place, before in pairs if before is not None}
     text = language.chat_text(messages, add_generation_prompt=answers, tools=tools)
@@ -97,13 +132,13 @@ def _up_to_answer(before: str, generation_prompt: str) -> str | None:
 
 
 def _joined(
-    language: Language, texts: Sequence[str], answers: Sequence[OwnAnswer], tokens_max: int | None
+    language: Language, memo: TextMemo, texts: Sequence[str], answers: Sequence[OwnAnswer], tokens_max: int | None
 ) -> tuple[int, ...]:
     """The tokens of rendered texts with an answer after each but the last."""
-    tokens = [*language.text_tokens(texts[0], tokens_max=tokens_max)]
+    tokens = [*memo.tokens(language, texts[0], None, tokens_max)]
     for answer, text in zip(answers, texts[1:], strict=True):
         tokens += answer.tokens
-        tokens += language.text_tokens(text, after=_ended_by(language, answer), tokens_max=tokens_max)
+        tokens += memo.tokens(language, text, _ended_by(language, answer), tokens_max)
     return tuple(tokens)
 
 

@@ -5,8 +5,7 @@ The server's part is its own; the engine is a stand-in whose sessions are lists 
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -15,30 +14,12 @@ import pytest
 from roost.front.session import ClientSession
 from roost.messages import CloseSession, ForkSession, OpenSession, RewindSession, Submit
 from roost.server import conversations
-from roost.server.app import make_app
-from roost.server.config import ServerConfig
 from roost.server.labels import SESSIONS_PER_LABEL
 from roost.server.session_table import ServerSession
-from roost.server.state import ServerState
 from roost.text.continuation import Transcript
-from tests.support.talking_engine import SAID, TalkingEngine
+from tests.support.talking_engine import SAID, talking_server
 
 HOUR_MS = 3_600_000
-Scene = tuple[TalkingEngine, httpx.AsyncClient]
-
-
-@asynccontextmanager
-async def scene(max_sessions: int = 1024) -> AsyncIterator[Scene]:
-    """A server whose engine says the same to everything."""
-    engine = TalkingEngine(max_sessions)
-    server = ServerState(ServerConfig(), engine)
-    server.open()
-    app = make_app(server)
-    try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
-            yield engine, http
-    finally:
-        await engine.stop()
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -74,7 +55,7 @@ async def chat(http: httpx.AsyncClient, texts: list[str], label: str = "work") -
 
 def test_a_response_goes_on_in_place_and_a_second_child_in_a_fork() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             first = await respond(http, "One.")
             total = first["usage"]["total_tokens"]
             second = await respond(http, "Two.", previous_response_id=first["id"])
@@ -90,7 +71,7 @@ def test_a_response_goes_on_in_place_and_a_second_child_in_a_fork() -> None:
 
 def test_what_is_not_stored_leaves_the_session_as_it_was() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             first = await respond(http, "One.")
             before = {key: list(tokens) for key, tokens in engine.sessions.items()}
             await respond(http, "Two.", previous_response_id=first["id"], store=False)
@@ -103,7 +84,7 @@ def test_what_is_not_stored_leaves_the_session_as_it_was() -> None:
 
 def test_sessions_close_with_the_last_response_that_lies_in_them() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             first = await respond(http, "One.")
             second = await respond(http, "Two.", previous_response_id=first["id"])
             for made, num_left in ((first, 1), (second, 0)):
@@ -115,7 +96,7 @@ def test_sessions_close_with_the_last_response_that_lies_in_them() -> None:
 
 def test_a_resent_history_is_the_next_turn_of_the_session_that_its_label_finds() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             await chat(http, ["One."])
             (held,) = engine.sessions.values()
             length = len(held)
@@ -130,7 +111,7 @@ def test_a_resent_history_is_the_next_turn_of_the_session_that_its_label_finds()
 
 def test_a_last_turn_that_is_said_differently_is_rewound_and_an_earlier_one_forked() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             for texts in (["One."], ["One.", "Two."], ["One.", "Two.", "Three."]):
                 await chat(http, texts)
             assert await chat(http, ["One.", "Two.", "Four."]) > 0
@@ -143,7 +124,7 @@ def test_a_last_turn_that_is_said_differently_is_rewound_and_an_earlier_one_fork
 
 def test_two_at_once_under_one_label_are_a_turn_and_a_fork_of_what_was_committed() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             await chat(http, ["One."])
             engine.holds = True
             asks = [asyncio.create_task(chat(http, ["One.", text])) for text in ("Two.", "Three.")]
@@ -159,7 +140,7 @@ def test_two_at_once_under_one_label_are_a_turn_and_a_fork_of_what_was_committed
 
 def test_a_label_with_many_helpers_ends_none_of_them() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             engine.holds = True
             asks = [asyncio.create_task(chat(http, [f"{number}."])) for number in range(SESSIONS_PER_LABEL + 3)]
             while len(engine.held) < len(asks):
@@ -175,7 +156,7 @@ def test_a_label_with_many_helpers_ends_none_of_them() -> None:
 
 def test_another_salt_has_a_session_of_its_own() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             for salt in ("", "s", "t", "s"):
                 body = {"messages": [{"role": "user", "content": "One."}], "prompt_cache_key": "work"}
                 answer = await http.post("/v1/chat/completions", json={**body, "cache_salt": salt})
@@ -191,7 +172,7 @@ def test_another_salt_has_a_session_of_its_own() -> None:
 
 def test_a_deleted_response_ends_no_turn_that_follows_it_and_a_deleted_conversation_stays_away() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             first = await respond(http, "One.")
             kept = (await http.post("/v1/conversations", json={})).json()["id"]
             engine.holds = True
@@ -215,7 +196,7 @@ def test_a_deleted_response_ends_no_turn_that_follows_it_and_a_deleted_conversat
 
 def test_a_session_that_has_gone_on_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
 
             async def other_tokens(request: Any, *args: Any, **named: Any) -> str:
                 grown = Transcript(length=3, is_chat=False)
@@ -234,7 +215,7 @@ def test_a_session_that_has_gone_on_meanwhile_is_not_used(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("num_stored", [3, 6])
 def test_conversations_take_half_of_the_sessions_and_the_least_recently_used_goes_first(num_stored: int) -> None:
     async def story() -> None:
-        async with scene(max_sessions=8) as (engine, http):
+        async with talking_server(max_sessions=8) as (engine, http):
             made = [await respond(http, f"Number {number}.") for number in range(num_stored)]
             assert len(engine.sessions) == min(4, num_stored)
             again = await respond(http, "More.", previous_response_id=made[0]["id"])
@@ -245,7 +226,7 @@ def test_conversations_take_half_of_the_sessions_and_the_least_recently_used_goe
 
 def test_a_session_that_the_engine_has_closed_is_opened_anew() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             first = await respond(http, "One.")
             await respond(http, "Two.", previous_response_id=first["id"])
             engine.sessions.clear()
@@ -257,7 +238,7 @@ def test_a_session_that_the_engine_has_closed_is_opened_anew() -> None:
 
 def test_a_reader_that_leaves_leaves_no_session_behind() -> None:
     async def story() -> None:
-        async with scene() as (engine, http):
+        async with talking_server() as (engine, http):
             engine.holds = True
             asked = asyncio.create_task(respond(http, "One."))
             while not engine.held:

@@ -2,36 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 
-from roost.server.app import make_app
 from roost.server.config import ServerConfig
-from roost.server.keys import Keys, read_keys
+from roost.server.keys import read_keys
 from roost.server.openai_responses import ITEMS_MAX
-from roost.server.state import ServerState
-from tests.support.talking_engine import SAID, TalkingEngine
+from tests.support.talking_engine import SAID, talking_server
 
 PAGE_DEFAULT, PAGE_MAX = 20, 100
 HELLO = {"type": "message", "role": "user", "content": "Hello."}
-
-
-@asynccontextmanager
-async def scene(keys: Keys | None = None) -> AsyncIterator[tuple[TalkingEngine, httpx.AsyncClient]]:
-    """A server whose engine says the same to everything."""
-    engine = TalkingEngine()
-    server = ServerState(ServerConfig(), engine) if keys is None else ServerState(ServerConfig(), engine, keys)
-    server.open()
-    try:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=make_app(server)), base_url="http://test"
-        ) as http:
-            yield engine, http
-    finally:
-        await engine.stop()
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -46,7 +28,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 def test_a_response_in_the_background_is_streamed_and_read_again_from_any_event() -> None:
     async def story() -> None:
-        async with scene() as (_, http):
+        async with talking_server() as (_, http):
             body = {"input": "Hello.", "background": True, "stream": True}
             streamed = events(await http.post("/v1/responses", json=body))
             kinds = [event["type"].removeprefix("response.") for event in streamed]
@@ -65,7 +47,7 @@ def test_a_response_in_the_background_is_streamed_and_read_again_from_any_event(
 
 def test_what_a_stored_response_cannot_be_asked_for_is_refused_by_name() -> None:
     async def story() -> None:
-        async with scene() as (_, http):
+        async with talking_server() as (_, http):
             made = (await http.post("/v1/responses", json={"input": "Hello."})).json()
             path = f"/v1/responses/{made['id']}"
             for params, param in (
@@ -92,7 +74,7 @@ def test_what_a_stored_response_cannot_be_asked_for_is_refused_by_name() -> None
 
 def test_a_list_comes_in_pages() -> None:
     async def story() -> None:
-        async with scene() as (_, http):
+        async with talking_server() as (_, http):
             made = (await http.post("/v1/conversations", json={"items": [HELLO] * ITEMS_MAX})).json()
             path = f"/v1/conversations/{made['id']}/items"
             for _ in range(PAGE_MAX // ITEMS_MAX):
@@ -117,7 +99,7 @@ def test_a_list_comes_in_pages() -> None:
 
 def test_a_conversation_takes_so_many_items_at_once() -> None:
     async def story() -> None:
-        async with scene() as (_, http):
+        async with talking_server() as (_, http):
             assert (await http.post("/v1/conversations", json={"items": [HELLO] * ITEMS_MAX})).status_code == 200
             refused = await http.post("/v1/conversations", json={"items": [HELLO] * (ITEMS_MAX + 1)})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items")
@@ -131,7 +113,7 @@ def test_anothers_responses_and_conversations_are_as_if_they_did_not_exist(tmp_p
     keys = read_keys(ServerConfig(api_keys=str(file)))
 
     async def story() -> None:
-        async with scene(keys) as (_, http):
+        async with talking_server(keys=keys) as (_, http):
             ann, bob = ({"authorization": f"Bearer {name}-key-0000000000"} for name in ("ann", "bob"))
             response = (await http.post("/v1/responses", json={"input": "Hello."}, headers=ann)).json()
             conversation = (await http.post("/v1/conversations", json={}, headers=ann)).json()
