@@ -46,7 +46,7 @@ CONVERSATION_BUGS = (
     Bug(
         "session_that_has_gone_on",
         _SERVER,
-        "    if common_prefix_len(turn.lock.session.client_session.tokens, tokens[:-1]) == turn.length_before:",
+        "    if common_prefix_len(session.client_session.tokens, tokens[:-1]) == turn.length_before:",
         "    if turn.length_before >= 0:",
         "a turn goes on after tokens that are not its conversation's",
         _UNIT + "test_a_session_that_has_gone_on_meanwhile_is_not_used",
@@ -134,8 +134,8 @@ CONVERSATION_BUGS = (
     Bug(
         "anothers_response",
         "roost.server.response_store",
-        "        shelf = self._shelves.get(client)",
-        "        shelf = next((each for each in self._shelves.values() if id in each.kept), None)",
+        "        return None if shelf is None else shelf.kept.get(id)",
+        "        return next((each.kept[id] for each in self._shelves.values() if id in each.kept), None)",
         "27: whoever knows a response's id can follow it",
         "tests/unit/server/test_stored_responses.py::"
         "test_anothers_responses_and_conversations_are_as_if_they_did_not_exist",

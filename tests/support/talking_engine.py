@@ -4,7 +4,7 @@ Answers come on the next turn of the event loop. While `holds`, requests wait un
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -154,3 +154,12 @@ async def talking_server(
             yield engine, http
     finally:
         await engine.stop()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let the server work until something is so."""
+    for _ in range(10_000):
+        if is_so():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("waited in vain")

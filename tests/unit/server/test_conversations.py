@@ -17,7 +17,7 @@ from roost.server import conversations
 from roost.server.labels import SESSIONS_PER_LABEL
 from roost.server.session_table import ServerSession
 from roost.text.continuation import Transcript
-from tests.support.talking_engine import SAID, talking_server
+from tests.support.talking_engine import SAID, talking_server, until
 
 HOUR_MS = 3_600_000
 
@@ -128,8 +128,7 @@ def test_two_at_once_under_one_label_are_a_turn_and_a_fork_of_what_was_committed
             await chat(http, ["One."])
             engine.holds = True
             asks = [asyncio.create_task(chat(http, ["One.", text])) for text in ("Two.", "Three.")]
-            while len(engine.held) < 2:
-                await asyncio.sleep(0)
+            await until(lambda: len(engine.held) == 2)
             engine.let_go()
             found = [await ask for ask in asks]
             assert min(found) > 0 and len(engine.commands(ForkSession)) == 1
@@ -143,13 +142,11 @@ def test_a_label_with_many_helpers_ends_none_of_them() -> None:
         async with talking_server() as (engine, http):
             engine.holds = True
             asks = [asyncio.create_task(chat(http, [f"{number}."])) for number in range(SESSIONS_PER_LABEL + 3)]
-            while len(engine.held) < len(asks):
-                await asyncio.sleep(0)
+            await until(lambda: len(engine.held) == len(asks))
             assert len(engine.sessions) == len(asks)
             engine.let_go()
             assert [await ask for ask in asks] == [0] * len(asks)
-            while len(engine.sessions) > SESSIONS_PER_LABEL:
-                await asyncio.sleep(0)
+            await until(lambda: len(engine.sessions) == SESSIONS_PER_LABEL)
 
     run(story)
 
@@ -180,8 +177,7 @@ def test_a_deleted_response_ends_no_turn_that_follows_it_and_a_deleted_conversat
                 asyncio.create_task(respond(http, "Two.", previous_response_id=first["id"])),
                 asyncio.create_task(respond(http, "Two.", conversation=kept)),
             ]
-            while len(engine.held) < len(asks):
-                await asyncio.sleep(0)
+            await until(lambda: len(engine.held) == len(asks))
             for path in (f"/v1/responses/{first['id']}", f"/v1/conversations/{kept}"):
                 assert (await http.delete(path)).status_code == 200
             engine.let_go()
@@ -241,12 +237,10 @@ def test_a_reader_that_leaves_leaves_no_session_behind() -> None:
         async with talking_server() as (engine, http):
             engine.holds = True
             asked = asyncio.create_task(respond(http, "One."))
-            while not engine.held:
-                await asyncio.sleep(0)
+            await until(lambda: bool(engine.held))
             asked.cancel()
             await asyncio.wait({asked})
-            while engine.sessions:
-                await asyncio.sleep(0)
+            await until(lambda: not engine.sessions)
             assert engine.commands(CloseSession)
 
     run(story)

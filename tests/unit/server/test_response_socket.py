@@ -14,7 +14,7 @@ from roost.server.app import make_app
 from roost.server.config import ServerConfig
 from roost.server.response_socket import ACTIVE_MAX, KEPT_MAX, LANES_MAX, WAITING_MAX
 from roost.server.state import ServerState
-from tests.support.talking_engine import TalkingEngine
+from tests.support.talking_engine import TalkingEngine, until
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -57,17 +57,9 @@ class Socket:
         """Disconnect."""
         self.sent.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Let the server work until something is so."""
-        for _ in range(10_000):
-            if is_so():
-                return
-            await asyncio.sleep(0)
-        raise AssertionError(self.events[-3:])
-
     async def ended(self, number: int) -> list[dict[str, Any]]:
         """The last events of the first so many responses."""
-        await self.until(lambda: sum(event["type"] in LAST for event in self.events) >= number)
+        await until(lambda: sum(event["type"] in LAST for event in self.events) >= number)
         return [event for event in self.events if event["type"] in LAST]
 
 
@@ -93,7 +85,7 @@ async def connected(stall_s: int = 60) -> AsyncIterator[Socket]:
         socket.reads.set()
         socket.leave()
         await serving
-        await socket.until(lambda: not engine.sessions)
+        await until(lambda: not engine.sessions)
         assert not engine.held
     finally:
         await engine.stop()
@@ -110,14 +102,14 @@ def test_a_lane_is_in_order_and_lanes_run_beside_each_other() -> None:
             socket.engine.holds = True
             for lane in ("a", "b", "a", None):
                 socket.ask(lane)
-            await socket.until(lambda: len(socket.engine.held) == 3)  # the second of a waits for the first
+            await until(lambda: len(socket.engine.held) == 3)  # the second of a waits for the first
             assert socket.is_at_work
             socket.engine.let_go()
-            await socket.until(lambda: len(socket.engine.held) == 1)
+            await until(lambda: len(socket.engine.held) == 1)
             socket.engine.let_go()
             lanes = [event.get("stream_id") for event in await socket.ended(4)]
             assert sorted(map(str, lanes)) == ["None", "a", "a", "b"]
-            await socket.until(lambda: not socket.is_at_work)
+            await until(lambda: not socket.is_at_work)
             numbers = [event["sequence_number"] for event in socket.events if event.get("stream_id") == "a"]
             one = numbers[: len(numbers) // 2]
             assert numbers == [*one, *one] == [*range(len(one)), *range(len(one))]
@@ -152,7 +144,7 @@ def test_so_many_responses_run_at_once_so_many_wait_and_one_more_is_refused() ->
             socket.engine.holds = True
             for number in range(LANES_MAX):
                 socket.ask(f"lane {number}")
-            await socket.until(lambda: len(socket.engine.held) == ACTIVE_MAX)
+            await until(lambda: len(socket.engine.held) == ACTIVE_MAX)
             socket.ask("one more lane")
             (refused,) = await socket.ended(1)
             assert refused["status"] == 429 and "lanes" in refused["error"]["message"]
@@ -192,7 +184,7 @@ def test_steering_is_refused_by_name_with_what_was_said() -> None:
     async def story() -> None:
         async with connected() as socket:
             socket.say({"type": "response.steer", "input": "x", "previous_response_id": "r"})
-            await socket.until(lambda: bool(socket.events))
+            await until(lambda: bool(socket.events))
             (event,) = socket.events
             assert (event["type"], event["error"]["code"]) == ("response.steer.failed", "steering_not_supported")
             assert event["steer"] == {"input": "x", "previous_response_id": "r"}
@@ -205,7 +197,7 @@ def test_a_socket_is_closed_after_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def story() -> None:
         async with connected() as socket:
-            await socket.until(lambda: socket.closed is not None)
+            await until(lambda: socket.closed is not None)
             assert socket.closed == 1001
             assert socket.events[0]["error"]["code"] == "websocket_connection_limit_reached"
 
@@ -219,12 +211,12 @@ def test_a_socket_that_is_cut_after_any_event_leaves_nothing_behind(num_events: 
             socket.engine.holds = num_events == 0
             socket.ask()
             if num_events == 0:
-                await socket.until(lambda: bool(socket.engine.held))
+                await until(lambda: bool(socket.engine.held))
             else:
-                await socket.until(lambda: len(socket.events) >= min(num_events, 9))
+                await until(lambda: len(socket.events) >= min(num_events, 9))
             socket.leave()
             if num_events == 0:
-                await socket.until(lambda: bool(socket.engine.commands(Abort)))
+                await until(lambda: bool(socket.engine.commands(Abort)))
 
     run(story)
 
@@ -235,10 +227,10 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
             socket.engine.holds = True
             socket.ask("a")
             socket.ask("b")
-            await socket.until(lambda: len(socket.engine.held) == 2)
+            await until(lambda: len(socket.engine.held) == 2)
             socket.reads.clear()
             number, submit = socket.engine.held.pop()
             socket.engine._talk(number, submit)
-            await socket.until(lambda: bool(socket.engine.commands(Abort)))  # the other one
+            await until(lambda: bool(socket.engine.commands(Abort)))  # the other one
 
     run(story)
