@@ -92,14 +92,6 @@ THRESHOLD_BUGS = (
         test="tests/unit/sched/test_sessions.py::test_a_turn_that_never_ran_is_a_use_of_its_session_all_the_same",
     ),
     Bug(
-        "fork_has_its_own_usages",
-        _CLIENT_SESSION,
-        "        self.usages = list(usages)  # of its committed turns",
-        "        self.usages = usages",
-        "what a fork's turns cost is gone when its source is rewound",
-        test=_SESSION_TESTS + "test_a_fork_keeps_what_its_turns_cost_when_its_source_is_rewound",
-    ),
-    Bug(
         "menus_hold_their_last_size",
         "roost.spec_widths",
         "        return next((menu for most, menu in _MENUS if num_rounds <= most), _MENU_BEYOND)",

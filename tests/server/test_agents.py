@@ -119,8 +119,7 @@ CLAUDE: dict[str, Any] = {
 def server_of_agents(rested: Server) -> Iterator[Server]:
     """A server whose sessions are closed at the end: those of labels live on for an hour."""
     yield rested
-    for session in rested.http.get("/v1/sessions").json()["data"]:
-        rested.http.delete(f"/v1/sessions/{session['id']}")
+    rested.close_sessions()
 
 
 def message(role: str, text: str) -> dict[str, Any]:

@@ -35,8 +35,7 @@ def claude(rested: Server) -> anthropic.Anthropic:
 def _closed(rested: Server) -> Any:
     """Sessions that labels have led to are closed at the end, so that the server can be as it was."""
     yield
-    for session in rested.http.get("/v1/sessions").json()["data"]:
-        rested.http.delete(f"/v1/sessions/{session['id']}")
+    rested.close_sessions()
 
 
 def ask(claude: anthropic.Anthropic, messages: list[Any], **changes: Any) -> Message:

@@ -226,7 +226,7 @@ def test_every_parameter_of_the_official_client_is_known_here() -> None:
         assert asked <= set(kind.__struct_fields__)
 
 
-def test_what_would_happen_anyway_may_be_said(client: openai.OpenAI) -> None:
+def test_what_would_happen_anyway_may_be_said(client: openai.OpenAI, server: Server) -> None:
     harmless: Any = {
         **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False},
         **{"prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "metadata": {"run": "7"}},
@@ -239,6 +239,7 @@ def test_what_would_happen_anyway_may_be_said(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "include_obfuscation": False}
     harmless |= {"stream": True, "stream_options": options}
     assert list(client.chat.completions.create(model=MODEL, messages=FRANCE, **harmless))[-1].usage
+    server.close_sessions()  # the key's
 
 
 def test_a_top_p_of_0_takes_the_best_token_and_a_top_k_of_0_all(client: openai.OpenAI) -> None:

@@ -277,8 +277,7 @@ def test_a_labelled_chat_inherits_and_says_the_same(agent: Agent) -> None:
         assert cached_tokens == held or not held  # the first one has what the prefix cache has
         held = labelled.usage.total_tokens
         messages.append({"role": "assistant", "content": said})
-    for session in agent.server.http.get("/v1/sessions").json()["data"]:
-        agent.server.http.delete(f"/v1/sessions/{session['id']}")
+    agent.server.close_sessions()
 
 
 def test_a_server_that_stops_lets_sockets_and_the_background_finish(start_tiny: StartTiny) -> None:

@@ -76,6 +76,11 @@ class Server:
         assert "rror" not in self.log, self.log
         assert "Traceback" not in self.log, self.log
 
+    def close_sessions(self) -> None:
+        """Close every session: those that a label has led to live on for an hour."""
+        for session in self.http.get("/v1/sessions").json()["data"]:
+            self.http.delete(f"/v1/sessions/{session['id']}")
+
     def litter(self) -> list[Path]:
         """What it has left among the temporary files."""
         return list(self._temporary.glob("roost-*"))
