@@ -10,6 +10,7 @@ from roost.config.options import SessionConfig
 from roost.messages import (
     Abort,
     CloseSession,
+    Event,
     Finished,
     ForkSession,
     GetSession,
