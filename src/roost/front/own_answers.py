@@ -2,16 +2,17 @@
 
 A client that sends its whole history again sends the model's answers as messages. An answer is known by everything
 that was said before it and by what it says, so the same conversation has the same tokens whoever looks it up, and no
-name or session is part of that. Bounded by number and tokens; the least recently used go first. Called by the server.
+name or session is part of that. Bounded by number and tokens; the least recently used go first. Answers are looked up
+on any thread and kept on one. Called by the server.
 """
 
 import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from threading import Lock
 from typing import Any
 
 from roost.text.conversation import OwnAnswer
@@ -52,7 +53,6 @@ class OwnAnswers:
 
     def __init__(self, answers_max: int = ANSWERS_MAX, tokens_max: int = TOKENS_MAX) -> None:
         self._answers_max, self._tokens_max = answers_max, tokens_max
-        self._lock = Lock()  # conversations are rendered on several threads
         self._kept: OrderedDict[bytes, tuple[array[int], bytes | None]] = OrderedDict()  # and what was thought
         self._num_tokens = 0
 
@@ -63,11 +63,10 @@ class OwnAnswers:
         for message, digest in zip(messages, history.digests, strict=True):
             if message["role"] != "assistant":
                 continue
-            with self._lock:
-                kept = self._kept.get(digest)
-                if kept is not None:
-                    self._kept.move_to_end(digest)
+            kept = self._kept.get(digest)
             if kept is not None and _thought(message) in (None, kept[1]):  # or the client has changed it
+                with suppress(KeyError):  # another thread may have forgotten it meanwhile
+                    self._kept.move_to_end(digest)
                 found[number] = OwnAnswer(tokens=tuple(kept[0]), has_reasoning=kept[1] is not None)
             number += 1
         return found
@@ -75,16 +74,13 @@ class OwnAnswers:
     def keep(self, history: History, message: dict[str, Any], answer: OwnAnswer) -> None:
         """Remember the answer to a history."""
         digest = history.after(message)
-        with self._lock:
-            self._forget(digest)
-            self._kept[digest] = array("i", answer.tokens), _thought(message)
-            self._num_tokens += len(answer.tokens)
-            while len(self._kept) > self._answers_max or self._num_tokens > self._tokens_max:
-                self._forget(next(iter(self._kept)))
-
-    def _forget(self, digest: bytes) -> None:
-        if (kept := self._kept.pop(digest, None)) is not None:
-            self._num_tokens -= len(kept[0])
+        if (earlier := self._kept.pop(digest, None)) is not None:
+            self._num_tokens -= len(earlier[0])
+        self._kept[digest] = array("i", answer.tokens), _thought(message)
+        self._num_tokens += len(answer.tokens)
+        while len(self._kept) > self._answers_max or self._num_tokens > self._tokens_max:
+            _, (tokens, _) = self._kept.popitem(last=False)
+            self._num_tokens -= len(tokens)
 
 
 def _digest(before: bytes, value: Any) -> bytes:
