@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from roost.messages import Event, Finished, SpecStats, Stats, Tokens
+from roost.messages import Begun, Event, Finished, SpecStats, Stats, Tokens
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -22,6 +22,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.queued = self._histogram("roost_queue_seconds", "From request to when it begins to run")
         self.first_token = self._histogram("roost_time_to_first_token_seconds", "From request to first token")
         self.between = self._histogram("roost_inter_token_seconds", "Between tokens of one output")
         self.whole = self._histogram("roost_end_to_end_seconds", "From request to end")
@@ -47,7 +48,9 @@ class LatencyTimer:
     def observe(self, event: Event) -> None:
         """Observe an event as it arrives."""
         now = time.monotonic()
-        if isinstance(event, Tokens):
+        if isinstance(event, Begun):
+            self._metrics.queued.observe(now - self._began)
+        elif isinstance(event, Tokens):
             if self._last is None:
                 self._metrics.first_token.observe(now - self._began)
             else:

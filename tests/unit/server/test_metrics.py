@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from roost.messages import GetStats, Stats
-from roost.server.metrics import Metrics
+from roost.messages import Begun, GetStats, Stats
+from roost.server.metrics import LatencyTimer, Metrics
 from tests.support.engine_client import engine_client
 
 
@@ -15,3 +15,12 @@ def test_the_size_that_steps_may_have_is_a_gauge(most: int | None, shown: str) -
     assert isinstance(stats, Stats)
     lines = Metrics().exposition(replace(stats, step_rows_max=most, step_tokens_max=most)).decode().splitlines()
     assert f"roost_step_rows_limit {shown}" in lines and f"roost_step_tokens_limit {shown}" in lines
+
+
+def test_the_time_in_the_queue_ends_when_a_request_begins() -> None:
+    (stats,) = engine_client().send(GetStats())
+    assert isinstance(stats, Stats)
+    metrics = Metrics()
+    LatencyTimer(metrics).observe(Begun(request_id="r", prompt_tokens=3, cached_tokens=0))
+    lines = metrics.exposition(stats).decode().splitlines()
+    assert "roost_queue_seconds_count 1.0" in lines and "roost_time_to_first_token_seconds_count 0.0" in lines
