@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response
+from pydantic import BaseModel, Field
 
 from tests.server.conftest import StartTiny
 from tests.support.server_process import Server
@@ -169,6 +170,29 @@ def test_a_response_in_the_background_is_read_later_or_cancelled(agent: Agent) -
     assert found.status == "incomplete" and found.output_text
     long = agent.say("Tell a long story.", background=True, max_output_tokens=1500)
     assert agent.client.responses.cancel(long.id).status == "cancelled"
+
+
+def test_a_stream_in_the_background_can_be_left_and_read_on(agent: Agent) -> None:
+    stream = agent.client.responses.create(**GREEDY, input="Tell a story.", background=True, stream=True)
+    first = next(iter(stream))
+    stream.close()
+    assert first.type == "response.created"
+    agent.ids.append(first.response.id)
+    rest = list(agent.client.responses.retrieve(first.response.id, stream=True, starting_after=0))
+    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+    assert rest[-1].type in ("response.completed", "response.incomplete")
+
+
+def test_an_answer_is_parsed_into_a_model_of_the_clients(agent: Agent) -> None:
+    class Colour(BaseModel):
+        name: str = Field(max_length=20)
+        is_warm: bool
+
+    made = agent.client.responses.parse(
+        model="default", input="Name a colour as JSON.", text_format=Colour, temperature=0, max_output_tokens=120
+    )
+    agent.ids.append(made.id)
+    assert isinstance(made.output_parsed, Colour)
 
 
 def test_input_can_be_added_before_anything_is_generated(agent: Agent) -> None:
