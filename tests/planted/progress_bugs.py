@@ -391,9 +391,8 @@ PROGRESS_BUGS = (
     Bug(
         "refusal_sees_shared_prompts",
         _ADMISSION,
-        "    counts = (state.sessions.num_leases_kept, refusal.num_leases_kept), "
-        "(state.store.tree.num_grown, refusal.num_grown)",
-        "    counts = ((state.sessions.num_leases_kept, refusal.num_leases_kept),)",
+        "        (state.store.tree.num_pinned, refusal.num_pinned),",
+        "",
         "who was refused before a running request shared their prompt waits until that has ended",
         test="tests/unit/sched/test_admission.py::test_who_was_refused_starts_once_most_of_its_prompt_is_shared",
     ),

@@ -46,7 +46,7 @@ class PrefixTree:
         self._roots: dict[str, Node] = {}
         self._nodes: dict[NodeId, Node] = {}  # roots excluded
         self._next_id = 0
-        self.num_grown = 0  # leaves that were ever added
+        self.num_pinned = 0  # how often a node has got its first pin
         self._num_evictable = [0] * len(books)
         # (last used, node); entries may be out of date and are checked when popped
         self._leaf_heap: list[tuple[int, NodeId]] = []
@@ -146,6 +146,7 @@ class PrefixTree:
 
     def _pin_one(self, node: Node) -> None:
         if node.pins == 0:
+            self.num_pinned += 1
             for number, book in enumerate(self._books):
                 if book.window is None:
                     self._num_evictable[number] -= len(node.pages[number])
@@ -222,7 +223,6 @@ class PrefixTree:
             self._num_evictable[number] += len(node.held(number))
         parent.children[self._first_page(node.key, 0)] = node
         self._nodes[node.id] = node
-        self.num_grown += 1
         self._offer(node)
         return node
 

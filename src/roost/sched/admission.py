@@ -42,7 +42,7 @@ def _start(state: State, request: Request) -> str:
             turn=request.turn.id,
             margins=_margins(state),
             num_leases_kept=state.sessions.num_leases_kept,
-            num_grown=state.store.tree.num_grown,
+            num_pinned=state.store.tree.num_pinned,
             reason=reason,
         )
         return reason
@@ -93,7 +93,10 @@ def _refused_before(state: State, request: Request) -> str:
     refusal = state.last_refusal
     if refusal is None or refusal.turn != request.turn.id or not state.running:
         return ""
-    counts = (state.sessions.num_leases_kept, refusal.num_leases_kept), (state.store.tree.num_grown, refusal.num_grown)
+    counts = (
+        (state.sessions.num_leases_kept, refusal.num_leases_kept),
+        (state.store.tree.num_pinned, refusal.num_pinned),
+    )
     better = any(now > then for now, then in (*counts, *zip(_margins(state), refusal.margins, strict=True)))
     return "" if better else refusal.reason
 

@@ -36,7 +36,7 @@ class AdmissionRefusal:
     turn: TurnId
     margins: list[int]  # per book: pages that were not promised to anyone
     num_leases_kept: int  # leases that sessions had been left: one more may be reclaimed
-    num_grown: int  # leaves that the prefix tree had been given: one more may hold its prompt
+    num_pinned: int  # first pins of the tree's nodes: one may hold its prompt, whose pages it need not take then
     reason: str
 
 
