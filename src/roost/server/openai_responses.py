@@ -176,13 +176,14 @@ async def _create_in_background(request: Request, body: ResponseBody) -> Respons
     server: ServerState = request.app.state.server
     check_free(turn.before.conversation)
     begun = turn.stream.queued()
+    if turn.log is not None:
+        turn.log.add(*begun)
     stored = turn.stored()
     server.responses.put(stored)
     stored.task = server.follow(asyncio.create_task(_run_in_background(server, turn, stored)))
     await asyncio.sleep(0)  # from now on it can be cancelled, and says so
     if turn.log is None:
         return json_response(stored.response)
-    turn.log.add(*begun)
     return await event_stream(request, turn.log.read(), named=True)
 
 

@@ -16,11 +16,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from roost.errors import CapacityError, RequestError
 from roost.server.body_reader import parse, record_of
 from roost.server.detached import detached
-from roost.server.refusals import error_for_path
 from roost.server.response_schema import ResponseBody
 from roost.server.response_store import ResponseStore
 from roost.server.response_turns import prepare
-from roost.server.responses import error_of
+from roost.server.responses import error_at, error_of
 from roost.server.state import ServerState
 from roost.values import shown
 
@@ -32,7 +31,6 @@ KEPT_MAX = 64  # responses that are kept for the connection alone
 _KEPT_BYTES_MAX = 2**24
 _STREAM_ID_LEN_MAX = 256
 _CREATE, _STEER = "response.create", "response.steer"
-_PATH = "/v1/responses"
 _TOO_LONG_OPEN = "websocket_connection_limit_reached"
 _GOING_AWAY = 1001
 
@@ -55,7 +53,7 @@ class ResponseSocket:
     async def run(self) -> None:
         """Read messages until the client leaves, does not read its own, or has been there for too long."""
         try:
-            async with asyncio.timeout(OPEN_S), asyncio.TaskGroup() as self._lane_tasks:
+            async with asyncio.timeout(OPEN_S), self._lane_tasks:
                 await self._read()
         except* WebSocketDisconnect:
             pass
@@ -134,8 +132,7 @@ class ResponseSocket:
         self._websocket.scope["state"]["set_at_work"](self._num_pending > 0)
 
     async def _refuse_error(self, lane: str | None, error: RequestError | CapacityError) -> None:
-        context = 0 if self._server.engine.started is None else self._server.engine.started.context
-        status, body = error_for_path(_PATH, error.status, error_of(error), context)
+        status, body = error_at(self._websocket, error.status, error_of(error))
         if isinstance(error, RequestError) and (error.status, error.param) == (404, "previous_response_id"):
             status = 400  # as it is documented for sockets
         await self._refuse(lane, status, body["error"])
