@@ -11,8 +11,8 @@ CHAIN_BUGS = (
     Bug(
         "chain_of_a_reduced_vocabulary",
         "roost.drafters.eagle",
-        "        return self._head.token_ids(self._ops.argmax(self._head.logits(hidden)))",
-        "        return self._ops.argmax(self._head.logits(hidden))",
+        "        return self._head.token_ids(self._ops.argmax(logits)) if is_plain else logits",
+        "        return self._ops.argmax(logits) if is_plain else logits",
         "30: a head's own ids are taken for the target's",
         test="tests/parity/test_drafting.py::test_draft_logits_of_every_branch_and_step_equal_dense_ones[eagle3-chain-4-9]",
     ),

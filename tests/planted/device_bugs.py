@@ -101,7 +101,7 @@ DEVICE_BUGS = (
     Bug(
         "offsets_of_a_reduced_vocabulary",
         _EAGLE,
-        "        return self._head.token_ids(ids).view(shape), scores.view(shape)",
+        "        return self._token_ids[ids].view(shape), scores.view(shape)",
         "        return ids.view(shape), scores.view(shape)",
         "30: a head's own ids are taken for the target's",
         test=_DENSE + "[eagle3-tree-4-9]",

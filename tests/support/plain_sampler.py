@@ -15,8 +15,9 @@ from roost.sampling.sampler import Sampler
 from roost.step import RowSetup
 
 Logits = NDArray[np.float32]
-MASK = 2**64 - 1
+MASK, WORD = 2**64 - 1, 2**32 - 1
 MARGIN = 1e-7  # closer than this to a border, rounding may decide
+NOISE_MARGIN = 1e-4  # the same of two scores: noise is taken from a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,28 @@ def mixed(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number for a seed and a position."""
+def hashed(word: int) -> int:
+    """A hash of 32 bits."""
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & WORD
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & WORD
+    return word ^ (word >> 16)
+
+
+def draw_key(seed: int, position: int) -> int:
+    """The random bits of a seed and a position."""
     golden = 0x9E3779B97F4A7C15
     state = mixed((seed + golden) & MASK)
-    return (mixed((state + (position + 1) * golden) & MASK) >> 11) * 2.0**-53
+    return mixed((state + (position + 1) * golden) & MASK)
+
+
+def uniform(key: int, token: int) -> float:
+    """The number in (0, 1) of a token in a draw."""
+    return (hashed((hashed(token ^ (key & WORD)) + (key >> 32)) & WORD) + 0.5) * 2.0**-32
+
+
+def gumbel(key: int, token: int) -> float:
+    """The noise of a token in a draw."""
+    return -math.log(-math.log(uniform(key, token)))
 
 
 def changed_logits(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) -> Logits:
@@ -106,13 +124,13 @@ def choice(case: Case, logits: Logits, position: int, path: Sequence[int] = ()) 
     if case.sampling.greedy:
         return ranked(changed)[0]
     kept, unsure = distribution(case.sampling, changed)
-    number, held = uniform(case.sampling.seed, position), 0.0
-    for token, probability in kept.items():
-        held += probability
-        unsure = unsure or abs(held - number) < MARGIN
-        if number < held:
-            return None if unsure else token
-    return None
+    if unsure:
+        return None
+    key, temperature = draw_key(case.sampling.seed, position), case.sampling.temperature
+    scores = {token: float(changed[token]) / temperature + gumbel(key, token) for token in kept}
+    first, *others = sorted(scores, key=lambda token: -scores[token])
+    near = NOISE_MARGIN * max(1.0, abs(scores[first]) * 1e-3)
+    return None if others and scores[first] - scores[others[0]] < near else first
 
 
 def sampler_of(cases: Sequence[Case], vocab_size: int) -> Sampler:

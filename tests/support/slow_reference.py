@@ -1,7 +1,7 @@
 """A slow reference of a whole generation: for each token the sequence so far runs again through transformers, densely.
 
 Quantised KV, which transformers does not have, runs as one prefill of Roost's. The rules of sampling are written out
-here in plain numpy, from what the options promise; only the random numbers are the engine's own. A choice too close
+here in plain numpy, from what the options promise, and so is the noise of draws. A choice too close
 to call in floats fails the test that asks for it: other seeds are to be taken.
 """
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from roost.messages import Submit
 from roost.models.decoder import Decoder
-from roost.sampling.draw import uniform
 from roost.sampling.params import SamplingParams
 from tests.support.grammars import allowed_after
+from tests.support.plain_sampler import draw_key, gumbel
 from tests.support.stand_in_heads import checkpoint
 from tests.support.whole_prefill import prefill_logits
 
@@ -85,18 +85,18 @@ def _changed(logits: Reals, submit: Submit, output: tuple[int, ...]) -> Reals:
 
 
 def _choice(changed: Reals, sampling: SamplingParams, position: int) -> int:
-    """The best token, or the one on which the position's random number falls."""
+    """The best token, or the best with the noise of the position."""
     order = np.argsort(-changed, kind="stable")
     best, second = changed[order[:2]]
     if sampling.temperature == 0 or sampling.top_k == 1:
         assert best - second > MARGIN, f"too close to call: {best} and {second}"
         return int(order[0])
     kept = _kept(order, changed, sampling)
-    weights = np.exp((changed[kept] - best) / sampling.temperature)
-    sums = np.cumsum(weights) / weights.sum()
-    number = float(uniform(torch.tensor([sampling.seed]), torch.tensor([position])))
-    assert np.abs(sums[:-1] - number).min(initial=1) > MARGIN, f"too close to call: {number} and {sums}"
-    return int(kept[np.searchsorted(sums, number, side="right")])
+    key = draw_key(sampling.seed, position)
+    scores = changed[kept] / sampling.temperature + [gumbel(key, token) for token in kept.tolist()]
+    ranked = np.sort(scores)[::-1]
+    assert len(kept) == 1 or ranked[0] - ranked[1] > MARGIN, f"too close to call: {ranked[:2]}"
+    return int(kept[scores.argmax()])
 
 
 def _kept(order: NDArray[np.int64], changed: Reals, sampling: SamplingParams) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ decides nothing, or only how good a guess is, says so. Whoever adds a number add
 
 _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
+_GUMBEL = "tests/unit/layers/test_gumbel.py::"
 _HOST_DRAW = "tests/unit/sampling/test_host_draw.py::"
 _SESSION_TABLE = "tests/unit/server/test_session_table.py::"
 _BODY = "tests/unit/server/test_body_reader.py::"
@@ -100,6 +101,11 @@ TESTED: dict[str, str] = {
     "test_top_p_keeps_what_it_should_of_a_flat_row_beside_peaked_ones",
     "roost.sampling.draw.VOCAB_SIZE_MAX": "tests/unit/sampling/test_draw.py::"
     "test_a_sum_of_the_largest_vocabulary_does_not_overflow",
+    "roost.layers.gumbel.BIASES_MAX": "tests/unit/layers/test_gumbel.py::test_there_is_room_for_every_bias",
+    "roost.layers.gumbel.SMALLEST_TEMPERATURE": _GUMBEL + "test_without_numba_the_host_draws_the_same",
+    "roost.layers.host_gumbel._LEAST": _GUMBEL + "test_drafts_on_the_host_are_those_of_the_reference",
+    "roost.numba_kernels.gumbel._BLOCK": _GUMBEL + "test_without_numba_the_host_draws_the_same",
+    "roost.kernels.gumbel._CHUNK": _KERNELS + "test_gumbel.py::test_a_draw_is_the_references",
     "roost.sampling.host_draw._BLOCK": _HOST_DRAW + "test_the_token_is_the_references",
     "roost.sampling.host_draw._ERROR": _HOST_DRAW + "test_the_token_is_the_references",
     "roost.sampling.host_draw._CANDIDATES_MAX": _HOST_DRAW + "test_the_token_is_the_references",
@@ -328,6 +334,14 @@ _DEFAULT = "a default, which every test that says nothing else runs with"
 _KEPT = "how much is kept for a dump"
 
 UNTESTED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *(f"roost.layers.gumbel.{name}" for name in ("GOLDEN", "MIX_1", "MIX_2", "HASH_1", "HASH_2", "WORD")),
+            "roost.layers.host_gumbel._BITS",
+            "roost.kernels.gumbel._WARPS",
+        ),
+        _NUMBER,
+    ),
     "roost.front.own_answers._DIGEST_BYTES": _NUMBER,
     "roost.server.request_log._SWITCHED": _NUMBER,
     "roost.server.response_socket._GOING_AWAY": _NUMBER,
@@ -373,10 +387,6 @@ UNTESTED: dict[str, str] = {
     "roost.tools.call_ids._HEX_LEN": "what Mistral's templates ask for",
     "roost.sched.sessions.MS": _NUMBER,
     "roost.sampling.draw.WEIGHT_ONE": _NUMBER,
-    "roost.sampling.draw.GOLDEN": _NUMBER,
-    "roost.sampling.draw.MIX_1": _NUMBER,
-    "roost.sampling.draw.MIX_2": _NUMBER,
-    "roost.sampling.host_draw._BITS": _NUMBER,
     "roost.runner.memory._WIDE": _NUMBER,
     "roost.runner.memory._KEPT": _NUMBER,
     "roost.runner.memory.MEMORY_FRACTION": _DEFAULT,

@@ -20,6 +20,7 @@ from roost.drafters.protocol import Pairs
 from roost.drafters.tree import Candidates, Trees, best_trees, chains
 from roost.errors import InvariantError
 from roost.layers.attention import Attend
+from roost.layers.gumbel import RowDraws
 from roost.layers.ops import Ops
 from roost.layers.segments import HostSegments, Segments
 from roost.models.model import PairHead
@@ -32,7 +33,9 @@ def make(parts: Parts) -> "EagleDrafter":
     if not isinstance(parts.head, PairHead):
         raise InvariantError(f"the head that drafts must be an EAGLE head, got {type(parts.head)}")
     kv_cache = KvCache(parts.table, [kv.kept_as(parts.resolved.memory.kv_cache_dtype) for kv in parts.head.kv])
-    return EagleDrafter(parts.head, parts.resolved.spec, kv_cache, parts.attention, parts.ops)
+    return EagleDrafter(
+        parts.head, parts.resolved.spec, kv_cache, parts.attention, parts.ops, parts.draws, is_host=parts.is_host
+    )
 
 
 class EagleDrafter:
@@ -45,13 +48,18 @@ class EagleDrafter:
         kv_cache: KvCache,
         attention: Attention,
         ops: Ops,
+        draws: RowDraws,
+        *,
+        is_host: bool = False,
     ) -> None:
         table = kv_cache.table
+        self._draws, self._is_host = draws, is_host
         self._head, self._shape, self._table, self._attention, self._ops = head, shape, table, attention, ops
         self._extend_pass, self._draft_pass, self._best_pass = ops.new_pass(), ops.new_pass(), ops.new_pass()
         self.kv_cache = kv_cache
         self._layers = [(0, layer) for layer in range(len(head.kv))]  # of the one KV cache
         num_rows, device = len(table.pages), table.pages.device
+        self._token_ids = head.token_ids(torch.arange(head.num_tokens, device=device))  # the target's, of its own
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
         self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
         self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; chains need none
@@ -78,7 +86,8 @@ class EagleDrafter:
         inputs = (pairs.tokens, pairs.positions, pairs.slots, hidden, *aux_hidden)
         (output,) = self._extend_pass.run(pairs.segments.kind, forward, inputs, pairs.segments)
         if len(pairs.sampling_rows):
-            self._stand_at(pairs.sampling_rows, output.index_select(0, pairs.last_pairs))
+            last = pairs.last_pairs
+            self._stand_at(pairs.sampling_rows, output.index_select(0, last), pairs.positions.index_select(0, last))
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
@@ -86,18 +95,21 @@ class EagleDrafter:
             return self._chains(rounds, roots, width, forced)
         return self._beams(DraftBranches(rounds, self._shape, self._table), roots, width)
 
-    def _stand_at(self, rows: Tensor, hidden: Tensor) -> None:
-        """Keep the head's last hidden states [R, hidden_size] of rows, and the best tokens after them."""
+    def _stand_at(self, rows: Tensor, hidden: Tensor, positions: Tensor) -> None:
+        """Keep the head's last hidden states [R, hidden_size] of rows, and the drafts after pairs at `positions`."""
         self._hidden.index_copy_(0, rows, hidden)
         if self._shape.topk == 1:
-            (tokens,) = self._best_pass.run(None, lambda inputs: (self._best_one(*inputs),), (hidden,), None)
-            self._tokens.index_copy_(0, rows, tokens[:, None])
+            is_plain = self._is_plain(rows)
+            (found,) = self._best_pass.run(
+                is_plain, lambda inputs: (self._found(*inputs, is_plain=is_plain),), (hidden,), None
+            )
+            self._tokens.index_copy_(0, rows, self._drafted(found, rows, positions, is_plain=is_plain)[:, None])
         else:
-            self._tokens[rows], self._scores[rows] = self._best(hidden)
+            self._tokens[rows], self._scores[rows] = self._best(hidden, rows, positions)
 
     def _chains(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """The best token, then the best after it; a chain goes on in its row. What is forced need not be guessed."""
-        rows, num_passes = rounds.rows, self._num_steps(width) - 1
+        rows, num_passes, is_plain = rounds.rows, self._num_steps(width) - 1, self._is_plain(rounds.rows)
         tokens, hidden = self._tokens.index_select(0, rows)[:, 0], self._hidden.index_select(0, rows)
         if forced is not None:
             tokens = _unless(forced[:, 0], tokens)
@@ -105,7 +117,9 @@ class EagleDrafter:
         places = self._ops.chain_places(rows, rounds.start_positions, num_passes, self._table.of_rounds)
         drafts = [roots, tokens]
         for step, (positions, slots) in enumerate(zip(places.positions.unbind(), places.slots.unbind(), strict=True)):
-            hidden, best = self._draft(tokens, hidden, positions, slots, rounds.later(step, positions))
+            later = rounds.later(step, positions)
+            hidden, found = self._draft(tokens, hidden, positions, slots, later, is_plain=is_plain)
+            best = self._drafted(found, rows, positions, is_plain=is_plain)
             # in any case a copy: the next pass may write there
             tokens = best.clone() if forced is None else _unless(forced[:, step + 1], best)
             drafts.append(tokens)
@@ -125,7 +139,9 @@ class EagleDrafter:
         met = [(tokens, scores, torch.full_like(tokens, -1))]
         for step in range(num_steps - 1):
             hidden = self._pass(tokens, hidden, branches, step)
-            next_tokens, next_scores = self._best(hidden)  # [R, K, K]: the best after each path
+            positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)
+            own = rows[:, None].expand_as(tokens)
+            next_tokens, next_scores = self._best(hidden, own, positions)  # [R, K, K]: the best after each path
             next_scores = next_scores + scores[:, :, None]
             parents = beam[:, :, None].expand_as(next_tokens)
             num_met = topk + step * topk**2
@@ -148,30 +164,54 @@ class EagleDrafter:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""
         positions = (branches.rounds.start_positions + step)[:, None].expand_as(tokens)
         places = positions.flatten(), branches.slots(step).flatten()
-        drafted, *_ = self._draft(tokens.flatten(), hidden.flatten(0, 1), *places, branches.segments(step))
+        segments = branches.segments(step)
+        drafted, *_ = self._draft(tokens.flatten(), hidden.flatten(0, 1), *places, segments, is_plain=True)
         return drafted.view_as(hidden)
 
     def _draft(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, segments: Segments
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, segments: Segments, *, is_plain: bool
     ) -> tuple[Tensor, ...]:
-        """Hidden states of one token in each segment; of chains, the best token after each as well."""
+        """Hidden states of one token in each segment; of chains, what the draft after each is found from as well."""
 
         def forward(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             tokens, hidden, positions, slots = inputs
             output = self._head.forward(tokens, hidden, positions, self._attend(slots, segments))
-            return (output, self._best_one(output)) if self._shape.topk == 1 else (output,)
+            return (output, self._found(output, is_plain=is_plain)) if self._shape.topk == 1 else (output,)
 
-        return self._draft_pass.run(segments.kind, forward, (tokens, hidden, positions, slots), segments)
+        kind = segments.kind, is_plain
+        return self._draft_pass.run(kind, forward, (tokens, hidden, positions, slots), segments)
 
-    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The K best tokens after hidden states [..., hidden_size], and their log-probabilities, best first."""
+    def _best(self, hidden: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The K best tokens after hidden states [..., hidden_size] of pairs, and their scores, best first.
+
+        With the noise of a draw these are the K tokens that the target most likely draws (Gumbel top-k), and a score is
+        how likely, as a log-probability: the noise is known, what the target thinks is not.
+        """
         logits, shape = self._head.logits(hidden.reshape(-1, hidden.shape[-1])), (*hidden.shape[:-1], self._shape.topk)
+        if not self._is_plain(rows):
+            at = rows.flatten(), positions.flatten() + 2
+            logits = self._ops.draft_scores(logits, self._token_ids, *at, self._draws)
         scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
-        return self._head.token_ids(ids).view(shape), scores.view(shape)
+        return self._token_ids[ids].view(shape), scores.view(shape)
 
-    def _best_one(self, hidden: Tensor) -> Tensor:
-        """The best token [R] after hidden states [R, hidden_size]: without rivals, it is not scored."""
-        return self._head.token_ids(self._ops.argmax(self._head.logits(hidden)))
+    def _is_plain(self, rows: Tensor) -> bool:
+        """Whether the head's best tokens are the drafts of these rows; where nobody can look, they may not be."""
+        if not self._is_host:
+            return False
+        at = rows.flatten()
+        return not (self._draws.reals[0][at].any() or self._draws.wholes[2][at].any())
+
+    def _found(self, hidden: Tensor, *, is_plain: bool) -> Tensor:
+        """What the drafts [R] after hidden states [R, hidden_size] are found from: logits, or they themselves."""
+        logits = self._head.logits(hidden)
+        return self._head.token_ids(self._ops.argmax(logits)) if is_plain else logits
+
+    def _drafted(self, found: Tensor, rows: Tensor, positions: Tensor, *, is_plain: bool) -> Tensor:
+        """The drafts [R] after pairs at `positions`, drawn as the target will draw there."""
+        if is_plain:
+            return found
+        best = self._ops.best_drafts(found, self._token_ids, rows, positions + 2, self._draws)
+        return self._token_ids.index_select(0, best)
 
     def _attend(self, slots: Tensor, segments: Segments) -> Attend:
         return attend_through(self._attention, [self.kv_cache], [slots], segments, self._layers)

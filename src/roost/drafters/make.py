@@ -11,6 +11,7 @@ from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.protocol import Drafter
 from roost.errors import InvariantError
+from roost.layers.gumbel import RowDraws
 from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
 from roost.models.model import Head, Model
@@ -27,6 +28,7 @@ class Parts:
     head: Head | None  # never None where the drafter declares a head
     table: PageTable  # of the first book, which is the full one wherever a drafter keeps KV
     attention: Attention
+    draws: RowDraws  # how the rows' tokens are drawn, so that drafts can be drawn alike
     device: Device
     is_host: bool  # whether the host computes: nothing runs beside it, or is captured
 

@@ -24,6 +24,7 @@ from roost.drafters.tree import RowTrees, Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
+from roost.layers.gumbel import RowDraws
 from roost.layers.ops import on_host
 from roost.layers.rounds import NOTHING, ChainInputs, RowState
 from roost.layers.segments import Segments
@@ -77,6 +78,8 @@ class Passes:
             for table in self.tables
             if table.window in windows
         ]
+        # how rows are drawn: the sampler writes it, drafters read it
+        self.draws = RowDraws.empty(resolved.num_rows + 1, resolved.vocab_size, device.torch)
         self.drafter = self._drafter(resolved, head)
         self.padding_row = resolved.num_rows  # fills up the batches of graphs; all its pages are the null page
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state
@@ -329,6 +332,7 @@ class Passes:
                 head=head,
                 table=self.tables[0],
                 attention=self.attention,
+                draws=self.draws,
                 device=self.device,
                 is_host=self._is_host,
             )

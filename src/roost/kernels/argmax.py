@@ -27,9 +27,15 @@ def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
         _scan[(num_rows, num_chunks)](
             *(logits, tops, top_ids, logits.stride(0)), VOCAB_SIZE=vocab_size, CHUNK=_CHUNK, num_warps=4
         )
-        block = triton.next_power_of_2(num_chunks)
-        _pick[(num_rows,)](tops, top_ids, ids, NUM_CHUNKS=num_chunks, BLOCK=block, num_warps=1)
+        pick(tops, top_ids, ids)
     return ids
+
+
+def pick(tops: Tensor, top_ids: Tensor, out: Tensor) -> None:
+    """Write the id [num_rows] of the largest of each row's chunks [num_rows, num_chunks]; the lowest among equals."""
+    num_rows, num_chunks = tops.shape
+    block = triton.next_power_of_2(num_chunks)
+    _pick[(num_rows,)](tops, top_ids, out, NUM_CHUNKS=num_chunks, BLOCK=block, num_warps=1)
 
 
 @triton.jit

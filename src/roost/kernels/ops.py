@@ -13,6 +13,7 @@ from roost.kernels.capability import can_overlap, shared_bytes
 from roost.kernels.cos_sin import cos_sin
 from roost.kernels.few_token_linear import few_token_linear, new_scaled
 from roost.kernels.gated_activation import gate_up
+from roost.kernels.gumbel import best_drafts, draft_scores, draw
 from roost.kernels.linear_tilings import BlockTiling, RowTiling, Tiling, linear_tiling
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
@@ -114,6 +115,9 @@ TRITON_OPS = Ops(
     gate_up=gate_up,
     concat=TORCH_OPS.concat,
     argmax=argmax,
+    draw=draw,
+    draft_scores=draft_scores,
+    best_drafts=best_drafts,
     mask_logits=mask_logits,
     cos_sin=cos_sin,
     chain_inputs=chain_inputs,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from roost.layers import host_rounds
+from roost.layers import host_gumbel, host_rounds
+from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
 from roost.layers.norm import rms_norm
 from roost.layers.rotary import CosSin, cos_sin_at
@@ -108,6 +109,12 @@ class Ops:
     # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
     # logits, so that nothing else in it may read them
     argmax: Callable[[Tensor], Tensor]
+    # (logits, rows, positions, how rows are drawn): tokens drawn with Gumbel noise
+    draw: Callable[[Tensor, Tensor, Tensor, RowDraws], Tensor]
+    # (a head's logits, the target's ids of its tokens, rows, positions, how rows are drawn): scores of drafts
+    draft_scores: Callable[[Tensor, Tensor, Tensor, Tensor, RowDraws], Tensor]
+    # (the same): the head's ids of the largest of them
+    best_drafts: Callable[[Tensor, Tensor, Tensor, Tensor, RowDraws], Tensor]
     # (logits, nodes, masks): forbid tokens at some nodes, in place
     mask_logits: Callable[[Tensor, Tensor, Tensor], None]
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
@@ -183,6 +190,9 @@ TORCH_OPS = Ops(
     gate_up=_gate_up,
     concat=_concat,
     argmax=_argmax,
+    draw=draw,
+    draft_scores=draft_scores,
+    best_drafts=best_drafts,
     mask_logits=mask_logits,
     cos_sin=cos_sin_at,
     chain_inputs=chain_inputs,
@@ -196,6 +206,9 @@ def on_host(ops: Ops) -> Ops:
     return replace(
         ops,
         argmax=argmax_on_host if ops.argmax is TORCH_OPS.argmax else ops.argmax,
+        draw=host_gumbel.draw,
+        draft_scores=host_gumbel.draft_scores,
+        best_drafts=host_gumbel.best_drafts,
         mask_logits=mask_logits_on_host,
         chain_inputs=host_rounds.chain_inputs if ops.chain_inputs is chain_inputs else ops.chain_inputs,
         chain_places=host_rounds.chain_places if ops.chain_places is chain_places else ops.chain_places,

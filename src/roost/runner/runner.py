@@ -55,7 +55,7 @@ class Runner:
         self._resolved = resolved
         with device.forward():  # what is made there, is made before the first step reads it
             self.passes = Passes(model, resolved, device, head)
-            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, self.passes.ops.argmax)
+            self._sampler = Sampler(resolved.num_rows, resolved.vocab_size, device, self.passes.ops, self.passes.draws)
             with torch.inference_mode():
                 self.mixed_graphs = MixedGraphs(self.passes, resolved, device) if resolved.graphs else None
                 self.round_graphs = RoundGraphs(self.passes, resolved, device) if resolved.graphs else None

@@ -1,8 +1,8 @@
-"""Draws: from logits to tokens, with random numbers that depend on seed and position alone.
+"""Truncation: which tokens top-k, top-p and min-p leave to draw from; and the order of tokens.
 
 Probabilities are whole numbers: weights in units of 2**-40 of the largest, so that every sum is exact in any order, and
-a row's token depends neither on the batch around it nor on how a device adds. Pure functions over [n, vocab] tensors,
-without a host sync. Called by the sampler; logprobs shares the order of tokens.
+what a row keeps depends neither on the batch around it nor on how a device adds. The draw itself is `layers.gumbel`'s.
+Pure functions over [n, vocab] tensors, without a host sync. Called by the sampler; logprobs shares the order of tokens.
 """
 
 import torch
@@ -11,34 +11,6 @@ from torch import Tensor
 WEIGHT_ONE = 2**40  # weight of the most likely token
 VOCAB_SIZE_MAX = 2**22  # so that a sum of weights stays below 2**63
 RANKED_FIRST = 1024  # tokens that nearly always hold what top-p wants
-
-GOLDEN = 0x9E3779B97F4A7C15
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
-
-
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One number in [0, 1) for each (seed, position), as float64 with 53 random bits: the same on every device."""
-    state = _mixed(seeds.to(torch.int64) + _signed(GOLDEN))
-    bits = _mixed(state + (positions.to(torch.int64) + 1) * _signed(GOLDEN))
-    return _shifted(bits, 11).to(torch.float64) * 2.0**-53
-
-
-def _mixed(state: Tensor) -> Tensor:
-    """The finaliser of splitmix64, in wrapping int64 arithmetic."""
-    state = (state ^ _shifted(state, 30)) * _signed(MIX_1)
-    state = (state ^ _shifted(state, 27)) * _signed(MIX_2)
-    return state ^ _shifted(state, 31)
-
-
-def _shifted(bits: Tensor, count: int) -> Tensor:
-    """A logical shift to the right: int64 has only the arithmetic one."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned number."""
-    return value - (1 << 64) if value >> 63 else value
 
 
 def sane(logits: Tensor) -> Tensor:
@@ -103,15 +75,3 @@ def _ranked(keys: Tensor, weights: Tensor, total: Tensor, top_p: Tensor) -> tupl
 def above(weights: Tensor, min_p: Tensor) -> Tensor:
     """The weights, 0 where one is less than the row's `min_p` of the largest."""
     return weights * (weights >= min_p.unsqueeze(1) * WEIGHT_ONE)
-
-
-def drawn(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The token [n] on which each row's number falls, weights laid out in id order; never one of weight 0.
-
-    A row without any weight gets id 0.
-    """
-    sums = weights.cumsum(dim=-1)
-    total = sums[:, -1:]
-    target = (uniforms.unsqueeze(1) * total.to(torch.float64)).to(torch.int64)  # floor: both are not negative
-    target = torch.minimum(target, total - 1)  # the product may round up to the total
-    return torch.searchsorted(sums, target, right=True).squeeze(1)

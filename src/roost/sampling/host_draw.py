@@ -1,18 +1,17 @@
-"""The draw of one token where logits are in the host's memory: the very token of `sampling.draw`, with less work.
+"""The draw of one token where logits are in the host's memory: the very token of the reference, with less work.
 
 Top-k, top-p and min-p leave few tokens: only those are weighed exactly, in whole numbers, and ordered. What the others
 weigh together is estimated in float32; where the estimate might decide otherwise than the exact sum, nothing is drawn
-here, and the reference draws. The same for a draw from the whole vocabulary: a number that falls near the edge of its
-token is the reference's to place. Called by the sampler, on a CPU.
+here, and the reference draws. Called by the sampler, on a CPU.
 """
 
 import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from roost.sampling.draw import GOLDEN, MIX_1, MIX_2, WEIGHT_ONE
+from roost.layers.host_gumbel import Floats, Ids, winner
+from roost.sampling.draw import WEIGHT_ONE
 
 _BLOCK = 256  # tokens that are summed together
 _ERROR = 3e-5  # of an estimated sum, at most: six times what the roundings of float32 add up to
@@ -21,10 +20,6 @@ _CANDIDATES_MAX = 4096  # tokens that are worth ordering here
 _LEAST_OF_TOP_K = (1e-2, 1e-4, 1e-7, 1e-13)
 _TEMPERATURE_LEAST = 1e-3  # below it float32 may not do
 _LOGIT_MAX = 1e30  # the same from here on
-_BITS = 2**64 - 1
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
 class HostDraw:
@@ -32,30 +27,38 @@ class HostDraw:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._all_ids = np.arange(vocab_size, dtype=np.int32)
         self._room = np.zeros((-(-vocab_size // _BLOCK), _BLOCK), dtype=np.float32)  # the rest of it stays 0
 
     def draw(
-        self, logits: Floats, uniform: float, *, temperature: float, top_k: int, top_p: float, min_p: float
+        self, logits: Floats, key: int, *, temperature: float, top_k: int, top_p: float, min_p: float
     ) -> int | None:
-        """The token [vocab_size] on which a number in [0, 1) falls; None: not certain, the reference must say.
+        """The token drawn from logits [vocab_size] under a key; None: not certain, the reference must say.
 
         `top_k` is vocab_size for all, `top_p` 1 for all, `min_p` 0 for all.
         """
         best = float(logits.max())
         if not abs(best) < _LOGIT_MAX or temperature < _TEMPERATURE_LEAST:  # NaN and infinities are the reference's
             return None
+        if top_k == self._vocab_size and top_p == 1 and min_p == 0:
+            return winner(logits, self._all_ids, key, best, temperature)
+        kept = self._kept(logits, best, temperature, top_k, top_p, min_p)
+        return None if kept is None else int(kept[winner(logits[kept], kept, key, best, temperature)])
+
+    def _kept(
+        self, logits: Floats, best: float, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> Ids | None:
+        """What is left to draw from, by id; None: not certain."""
         if top_k < self._vocab_size:
             ids = _best(logits, best, temperature, top_k)
-            return _drawn(logits, ids, best, temperature, uniform, top_k, None, top_p, min_p)
+            return _kept(logits, ids, best, temperature, top_k, None, top_p, min_p)
         if top_p < 1:
             total = float(self._estimate(logits, best, temperature).sum(axis=1).sum(dtype=np.float64))
             # tokens lighter than this are together half of what top-p leaves out: none of them is kept
             ids = _above(logits, best, temperature, (1 - top_p) / 2 * total / self._vocab_size)
-            return _drawn(logits, ids, best, temperature, uniform, top_k, total, top_p, min_p)
-        if min_p > 0:
-            ids = _above(logits, best, temperature, 0.99 * min_p)
-            return _drawn(logits, ids, best, temperature, uniform, len(ids), None, top_p, min_p)
-        return self._from_all(logits, best, temperature, uniform)
+            return _kept(logits, ids, best, temperature, top_k, total, top_p, min_p)
+        ids = _above(logits, best, temperature, 0.99 * min_p)
+        return _kept(logits, ids, best, temperature, len(ids), None, top_p, min_p)
 
     def _estimate(self, logits: Floats, best: float, temperature: float) -> Floats:
         """What every token weighs, in units of the heaviest: [num_blocks, _BLOCK]."""
@@ -66,38 +69,10 @@ class HostDraw:
         np.exp(room, out=room)
         return self._room
 
-    def _from_all(self, logits: Floats, best: float, temperature: float, uniform: float) -> int | None:
-        """A draw that nothing truncates: the token is certain unless the number is near its edge."""
-        weights = self._estimate(logits, best, temperature)
-        ends = weights.sum(axis=1).cumsum(dtype=np.float64)
-        at, error = uniform * ends[-1], _ERROR * ends[-1]
-        block = int(ends.searchsorted(at, side="right"))
-        if block == len(ends):
-            return None
-        before = ends[block - 1] if block else 0.0
-        inner = before + weights[block].cumsum(dtype=np.float64)
-        place = int(inner.searchsorted(at, side="right"))
-        if place == _BLOCK or at - (inner[place - 1] if place else before) < error or inner[place] - at < error:
-            return None
-        return block * _BLOCK + place
-
-
-def uniform(seed: int, position: int) -> float:
-    """The number of a seed and a position: that of `draw.uniform`, in Python's own whole numbers."""
-    state = _mixed((seed + GOLDEN) & _BITS)
-    return (_mixed((state + (position + 1) * GOLDEN) & _BITS) >> 11) * 2.0**-53
-
-
-def _mixed(state: int) -> int:
-    """The finaliser of splitmix64."""
-    state = ((state ^ (state >> 30)) * MIX_1) & _BITS
-    state = ((state ^ (state >> 27)) * MIX_2) & _BITS
-    return state ^ (state >> 31)
-
 
 def _above(logits: Floats, best: float, temperature: float, least: float) -> Ids:
     """Ids of the tokens that weigh `least` of the heaviest or more."""
-    return np.flatnonzero(logits >= np.float32(best + temperature * math.log(least)))
+    return np.flatnonzero(logits >= np.float32(best + temperature * math.log(least))).astype(np.int32)
 
 
 def _best(logits: Floats, best: float, temperature: float, top_k: int) -> Ids:
@@ -109,18 +84,17 @@ def _best(logits: Floats, best: float, temperature: float, top_k: int) -> Ids:
     return ids
 
 
-def _drawn(
+def _kept(
     logits: Floats,
     ids: Ids,
     best: float,
     temperature: float,
-    uniform: float,
     top_k: int,
     estimate: float | None,
     top_p: float,
     min_p: float,
-) -> int | None:
-    """A token of those that are kept of the best tokens, by id; `estimate` is what all together weigh, if that counts.
+) -> Ids | None:
+    """Those that are kept of the best tokens, by id; `estimate` is what all tokens together weigh, if that counts.
 
     Without it, top-p is of the `top_k` best.
     """
@@ -141,8 +115,5 @@ def _drawn(
         if num_kept == len(before) or num_kept != int(before.searchsorted(wanted * (1 + _ERROR))):
             return None
     kept = np.sort(order[: max(1, num_kept)])
-    weights = weights[kept]
-    ends = np.where(weights >= min_p * WEIGHT_ONE, weights, 0).cumsum()
-    total = int(ends[-1])
-    target = min(int(uniform * float(total)), total - 1)
-    return int(ids[kept[ends.searchsorted(target, side="right")]])
+    heavy = weights[kept] >= max(1.0, min_p * WEIGHT_ONE)
+    return ids[kept[heavy]]

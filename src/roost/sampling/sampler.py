@@ -1,20 +1,24 @@
 """Sampler: the sampling options and token counts of every row, and the one way from logits to tokens.
 
 In this order: logit bias; repetition penalty (prompt and output); presence and frequency penalty (output); no stop id
-below `min_len`; temperature; top-k; top-p of what top-k left; min-p of the largest; a draw keyed by (seed, position).
+below `min_len`; temperature; top-k; top-p of what top-k left; min-p of the largest; a draw with Gumbel noise that is a
+hash of (seed, position, token).
 Greedy rows take the best logit before temperature. A row's token depends on nothing outside its row. Paths are chosen
 from a host mirror, so there is no host sync. Never keeps a token by itself. Called by the runner, on its thread.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roost.device.device import Device
-from roost.layers.ops import TORCH_OPS
+from roost.layers.gumbel import RowDraws
+from roost.layers.host_gumbel import draw_key
+from roost.layers.ops import TORCH_OPS, Ops
 from roost.layers.rounds import NOTHING
 from roost.sampling import draw, host_draw
 from roost.sampling.params import SamplingParams
@@ -32,17 +36,23 @@ class _Path:
 
     is_plain: bool  # the argmax of the logits, nothing else
     is_greedy: bool
-    has_bias: bool
+    num_biases: int
     penalises: bool
     holds_stops: bool  # its first tokens may not be a stop id
     top_k: int  # vocab_size: all
+    has_top_k: bool
     has_top_p: bool
     has_min_p: bool
 
     @property
+    def truncates(self) -> bool:
+        """Whether some tokens are left out of the draw."""
+        return self.has_min_p or self.has_top_p or self.has_top_k
+
+    @property
     def changes_logits(self) -> bool:
         """Whether logits are changed before a token is chosen."""
-        return self.has_bias or self.penalises or self.holds_stops
+        return self.num_biases > 0 or self.penalises or self.holds_stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +79,10 @@ class Sampler:
         num_rows: int,
         vocab_size: int,
         device: Device,
-        argmax: Callable[[Tensor], Tensor] = TORCH_OPS.argmax,
+        ops: Ops = TORCH_OPS,
+        draws: RowDraws | None = None,
     ) -> None:
-        self._argmax = argmax
+        self._ops = ops
         assert 0 < vocab_size <= draw.VOCAB_SIZE_MAX, vocab_size
         self._vocab_size = vocab_size
         self._device = device
@@ -79,11 +90,11 @@ class Sampler:
         self._paths: list[_Path | None] = [None] * num_rows  # host mirror; None: not set yet
         self._reals = torch.zeros(len(_REALS), num_rows, dtype=torch.float64, device=device.torch)
         self._wholes = torch.zeros(len(_WHOLES), num_rows, dtype=torch.int64, device=device.torch)
+        # what a draw reads of a row, where drafters read it too
+        self._draws = RowDraws.empty(num_rows + 1, vocab_size, device.torch) if draws is None else draws
         # the numbers of every row by parameter: [num_rows] each, views of the two tables
         self.numbers = dict(zip((*_REALS, *_WHOLES), (*self._reals, *self._wholes), strict=True))
-        self._bias_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # [num_rows, widest so far]
-        self._biases = torch.zeros(num_rows, 0, dtype=torch.float32, device=device.torch)  # 0: padding
-        self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # -1: padding
+        self._stop_ids = torch.zeros(num_rows, 0, dtype=torch.int64, device=device.torch)  # [num_rows, widest so far]
         self._in_prompt: Tensor | None = None  # [num_rows, vocab] bool, once a row penalises
         self._output_counts: Tensor | None = None  # [num_rows, vocab] int32
 
@@ -97,10 +108,11 @@ class Sampler:
         path = _Path(
             is_plain=sampling.plain_greedy and not holds_stops,
             is_greedy=sampling.greedy,
-            has_bias=bool(sampling.logit_bias),
+            num_biases=len(sampling.logit_bias),
             penalises=sampling.penalises,
             holds_stops=holds_stops,
             top_k=sampling.top_k if has_top_k else self._vocab_size,
+            has_top_k=has_top_k,
             has_top_p=sampling.top_p < 1,
             has_min_p=sampling.min_p > 0,
         )
@@ -110,10 +122,7 @@ class Sampler:
         own = {"top_k": path.top_k, "min_len": setup.min_len}
         wholes = [own[name] if name in own else getattr(sampling, name) for name in _WHOLES]
         self._wholes[:, row] = self._device.put(np.array(wholes, dtype=np.int64))
-        if path.has_bias:
-            ids, biases = zip(*sampling.logit_bias, strict=True)
-            self._bias_ids = self._with_row(self._bias_ids, row, np.array(ids, dtype=np.int64), padding=0)
-            self._biases = self._with_row(self._biases, row, np.array(biases, dtype=np.float32), padding=0)
+        self._set_draws(row, sampling, path)
         if holds_stops:
             self._stop_ids = self._with_row(self._stop_ids, row, np.array(stop_ids, dtype=np.int64), padding=-1)
         if path.penalises:
@@ -151,7 +160,7 @@ class Sampler:
         if self._host_draw is not None and not any(paths[i].changes_logits for i in changed):
             return self._draw_on_host(self._host_draw, logits, entries, paths, chain_tokens)
         if len(changed) < len(paths):
-            tokens = self._argmax(logits)  # ties: the lowest id
+            tokens = self._ops.argmax(logits)  # ties: the lowest id
         else:
             tokens = torch.zeros(len(paths), dtype=torch.int64, device=logits.device)
         chunk_len = max(1, CHUNK_ELEMENTS_MAX // self._vocab_size)
@@ -174,7 +183,8 @@ class Sampler:
 
     def _choose(self, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
         """Tokens of entries whose logits are changed or drawn from; the logits are used up."""
-        self._change(logits, entries, [path.has_bias for path in paths], self._biased)
+        most = max(path.num_biases for path in paths)
+        self._change(logits, entries, [path.num_biases > 0 for path in paths], partial(self._biased, width=most))
         self._change(logits, entries, [path.penalises for path in paths], self._penalised)
         self._change(logits, entries, [path.holds_stops for path in paths], self._without_stops)
         logits = draw.sane(logits)
@@ -195,8 +205,9 @@ class Sampler:
             index = self._device.put(np.flatnonzero(concerned))
             values[index] = change(values[index], entries.pick(index))
 
-    def _biased(self, logits: Tensor, entries: _Entries) -> Tensor:
-        return logits.scatter_add(1, self._bias_ids[entries.rows], self._biases[entries.rows])
+    def _biased(self, logits: Tensor, entries: _Entries, *, width: int) -> Tensor:
+        ids, biases = (each[entries.rows, :width] for each in (self._draws.bias_ids, self._draws.biases))
+        return logits.scatter_add(1, ids, biases)
 
     def _penalised(self, logits: Tensor, entries: _Entries) -> Tensor:
         assert self._in_prompt is not None and self._output_counts is not None
@@ -220,16 +231,9 @@ class Sampler:
         return logits.scatter_add(1, ids.clamp(min=0), forbidden)
 
     def _draw(self, logits: Tensor, entries: _Entries, paths: list[_Path]) -> Tensor:
-        """Tokens drawn from sane logits; only rows that need an order are put in one, only for top-p alone in full."""
-        weights = draw.weights_of(logits, self.numbers["temperature"][entries.rows])
-        short = [path.top_k < self._vocab_size for path in paths]
-        full = [path.has_top_p and not is_short for path, is_short in zip(paths, short, strict=True)]
-        k_max = max((path.top_k for path, is_short in zip(paths, short, strict=True) if is_short), default=0)
-        self._truncate(weights, logits, entries, short, k_max)
-        self._truncate(weights, logits, entries, full, self._vocab_size)
-        if any(path.has_min_p for path in paths):
-            weights = draw.above(weights, self.numbers["min_p"][entries.rows])
-        return draw.drawn(weights, draw.uniform(self.numbers["seed"][entries.rows], entries.positions))
+        """Tokens drawn from sane logits, of which top-k, top-p and min-p may leave a part."""
+        self._change(logits, entries, [path.truncates for path in paths], partial(self._truncated, paths=paths))
+        return self._ops.draw(logits, entries.rows, entries.positions, self._draws)
 
     def _draw_on_host(
         self,
@@ -255,7 +259,7 @@ class Sampler:
             if not path.is_greedy:
                 token = host.draw(
                     values[i],
-                    host_draw.uniform(int(numbers["seed"][row]), positions[i]),
+                    draw_key(int(numbers["seed"][row]), positions[i]),
                     temperature=float(numbers["temperature"][row]),
                     top_k=path.top_k,
                     top_p=float(numbers["top_p"][row]),
@@ -266,14 +270,36 @@ class Sampler:
             tokens.append(token)
         return torch.tensor(tokens, dtype=torch.int64)
 
-    def _truncate(self, weights: Tensor, logits: Tensor, entries: _Entries, concerned: list[bool], k_max: int) -> None:
-        """Apply top-k and top-p to the entries concerned, none of which keeps more than `k_max`."""
-        if not any(concerned):
-            return
-        index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
-        rows = entries.rows[index]
-        top_k, top_p = self.numbers["top_k"][rows], self.numbers["top_p"][rows]
-        weights[index] = draw.truncated(logits[index], weights[index], top_k, top_p, k_max)
+    def _truncated(self, logits: Tensor, entries: _Entries, *, paths: list[_Path]) -> Tensor:
+        """The logits of entries that truncate, -inf where a token is left out.
+
+        Only rows that need an order are put in one, only for top-p alone in full.
+        """
+        paths = [path for path in paths if path.truncates]
+        weights = draw.weights_of(logits, self.numbers["temperature"][entries.rows])
+        short = [path.top_k < self._vocab_size for path in paths]
+        full = [path.has_top_p and not is_short for path, is_short in zip(paths, short, strict=True)]
+        k_max = max((path.top_k for path, is_short in zip(paths, short, strict=True) if is_short), default=0)
+        for concerned, most in ((short, k_max), (full, self._vocab_size)):
+            if any(concerned):
+                index = slice(None) if all(concerned) else self._device.put(np.flatnonzero(concerned))
+                rows = entries.rows[index]
+                limits = self.numbers["top_k"][rows], self.numbers["top_p"][rows]
+                weights[index] = draw.truncated(logits[index], weights[index], *limits, most)
+        if any(path.has_min_p for path in paths):
+            weights = draw.above(weights, self.numbers["min_p"][entries.rows])
+        return logits.masked_fill(weights == 0, -torch.inf)
+
+    def _set_draws(self, row: int, sampling: SamplingParams, path: _Path) -> None:
+        """What a draw reads of a row."""
+        draws, put = self._draws, self._device.put
+        reals = [0.0 if path.is_greedy else sampling.temperature, sampling.top_p, sampling.min_p]
+        draws.reals[:, row] = put(np.array(reals, dtype=np.float32))
+        draws.wholes[:, row] = put(np.array([sampling.seed, path.top_k, path.num_biases], dtype=np.int64))
+        if path.num_biases:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            draws.bias_ids[row].zero_()[: len(ids)] = put(np.array(ids, dtype=np.int64))
+            draws.biases[row].zero_()[: len(ids)] = put(np.array(biases, dtype=np.float32))
 
     def _count(self, setup: RowSetup) -> None:
         """Count a row's prompt and output so far."""
