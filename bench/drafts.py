@@ -1,22 +1,25 @@
-"""What a draft head is worth: `python -m bench.drafts --draft FOLDER --prompts FILE… [--json PATH]`. One run.
+"""What a draft head is worth: `python -m bench.drafts --draft FOLDER [--kinds …] [--prompts FILE…] [--json PATH]`.
 
-Accept lengths of chains and trees on prompt files, both turns of each conversation, greedy and at a temperature; how
-often each place of a chain is right; answers that go round in circles, and the accept length without them; n-gram
-drafting beside it. Runs on a CPU or a GPU; accept lengths depend on neither. Without a file: the project's own prompts.
+Accept lengths of chains and trees by kind of text or on prompt files, all turns of each conversation, greedy and at a
+temperature; how often each place of a chain is right; answers that go round in circles, and the accept length without
+them; n-gram drafting beside it; at the end a table. One run, on a CPU or a GPU; accept lengths depend on neither.
+Without --kinds and --prompts: all kinds of `bench.kinds`.
 """
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from roost.cli.prompts import PROMPTS, read_turns
+from bench.kinds import ALL, add_arguments, texts
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
@@ -135,7 +138,7 @@ def summary(said: Sequence[Said]) -> dict[str, Any]:
         "looping": len(said) - len(straight),
         "accept_length_straight": _accept_length(straight),
         "rounds": rounds,
-        "right_by_place": [after / before for before, after in pairwise(reached) if before],
+        "right_by_place": [after / before for before, after in itertools.pairwise(reached) if before],
     }
 
 
@@ -148,12 +151,46 @@ def _sum(histograms: Sequence[tuple[int, ...]]) -> list[int]:
     return [sum(column) for column in zip(*histograms, strict=True)]
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Accept lengths: a line for each text and for their mean, a column for each way and temperature."""
+    cells = {(row["prompts"], row["way"], row["temperature"]): float(row["accept_length"]) for row in rows}
+    names, used, temperatures = (list(dict.fromkeys(column)) for column in zip(*cells, strict=True))
+    widths = [max(7, math.ceil((len(way) + 2) / len(temperatures))) for way in used for _ in temperatures]
+    lines = {name: [cells[name, way, at] for way in used for at in temperatures] for name in names}
+    lines["mean"] = [statistics.fmean(column) for column in zip(*lines.values(), strict=True)]
+    ways_line = _line_of(used, [width * len(temperatures) for width in widths[:: len(temperatures)]])
+    temperatures_line = _line_of([f"T {at:g}" for at in temperatures] * len(used), widths)
+    figures = [f"{name:14}" + _line_of([f"{each:.2f}" for each in line], widths) for name, line in lines.items()]
+    return "\n".join([" " * 14 + ways_line, " " * 14 + temperatures_line, *figures])
+
+
+def _line_of(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def row_line(row: dict[str, Any]) -> str:
+    """One way on one text at one temperature."""
+    places = " ".join(f"{share:.2f}" for share in row["right_by_place"])
+    straight = f"{row['accept_length_straight']:.2f} without {row['looping']} looping of {row['answers']}"
+    title = f"{row['prompts']:14} T {row['temperature']:3} {row['way']:18}"
+    return f"{title} accept length {row['accept_length']:.2f}, {straight}; {places}"
+
+
+def load(args: argparse.Namespace, weights: str, device: torch.device) -> Parts:
+    """The model and the head."""
+    source = open_source(find_model(args.model)[1])
+    ops = ops_of(backend_of(EngineConfig(), device))
+    model = load_decoder(source, weights=weights, device=device, ops=ops)
+    head = load_head(args.draft, "eagle3", model, layer_ids=None, weights=weights, device=device)
+    return Parts(model=model, head=head, language=source.language(), device=device, running=args.running)
+
+
 def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="default")
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, nargs="*", default=[])
+    add_arguments(parser)
     parser.add_argument("--limit", type=int, default=None, help="conversations of each file")
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
@@ -163,27 +200,20 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    source = open_source(find_model(args.model)[1])
-    ops = ops_of(backend_of(EngineConfig(), device))
     weights = args.weights or ("bf16" if device.type == "cuda" else "int8")
-    model = load_decoder(source, weights=weights, device=device, ops=ops)
-    head = load_head(args.draft, "eagle3", model, layer_ids=None, weights=weights, device=device)
-    parts = Parts(model=model, head=head, language=source.language(), device=device, running=args.running)
-    files = {path.stem: read_turns(path) for path in args.prompts} or {"own": [[each] for each in PROMPTS]}
+    talks_by_text = texts(args.prompts, args.kinds or ([] if args.prompts else [ALL]))
+    parts = load(args, weights, device)
+    told = {"device": str(device), "weights": weights, "limit": args.limit, "new_tokens": args.new_tokens}
     rows = []
-    for name, talks in files.items():
-        for temperature in args.temperatures:
-            prompts = conversations(parts, talks[: args.limit], temperature, args.new_tokens)
-            for way in args.ways:
-                said = answer(parts, ways()[way], prompts, temperature, args.new_tokens)
-                row = {"prompts": name, "temperature": temperature, "way": way, **summary(said)}
-                rows.append(row)
-                places = " ".join(f"{share:.2f}" for share in row["right_by_place"])
-                straight = f"{row['accept_length_straight']:.2f} without {row['looping']} looping of {row['answers']}"
-                title = f"{name:14} T {temperature:3} {way:18}"
-                print(f"{title} accept length {row['accept_length']:.2f}, {straight}; {places}", flush=True)
-                if args.json is not None:
-                    args.json.write_text(json.dumps({"weights": weights, "rows": rows}, indent=1) + "\n")
+    for (name, talks), temperature in itertools.product(talks_by_text.items(), args.temperatures):
+        prompts = conversations(parts, talks[: args.limit], temperature, args.new_tokens)
+        for way in args.ways:
+            said = answer(parts, ways()[way], prompts, temperature, args.new_tokens)
+            rows.append({"prompts": name, "temperature": temperature, "way": way, **summary(said)})
+            print(row_line(rows[-1]), flush=True)
+            if args.json is not None:  # after each, since the next may be cut
+                args.json.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+    print(f"\n{table(rows)}", flush=True)
     return 0
 
 

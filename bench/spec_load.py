@@ -1,9 +1,9 @@
-"""Speculation under load: `python -m bench.spec_load --draft FOLDER --prompts FILE… --json PATH`, side by side.
+"""Speculation under load: `python -m bench.spec_load --draft FOLDER --kinds all --json PATH`, side by side.
 
 Plain decoding, drafts of a fixed length and of a length chosen by cost, n-gram or the head in --draft, with 1 to many
-requests at once: all turns of conversations of each file, greedily, to the end of each answer; without a file the
-project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, with as
-many requests as there may be, and of everything, prefill included, against plain's under the same conditions. Cases
+requests at once: all turns of conversations of each file or kind, greedily, to the end of each answer; without either
+the project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, with
+as many requests as there may be, and of everything, prefill included, against plain's under the same conditions. Cases
 take turns, so that a busy machine is busy for all.
 """
 
@@ -26,8 +26,8 @@ import torch
 
 from bench.drafts import Parts as Talker
 from bench.drafts import conversations
+from bench.kinds import add_arguments, texts
 from bench.speculation import REPETITIVE, read_prompts, spread
-from roost.cli.prompts import read_turns
 from roost.clock import SystemClock
 from roost.config.options import AUTO, EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
@@ -202,8 +202,8 @@ def load(args: argparse.Namespace) -> Parts:
     repetition = language.chat_tokens([{"role": "user", "content": REPETITIVE}])
     talker = Talker(model=model, head=head, language=language, device=device, running=args.talks)
     prompts = {}
-    for path in args.prompts:
-        prompts[path.stem] = conversations(talker, spread(read_turns(path), args.talks), 0.0, args.new_tokens)
+    for text, talks in texts(args.prompts, args.kinds).items():
+        prompts[text] = conversations(talker, spread(talks, args.talks), 0.0, args.new_tokens)
     if not prompts:
         prompts = {"questions": read_prompts(None, language, args.talks), "repetition": [repetition]}
     lengths: list[int | str] = [*args.steps, AUTO]
@@ -226,9 +226,7 @@ def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="default")
-    parser.add_argument(
-        "--prompts", type=Path, nargs="*", default=[], help="a JSON object with `turns` or `prompt` a line"
-    )
+    add_arguments(parser)
     parser.add_argument("--draft", type=Path, default=None, help="the folder of an EAGLE head; n-gram if absent")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--steps", type=_numbers, default=[2, 4], help="fixed lengths beside auto; may be empty")
