@@ -19,6 +19,7 @@ from torch import Tensor
 
 from roost.models.decoder import Decoder
 from roost.train.head import TrainableHead, fused
+from roost.train.losses import EVALUATED_TEMPERATURE, EVALUATION_SEED, NUM_MATCHED, Draw, LossWeights, gumbel, step_loss
 from roost.train.packing import PackedRows
 from roost.train.target import TargetOutputs, run_target
 
@@ -32,11 +33,14 @@ class Recipe:
 
     num_steps: int = 7  # unrolled draft steps
     step_weight: float = 0.8  # the loss of step j is weighted with this to the power of j
+    loss: str = "kl"  # one of LOSSES
+    loss_weights: LossWeights = LossWeights()
     learning_rate: float = 5e-4  # at its peak
     warm_up: float = 0.03  # as a share of the run
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 0.5
     batch_rows: int = 32
+    micro_rows: int | None = None  # rows that are in memory at one time; None: the whole batch
     epochs: int = 10
     budget_s: float | None = None
     seed: int = 0
@@ -52,9 +56,28 @@ class TrainingState:
     compiling_s: float = 0.0  # of those, for the first update of each run
     loss: float = 0.0
     agreement: tuple[float, ...] = ()  # of each step, on the last batch that was reported
-    held_out: tuple[float, ...] = ()  # of each step, on held-out rows
-    best: tuple[float, ...] = ()  # of each step, on held-out rows, of the best head
+    held_out: tuple[float, ...] = ()  # of each step, on held-out rows, greedily
+    held_out_drawn: tuple[float, ...] = ()  # of each step, both drawn at a temperature with the same noise
+    best: tuple[float, ...] = ()  # held_out of the best head
+    best_drawn: tuple[float, ...] = ()
     best_on: str = ""  # which rows those were
+
+    def judge(self, held_out: "Agreement") -> None:
+        """Note how a head does on held-out rows."""
+        self.held_out, self.held_out_drawn = held_out.greedy, held_out.drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Share of positions where each step's token is the target's."""
+
+    greedy: tuple[float, ...]
+    drawn: tuple[float, ...]  # at EVALUATED_TEMPERATURE, with the same noise
+
+    @property
+    def score(self) -> float:
+        """What heads are compared by: accepted drafts of a chain, greedily and drawn, in the mean."""
+        return (right_in_a_row(self.greedy) + right_in_a_row(self.drawn)) / 2
 
 
 Report = Callable[[TrainingState], None]
@@ -74,6 +97,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=recipe.betas, fused=on_gpu)
         self._fused_loss = fused(self._loss_and_counts, self._device)
         self.standing = TrainingState()
+        self._random = torch.Generator().manual_seed(recipe.seed)
         self._own_id = torch.full((model.config.vocab_size,), -1, device=self._device)  # of a target's token
         self._own_id[vocabulary] = torch.arange(len(vocabulary), device=self._device)
 
@@ -121,17 +145,18 @@ class Trainer:
             return
         mine = {name: tensor.clone() for name, tensor in self.head.state().items()}
         self.head.load(state)
-        self.standing.best, self.standing.best_on = self.agreement(held_out), held_out.key
+        kept = self.agreement(held_out)
+        self.standing.best, self.standing.best_drawn, self.standing.best_on = kept.greedy, kept.drawn, held_out.key
         self.head.load(mine)
 
-    def agreement(self, rows: PackedRows) -> tuple[float, ...]:
-        """Share of positions where each step's best token is the target's, over full batches of rows."""
-        sums = torch.zeros(2, self._recipe.num_steps, device=self._device)
-        for batch in rows.batches(min(self._recipe.batch_rows, len(rows)), 0):
-            _, right, counted = self._run_batch(batch)
-            sums += torch.stack([right, counted])
-        right, counted = sums
-        return tuple((right / counted.clamp(min=1)).tolist())
+    @torch.no_grad()
+    def agreement(self, rows: PackedRows) -> Agreement:
+        """How often each step's token is the target's, over full batches of rows."""
+        sums = torch.zeros(3, self._recipe.num_steps, device=self._device)
+        for batch in rows.batches(min(self._part_rows, len(rows)), 0):
+            sums += self._counts(batch)
+        greedy, drawn = (sums[:2] / sums[2].clamp(min=1)).tolist()
+        return Agreement(greedy=tuple(greedy), drawn=tuple(drawn))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint to resume from: weights, optimizer state, and the training state."""
@@ -148,6 +173,7 @@ class Trainer:
         """Resume from a checkpoint."""
         with safe_open(path, "pt") as file:
             self.standing = TrainingState(**json.loads(file.metadata()["standing"]))
+            self._random.manual_seed(self._recipe.seed + self.standing.update)  # other noise than at the beginning
             names = set(file.keys())
             for name, weight in self.head.named_parameters():
                 weight.data.copy_(file.get_tensor(f"weight/{name}"))
@@ -180,48 +206,98 @@ class Trainer:
         recipe, standing = self._recipe, self.standing
         for group in self._optimizer.param_groups:
             group["lr"] = recipe.learning_rate * share
-        loss, right, counted = self._run_batch(batch)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = list(batch.parts(self._part_rows))
+        total = torch.zeros((), device=self._device)
+        counts = torch.zeros(2, recipe.num_steps, device=self._device)
+        for part in parts:
+            loss, right, counted = self._run_batch(part)
+            (loss / len(parts)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() / len(parts)
+            counts += torch.stack([right, counted])
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
         self._optimizer.step()
         standing.update += 1
         if standing.update % REPORT_EVERY == 1:
-            standing.loss, standing.agreement = float(loss.detach()), tuple((right / counted.clamp(min=1)).tolist())
+            standing.loss, standing.agreement = float(total), tuple((counts[0] / counts[1].clamp(min=1)).tolist())
+
+    @property
+    def _part_rows(self) -> int:
+        """Rows that are in memory at one time."""
+        return min(self._recipe.micro_rows or self._recipe.batch_rows, self._recipe.batch_rows)
+
+    def _on_device(self, batch: PackedRows) -> tuple[Tensor, Tensor, Tensor]:
+        columns = (batch.tokens, batch.owners, batch.is_said)
+        tokens, owners, is_said = (torch.from_numpy(column).to(self._device) for column in columns)
+        return tokens.to(torch.int64), owners, is_said
 
     def _run_batch(self, batch: PackedRows) -> tuple[Tensor, Tensor, Tensor]:
         """The loss of a batch; for each step, how many positions are right, and how many count."""
-        tokens, owners, is_said = (
-            torch.from_numpy(column).to(self._device) for column in (batch.tokens, batch.owners, batch.is_said)
-        )
-        target = run_target(self._model, tokens.to(torch.int64), owners, self._aux_layers, self._vocabulary)
-        return self._fused_loss(target, owners, is_said)
+        tokens, owners, is_said = self._on_device(batch)
+        target = run_target(self._model, tokens, owners, self._aux_layers, self._vocabulary)
+        seed = torch.randint(2**31, (), generator=self._random).to(self._device, non_blocking=True)
+        return self._fused_loss(target, owners, is_said, seed)
 
-    def _loss_and_counts(self, target: TargetOutputs, owners: Tensor, is_said: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unroll(self, target: TargetOutputs) -> list[Tensor]:
+        """The head's logits of every step."""
         device, num_steps = self._device, self._recipe.num_steps
         embedded = [shifted(target.embedded, 1 + step).to(torch.float32) for step in range(num_steps)]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            found = self.head.unroll(embedded, target.features.to(torch.float32), target.seen)
-        loss, rights, counted = torch.zeros((), device=device), [], []
-        for number, logits in enumerate(found):
+            return self.head.unroll(embedded, target.features.to(torch.float32), target.seen)
+
+    def _loss_and_counts(
+        self, target: TargetOutputs, owners: Tensor, is_said: Tensor, seed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        recipe, places = self._recipe, _places(owners)
+        num_top = min(NUM_MATCHED, len(self._vocabulary)) if recipe.loss == "match" else 1
+        top = target.logits.topk(num_top, dim=-1).indices if num_top > 1 else target.logits.argmax(-1, keepdim=True)
+        loss, rights, counted = torch.zeros((), device=self._device), [], []
+        for number, logits in enumerate(self._unroll(target)):
             step = StepTargets.of(target, owners, is_said, self._own_id, number)
-            loss = loss + self._recipe.step_weight**number * divergence(logits, step.logits, step.counts)
+            draw = Draw(
+                seed=seed,
+                places=shifted(places, 1 + number),
+                tokens=self._vocabulary,
+                top=shifted(top, 1 + number),
+            )
+            of_step = step_loss(recipe.loss, logits, step.logits, step.counts, draw, recipe.loss_weights)
+            loss = loss + recipe.step_weight**number * of_step
             best = self._vocabulary[logits.detach().argmax(dim=-1)]
             rights.append(((best == step.best) & step.is_said).sum())
             counted.append(step.is_said.sum())
         return loss, torch.stack(rights), torch.stack(counted)
 
+    def _counts(self, batch: PackedRows) -> Tensor:
+        """[3, num_steps]: positions that are right greedily, right when drawn, and all that count.
+
+        Not compiled: it runs seldom, and compiling takes longer than it would save.
+        """
+        tokens, owners, is_said = self._on_device(batch)
+        vocabulary, temperature, places = self._vocabulary, EVALUATED_TEMPERATURE, _places(owners)
+        target = run_target(self._model, tokens, owners, self._aux_layers, vocabulary, temperature)
+        assert target.drawn is not None
+        found = []
+        for number, logits in enumerate(self._unroll(target)):
+            step = StepTargets.of(target, owners, is_said, self._own_id, number)
+            noise = gumbel(EVALUATION_SEED, shifted(places, 1 + number), vocabulary)
+            mine = vocabulary[(logits.to(torch.float32) / temperature + noise).argmax(dim=-1)]
+            rights = (vocabulary[logits.argmax(dim=-1)] == step.best, mine == shifted(target.drawn, 1 + number))
+            found.append(torch.stack([*((right & step.is_said).sum() for right in rights), step.is_said.sum()]))
+        return torch.stack(found, dim=1)
+
     def _evaluate(self, held_out: PackedRows, evaluated: Evaluated) -> None:
         """Evaluate on held-out rows; hand out the head if it is the best so far."""
         standing = self.standing
-        standing.held_out, before = self.agreement(held_out), (standing.best, standing.best_on)
-        is_best = standing.best_on != held_out.key or right_in_a_row(standing.held_out) > right_in_a_row(standing.best)
+        now, best = self.agreement(held_out), Agreement(greedy=standing.best, drawn=standing.best_drawn)
+        before = (standing.best, standing.best_drawn, standing.best_on)
+        standing.judge(now)
+        is_best = standing.best_on != held_out.key or now.score > best.score
         if is_best:
-            standing.best, standing.best_on = standing.held_out, held_out.key
+            standing.best, standing.best_drawn, standing.best_on = now.greedy, now.drawn, held_out.key
         try:
             evaluated(standing, self.head.state() if is_best else None)
         except BaseException:  # then the head was not kept
-            standing.best, standing.best_on = before
+            standing.best, standing.best_drawn, standing.best_on = before
             raise
 
 
@@ -246,11 +322,9 @@ class StepTargets:
         return cls(logits=shifted(target.logits, number), best=best, is_said=said, counts=counts.to(torch.float32))
 
 
-def divergence(logits: Tensor, target_logits: Tensor, counts: Tensor) -> Tensor:
-    """Cross-entropy to the target over the draft vocabulary (forward KL up to a constant), averaged where it counts."""
-    logits, wanted = logits.to(torch.float32), target_logits.to(torch.float32).softmax(dim=-1)
-    losses = logits.logsumexp(dim=-1) - (wanted * logits).sum(-1)
-    return (losses * counts).sum() / counts.sum().clamp(min=1)
+def _places(owners: Tensor) -> Tensor:
+    """A number for each position of a batch."""
+    return torch.arange(owners.numel(), device=owners.device).view(owners.shape)
 
 
 def shifted(values: Tensor, number: int) -> Tensor:

@@ -37,6 +37,11 @@ class PackedRows:
         for first in range(0, len(self) - size + 1, size):
             yield self._pick(order[first : first + size])
 
+    def parts(self, size: int) -> Iterator["PackedRows"]:
+        """The rows in order, so many at a time; rows left over are not used."""
+        for first in range(0, len(self) - size + 1, size):
+            yield self._pick(np.arange(first, first + size))
+
     def _pick(self, index: np.ndarray) -> "PackedRows":
         return PackedRows(tokens=self.tokens[index], owners=self.owners[index], is_said=self.is_said[index])
 

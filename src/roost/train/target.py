@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.train.head import fused
+from roost.train.losses import EVALUATION_SEED, gumbel
 
 _LOGITS_TOKENS_MAX = 4096  # tokens whose full logits are in memory at one time
 
@@ -24,14 +25,20 @@ class TargetOutputs:
     features: Tensor  # [num_rows, row_len, num_features * hidden_size]
     logits: Tensor  # [num_rows, row_len, num_tokens] of the next token, over the draft vocabulary
     best: Tensor  # [num_rows, row_len] argmax over the whole vocabulary
+    drawn: Tensor | None  # [num_rows, row_len] what it draws from the whole vocabulary, if it was asked to
     seen: Tensor  # [num_rows, 1, row_len, row_len] bool: which positions each attends to
 
 
 @torch.no_grad()
 def run_target(
-    model: Decoder, tokens: Tensor, owners: Tensor, aux_layers: tuple[int, ...], vocabulary: Tensor
+    model: Decoder,
+    tokens: Tensor,
+    owners: Tensor,
+    aux_layers: tuple[int, ...],
+    vocabulary: Tensor,
+    temperature: float | None = None,
 ) -> TargetOutputs:
-    """Run the target over rows of tokens [num_rows, row_len]."""
+    """Run the target over rows of tokens [num_rows, row_len]; draw the next ones too if there is a temperature."""
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
@@ -47,16 +54,21 @@ def run_target(
         return mixed.transpose(1, 2).flatten(0, 1)
 
     last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)
-    kept, best = [], []
+    kept, best, drawn = [], [], []
     for first in range(0, len(last), _LOGITS_TOKENS_MAX):
         logits = model.logits(last[first : first + _LOGITS_TOKENS_MAX])
         kept.append(logits[:, vocabulary])
         best.append(logits.argmax(dim=-1))
+        if temperature is not None:
+            places = torch.arange(first, first + len(logits), device=logits.device)
+            noise = gumbel(EVALUATION_SEED, places, torch.arange(logits.shape[-1], device=logits.device))
+            drawn.append((logits.to(torch.float32) / temperature + noise).argmax(dim=-1))
     return TargetOutputs(
         embedded=model.embed(tokens),
         features=torch.cat(aux_hidden, dim=-1).view(num_rows, row_len, -1),
         logits=torch.cat(kept).view(num_rows, row_len, -1),
         best=torch.cat(best).view(num_rows, row_len),
+        drawn=torch.cat(drawn).view(num_rows, row_len) if drawn else None,
         seen=seen,
     )
 
