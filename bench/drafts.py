@@ -98,7 +98,7 @@ def answer(
     for output, end in complete_all(engine, submits, at_once=max(1, len(prompts))):
         assert isinstance(end, Finished), end
         number = int(end.request_id)
-        answered = TrainingAnswer(prompt=prompts[number], output=output, is_drawn=temperature > 0)
+        answered = TrainingAnswer(prompt=prompts[number], output=output, temperature=temperature)
         said[number] = Said(answer=answered, spec=end.spec)
     executor.close()
     return [said[number] for number in range(len(prompts))]

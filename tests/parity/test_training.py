@@ -1,6 +1,7 @@
 """What is trained is what is served: the head's passes equal drafting, and training makes it agree with its target."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,13 @@ from roost.cli.main import main
 from roost.cli.prompts import read_turns
 from roost.models.decoder import Decoder
 from roost.models.model import Head
-from roost.train.answers import TrainingAnswer
+from roost.train.answering import kept_answers, make_answers
+from roost.train.answers import TEMPERATURES, TrainingAnswer
 from roost.train.head import HeadShape, TrainableHead
 from roost.train.head_checkpoint import head_shape, warm_start, weight_sizes, write_head
-from roost.train.loop import Recipe, Trainer, TrainingState, right_in_a_row, schedule
+from roost.train.job import Job
+from roost.train.loop import Agreement, Recipe, Trainer, TrainingState, schedule
+from roost.train.losses import LOSSES
 from roost.train.packing import PackedRows, pack, split
 from roost.train.target import run_target
 from roost.weights.draft import default_aux_layers, load_head
@@ -97,36 +101,51 @@ def wanderings(model: Decoder, number: int, length: int) -> tuple[PackedRows, Pa
         following = torch.multinomial(model.logits(last).softmax(-1), 1, generator=generator)
         tokens = torch.cat([tokens, following], dim=1)
     answers = [
-        TrainingAnswer(prompt=tuple(each[:2]), output=tuple(each[2:]), is_drawn=True) for each in tokens.tolist()
+        TrainingAnswer(prompt=tuple(each[:2]), output=tuple(each[2:]), temperature=1.0) for each in tokens.tolist()
     ]
     learn, held_out = split(answers, 0.2)
     return pack(learn, length), pack(held_out, length)
 
 
-def trainer_of(epochs: int, budget_s: float | None = None) -> Trainer:
+def trainer_of(epochs: int, budget_s: float | None = None, loss: str = "kl", micro_rows: int | None = None) -> Trainer:
     model, state = bigrams()
     head = TrainableHead(shape_of(model), warm_start(state, model.config, shape_of(model), IDS), CPU)
-    recipe = Recipe(num_steps=NUM_STEPS, batch_rows=8, epochs=epochs, learning_rate=5e-3, budget_s=budget_s)
+    recipe = Recipe(
+        num_steps=NUM_STEPS,
+        loss=loss,
+        batch_rows=8,
+        micro_rows=micro_rows,
+        epochs=epochs,
+        learning_rate=5e-3,
+        budget_s=budget_s,
+    )
     return Trainer(model, head, default_aux_layers(3), IDS, recipe)
 
 
-def test_training_makes_the_head_agree_and_the_best_is_kept() -> None:
-    trainer = trainer_of(epochs=9)
+def score(standing: TrainingState) -> float:
+    return Agreement(greedy=standing.held_out, drawn=standing.held_out_drawn).score
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_training_makes_the_head_agree_and_the_best_is_kept(loss: str) -> None:
+    trainer = trainer_of(epochs=9, loss=loss)
     learn, held_out = wanderings(bigrams()[0], 240, 24)
     before, kept, seen = trainer.agreement(held_out), [], []
     trainer.train(
         learn,
         held_out,
         report=lambda standing: seen.append(standing.loss),
-        evaluated=lambda standing, state: kept.append((right_in_a_row(standing.held_out), state is not None)),
+        evaluated=lambda standing, state: kept.append((score(standing), state is not None)),
     )
     after = trainer.agreement(held_out)
-    assert all(late > early + 0.15 for early, late in zip(before, after, strict=True)), (before, after)
+    assert all(late > early + 0.15 for early, late in zip(before.greedy, after.greedy, strict=True)), (before, after)
+    assert after.score > before.score
     assert seen[-1] < seen[0] and len(kept) == 9
     assert [is_kept for _, is_kept in kept] == [
         score > max((before for before, _ in kept[:at]), default=0.0) for at, (score, _) in enumerate(kept)
     ]
-    assert right_in_a_row(trainer.standing.best) == max(score for score, _ in kept)
+    best = Agreement(greedy=trainer.standing.best, drawn=trainer.standing.best_drawn)
+    assert best.score == max(score for score, _ in kept)
 
 
 def test_training_that_is_interrupted_goes_on_with_what_it_had(tmp_path: Path) -> None:
@@ -256,7 +275,8 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
     assert main([*words, *more, *own, "--epochs", "2"]) == 0
     assert sorted((out / "answers").iterdir()) == shards  # nothing is answered again
     assert (out / "log.jsonl").read_text().startswith(first) and (out / "checkpoint.safetensors").exists()
-    again = [*words, "--out", str(tmp_path / "again"), *more, "--epochs", "1", "--from-head", str(out / "head")]
+    begun = ["--epochs", "1", "--from-head", str(out / "head")]
+    again = [*words, "--out", str(tmp_path / "again"), *more, "--loss", "coupled", *begun]
     assert main(again) == 0  # the last --out counts
     assert (
         json.loads((tmp_path / "again" / "vocabulary.json").read_text())["ids"]
@@ -275,6 +295,42 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
         assert llm.generate("question 3", options).text == drafted_text
 
 
+def test_processes_share_the_conversations_and_any_number_of_them_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    folder, out = write_model(tmp_path / "model"), tmp_path / "out"
+    talks = [["one"], ["two", "again"], ["three"], ["four", "more", "most"]]
+    job = Job(folder=out, model=str(folder), device="cpu", num_new=6, at_once=4, row_len=256, processes=2, composed=3)
+    out.mkdir()
+    make_answers(job, talks, lambda done, total: None)
+    names = sorted(path.name for path in (out / "answers").iterdir())
+    assert names == ["answers-p0-0000.safetensors", "answers-p1-0000.safetensors"]
+    answers = kept_answers(job)
+    drawn = [each for each in answers if each.temperature]
+    assert {each.temperature for each in drawn} <= set(TEMPERATURES) and 2 * len(drawn) == len(answers) >= 14
+    seen: list[int] = []
+    make_answers(replace(job, processes=1), talks, lambda done, total: seen.append(done))
+    assert not seen and kept_answers(job) == answers  # nothing is left to answer
+    make_answers(replace(job, processes=1), [*talks, ["five"]], lambda done, total: seen.append(done))
+    assert len(kept_answers(job)) == len(answers) + 2
+
+
+def test_parts_of_a_batch_add_up_to_its_gradient() -> None:
+    learn, held_out = wanderings(bigrams()[0], 60, 16)
+    found = []
+    for micro_rows in (None, 4):
+        trainer = trainer_of(epochs=1, micro_rows=micro_rows)
+        trainer.train(
+            learn,
+            held_out,
+            report=lambda standing: None,
+            evaluated=lambda standing, state: None,
+            is_enough=lambda trainer=trainer: trainer.standing.update == 1,
+        )
+        found.append(torch.cat([weight.grad.flatten() for weight in trainer.head.parameters()]))
+    assert torch.cosine_similarity(*found, dim=0) > 0.99  # parts weigh the same, whatever counts in each
+    assert 0.9 < found[0].norm() / found[1].norm() < 1.1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -282,6 +338,9 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
         (["--train-s", "0"], "--train-s must be above 0, got 0.0"),
         (["--prompts", "nowhere.jsonl"], "--prompts: there is no file nowhere.jsonl"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--processes", "0"], "--processes must be at least 1, got 0"),
+        (["--composed", "-1"], "--composed must be at least 0, got -1"),
+        (["--batch-rows", "4", "--micro-rows", "3"], "--micro-rows must divide --batch-rows 4, got 3"),
     ],
 )
 def test_what_cannot_work_is_refused(

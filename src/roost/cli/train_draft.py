@@ -21,9 +21,11 @@ from roost.cli.flag_parser import add_group, group_of
 from roost.cli.prompts import read_turns
 from roost.config.options import DEVICES
 from roost.errors import ConfigError
+from roost.train.answering import make_answers
 from roost.train.job import VOCABULARY, Job, check
 from roost.train.loop import Recipe, TrainingState
-from roost.train.pipeline import make_answers, train_head
+from roost.train.losses import LOSSES
+from roost.train.pipeline import train_head
 
 EXAMPLES = """\
   roost train-draft --prompts questions.jsonl --out my-head
@@ -41,14 +43,22 @@ class TrainConfig:
         default=None, metadata={"help": "a file of JSON or plain lines; if absent, only existing answers are used"}
     )
     own_questions: int = field(default=0, metadata={"help": "questions that the model asks itself, besides the file's"})
+    composed: int = field(
+        default=0,
+        metadata={
+            "help": "tasks composed of the texts of the file: summaries, translation, retrieval from long contexts, "
+            "rewriting, JSON, calls of tools, conversations"
+        },
+    )
     out: str = field(
         default="draft-head", metadata={"help": "folder of the answers, the checkpoint, the log and the head"}
     )
     answer_tokens: int = field(default=512, metadata={"help": "most tokens of an answer"})
     answers_s: float | None = field(
-        default=None, metadata={"help": "seconds that this run may spend on answers; no limit if absent"}
+        default=None, metadata={"help": "seconds that this run may spend on questions and answers; no limit if absent"}
     )
-    at_once: int = field(default=32, metadata={"help": "prompts that are answered concurrently"})
+    at_once: int = field(default=32, metadata={"help": "prompts that a process answers concurrently"})
+    processes: int = field(default=1, metadata={"help": "processes that answer at the same time, on the same device"})
     draft_vocabulary: int | None = field(
         default=None,
         metadata={
@@ -65,6 +75,17 @@ class TrainConfig:
     )
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
+    micro_rows: int | None = field(
+        default=None, metadata={"help": "rows that are in memory at one time, a divisor of the batch's; default: all"}
+    )
+    loss: str = field(
+        default="kl",
+        metadata={
+            "help": "kl: the model's distribution; coupled, match: also its greedy choice and what both draw with "
+            "the same noise",
+            "choices": LOSSES,
+        },
+    )
     epochs: int = field(default=10, metadata={"help": "passes over the data, including those of earlier runs"})
     train_s: float | None = field(
         default=None, metadata={"help": "seconds of training, including earlier runs; no limit if absent"}
@@ -85,14 +106,16 @@ def run(args: Namespace) -> int:
     """Answer, then train."""
     config = group_of(args, TrainConfig)
     _check(config)
-    texts = [] if config.prompts is None else [turns[0] for turns in read_turns(Path(config.prompts))]
+    talks = [] if config.prompts is None else read_turns(Path(config.prompts))
     job = Job(
         folder=Path(config.out),
         model=config.model,
         device=config.device,
         num_new=config.answer_tokens,
         at_once=config.at_once,
+        processes=config.processes,
         own_questions=config.own_questions,
+        composed=config.composed,
         answers_s=config.answers_s,
         row_len=config.row_tokens,
         vocabulary=config.draft_vocabulary,
@@ -102,7 +125,9 @@ def run(args: Namespace) -> int:
     recipe = Recipe(
         num_steps=config.unrolled_steps,
         learning_rate=config.learning_rate,
+        loss=config.loss,
         batch_rows=config.batch_rows,
+        micro_rows=config.micro_rows,
         epochs=config.epochs,
         budget_s=config.train_s,
         seed=config.train_seed,
@@ -111,14 +136,15 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(config.threads)
     check(job, recipe)
     console = Console(stderr=True, highlight=False)
-    if texts or config.own_questions:
+    if talks or config.own_questions or config.composed:
         with _bar(console, "answers") as (progress, task):
-            make_answers(job, texts, lambda done, total: progress.update(task, completed=done, total=total))
+            make_answers(job, talks, lambda done, total: progress.update(task, completed=done, total=total))
     with _bar(console, "training") as (progress, task), _interruptible(console) as is_enough:
         standing = train_head(
             job, recipe, lambda now: _show(progress, task, now), lambda now: _tell(progress.console, now), is_enough
         )
-    console.print(f"agreement of the best head on held-out answers, by draft: {_shares(standing.best)}")
+    both = f"greedy {_shares(standing.best)}; drawn {_shares(standing.best_drawn)}"
+    console.print(f"agreement of the best head on held-out answers, by draft: {both}")
     console.print(f"roost serve --model {config.model} --draft {job.folder / 'head'}", soft_wrap=True, markup=False)
     return 0
 
@@ -126,10 +152,13 @@ def run(args: Namespace) -> int:
 def _check(config: TrainConfig) -> None:
     """Raise ConfigError for the first number that is out of range."""
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
-    for name, smallest in {**least, "unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0}.items():
+    least |= {"unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0, "composed": 0, "processes": 1}
+    for name, smallest in {**least, "micro_rows": 1}.items():
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
+    if config.micro_rows is not None and config.batch_rows % config.micro_rows:
+        raise ConfigError(f"--micro-rows must divide --batch-rows {config.batch_rows}, got {config.micro_rows}")
     for name in ("draft_vocabulary", "feed_size"):
         if config.from_head is not None and getattr(config, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: the head of --from-head brings its own")
@@ -169,7 +198,8 @@ def _show(progress: Progress, task: TaskID, now: TrainingState) -> None:
 
 
 def _tell(console: Console, now: TrainingState) -> None:
-    console.print(f"update {now.update} of {now.num_updates}: held-out agreement {_shares(now.held_out)}")
+    both = f"greedy {_shares(now.held_out)}; drawn {_shares(now.held_out_drawn)}"
+    console.print(f"update {now.update} of {now.num_updates}: held-out agreement {both}")
 
 
 def _shares(shares: Sequence[float]) -> str:

@@ -37,7 +37,9 @@ class Job:
     device: str = "auto"
     num_new: int = 512  # most tokens of an answer
     at_once: int = 32  # prompts answered concurrently
+    processes: int = 1  # that answer at the same time, on one device
     own_questions: int = 0  # how many the target generates itself
+    composed: int = 0  # prompts that are composed of the given texts
     answers_s: float | None = None  # seconds that a run may spend on answers
     row_len: int = 1024
     vocabulary: int | None = None  # size of the draft vocabulary; None: as before, or the default
@@ -79,6 +81,7 @@ def check(job: Job, recipe: Recipe) -> None:
         "row_tokens": job.row_len,
         "batch_rows": recipe.batch_rows,
         "unrolled_steps": recipe.num_steps,
+        "loss": recipe.loss,
         "from_head": None if given is None else given.key,
         **_sizes(job, config, given, noted),
     }

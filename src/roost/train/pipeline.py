@@ -1,11 +1,10 @@
-"""The training pipeline: answers of the target, packed rows, a head that learns, and its checkpoint as it gets better.
+"""The training pipeline: from the target's answers to packed rows, a head that learns, and its checkpoint.
 
 Everything is kept in one folder: `job.json`, `answers/`, `checkpoint.safetensors`, `log.jsonl`, and `head/`, the best
 head so far. What is there already is not computed again. Called by the training command.
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,80 +12,30 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SchedConfig, SpecConfig
+from roost.config.options import EngineConfig, ModelConfig
 from roost.errors import ConfigError
-from roost.startup import backend_of, device_of, ops_of, start
-from roost.text.language import Language
-from roost.train.answers import TrainingAnswer, answer_all, questions, read_shards, write_shard
+from roost.startup import backend_of, device_of, ops_of
+from roost.train.answering import kept_answers
+from roost.train.answers import TrainingAnswer
 from roost.train.head import TrainableHead
 from roost.train.head_checkpoint import GivenHead, head_shape, read_head, warm_start, write_head
 from roost.train.job import Job, noted_of, read_note, write_whole
 from roost.train.loop import REPORT_EVERY, Recipe, Report, Trainer, TrainingState
-from roost.train.own_questions import own_questions
 from roost.train.packing import draft_vocabulary, pack, share_said, split
 from roost.weights.draft import default_aux_layers
 from roost.weights.load import load_decoder, open_source
 from roost.weights.pull import find_model
 
-SHARD_ANSWERS = 4096
-CHUNK = 8192  # prompt tokens in a step
+_JUDGED = ("held_out", "held_out_drawn", "best", "best_drawn")
 ALWAYS = (0, 1, 2)  # ids in every draft vocabulary: usually special tokens
 CHECKPOINT = "checkpoint.safetensors"
-
-AnswersDone = Callable[[int, int], None]  # (answers done, answers in all)
-
-
-def make_answers(job: Job, texts: Sequence[str], told: AnswersDone) -> None:
-    """Have the target answer what it has not answered yet, its own questions too, until the budget is spent."""
-    folder = job.folder / "answers"
-    folder.mkdir(exist_ok=True)
-    done = frozenset(each.question for each in _answers(job))
-    context = job.context
-    running = start(
-        EngineConfig(
-            model=ModelConfig(model=job.model, device=job.device, weights=job.weights),
-            memory=MemoryConfig(pool_tokens=max(1, job.at_once // 2) * context),  # most are not that long
-            sched=SchedConfig(max_running=job.at_once, chunk=CHUNK, context=context),
-            spec=SpecConfig(spec="none"),
-        )
-    )
-    fresh: list[TrainingAnswer] = []
-    stop_ids = running.language.tokenizer.eos_ids
-
-    def put_away() -> None:
-        if fresh:
-            number = len(list(folder.glob("*.safetensors")))
-            write_shard(folder / f"answers-{number:04}.safetensors", fresh)
-            fresh.clear()
-
-    try:
-        own = own_questions(
-            running.engine, running.language, job.own_questions, job.folder / "questions.jsonl", job.at_once
-        )
-        prompts = [_prompt(running.language, text) for text in (*texts, *own)]
-        longest = min(job.row_len, context - job.num_new)
-        if prompts and min(map(len, prompts)) >= longest:
-            raise ConfigError(f"--row-tokens {job.row_len}: every prompt has {longest} tokens or more, and no room")
-        asked = [each for each in questions(prompts, done) if len(each.prompt) < longest]
-        began = time.monotonic()
-        said = answer_all(running.engine, asked, num_new=job.num_new, stop_ids=stop_ids, at_once=job.at_once)
-        for number, answer in enumerate(said, 1):
-            fresh.append(answer)
-            told(len(done) + number, len(done) + len(asked))
-            if len(fresh) == SHARD_ANSWERS:
-                put_away()
-            if job.answers_s is not None and time.monotonic() - began > job.answers_s:
-                break
-    finally:
-        put_away()
-        running.executor.close()
 
 
 def train_head(
     job: Job, recipe: Recipe, report: Report, evaluated: Report, is_enough: Callable[[], bool] = lambda: False
 ) -> TrainingState:
     """Train on the answers that there are, from where the last run stopped."""
-    answers = _answers(job)
+    answers = kept_answers(job)
     learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
     if not answers:
         raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
@@ -120,7 +69,7 @@ def train_head(
     if kept_head.exists():
         trainer.evaluate_kept(read_head(kept_head).weights, held_out_rows)
     else:
-        trainer.standing.best, trainer.standing.best_on = (), ""
+        trainer.standing.best, trainer.standing.best_drawn, trainer.standing.best_on = (), (), ""
     log = _Log(job.folder / "log.jsonl")
     log.write(
         answers=len(answers),
@@ -142,17 +91,6 @@ def train_head(
 
     trainer.train(rows, held_out_rows, report=reported, evaluated=kept, checkpoint=checkpoint, is_enough=is_enough)
     return trainer.standing
-
-
-def _answers(job: Job) -> list[TrainingAnswer]:
-    return read_shards(sorted((job.folder / "answers").glob("*.safetensors")))
-
-
-def _prompt(language: Language, text: str) -> tuple[int, ...]:
-    """Tokens of a user's message, or of a plain text for a model without a chat template."""
-    if language.template is None:
-        return language.prompt_tokens(text)
-    return language.chat_tokens([{"role": "user", "content": text}])
 
 
 def _vocabulary(job: Job, learn: Sequence[TrainingAnswer], size: int, given: GivenHead | None) -> Tensor:
@@ -181,6 +119,5 @@ class _Log:
             spent_s=round(standing.spent_s, 1),
             loss=round(standing.loss, 4),
             agreement=[round(each, 4) for each in standing.agreement],
-            held_out=[round(each, 4) for each in standing.held_out],
-            best=[round(each, 4) for each in standing.best],
+            **{name: [round(each, 4) for each in getattr(standing, name)] for name in _JUDGED},
         )

@@ -18,9 +18,9 @@ def drawn(number: int, seed: int = 0) -> list[TrainingAnswer]:
 
     prompts = [some(9) for _ in range(number // 2)]
     return [
-        TrainingAnswer(prompt=prompt, output=some(12), is_drawn=is_drawn)
+        TrainingAnswer(prompt=prompt, output=some(12), temperature=temperature)
         for prompt in prompts
-        for is_drawn in (False, True)
+        for temperature in (0.0, 0.7)
     ]
 
 
@@ -43,7 +43,7 @@ def test_rows_are_nearly_full() -> None:
 
 
 def test_an_answer_longer_than_a_row_is_cut() -> None:
-    rows = pack([TrainingAnswer(prompt=(1, 2), output=tuple(range(40)), is_drawn=True)], ROW_LEN)
+    rows = pack([TrainingAnswer(prompt=(1, 2), output=tuple(range(40)), temperature=0.7)], ROW_LEN)
     assert rows.tokens[0].tolist() == [1, 2, *range(ROW_LEN - 2)]
 
 
@@ -70,6 +70,6 @@ def test_batches_are_whole_and_shuffled_by_their_seed() -> None:
 
 
 def test_the_vocabulary_is_what_is_said_most_and_what_must_be_in_it() -> None:
-    answers = [TrainingAnswer(prompt=(9,) * 50, output=(5,) * 6 + (7,) * 3 + (8,), is_drawn=True)]
+    answers = [TrainingAnswer(prompt=(9,) * 50, output=(5,) * 6 + (7,) * 3 + (8,), temperature=0.7)]
     ids = draft_vocabulary(answers, 4, always=(0, 1))
     assert ids.tolist() == [0, 1, 5, 7] and share_said(answers, ids) == 0.9
