@@ -67,7 +67,8 @@ def make_answers(job: Job, talks: Talks, told: AnswersDone) -> None:
     finally:
         is_over.set()  # after Ctrl-C they keep what they have
         for process in running:
-            process.join()
+            if process.pid is not None:  # was started
+                process.join()
     failed = [number for number, process in enumerate(running) if process.exitcode != 0]
     if failed:
         raise ConfigError(f"--processes {job.processes}: process {failed[0]} failed; its error is above")
@@ -98,7 +99,10 @@ def _in_process(job: Job, share: _Share, threads: int, counts: MutableSequence[i
     def told(done: int, of: int) -> None:
         counts[2 * share.process], counts[2 * share.process + 1] = done, of
 
-    _answer(job, share, told, is_over.is_set)
+    try:
+        _answer(job, share, told, is_over.is_set)
+    except ConfigError as error:
+        raise SystemExit(f"process {share.process}: {error}") from None
 
 
 def _answer(job: Job, share: _Share, told: AnswersDone, is_over: Callable[[], bool] = lambda: False) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from roost.models.decoder import Decoder
 from roost.train.head import TrainableHead, fused
-from roost.train.losses import EVALUATED_TEMPERATURE, EVALUATION_SEED, NUM_MATCHED, Draw, LossWeights, gumbel, step_loss
+from roost.train.losses import EVALUATED_TEMPERATURE, NUM_MATCHED, Draw, LossWeights, drawn_tokens, step_loss
 from roost.train.packing import PackedRows
 from roost.train.target import TargetOutputs, run_target
 
@@ -270,7 +270,7 @@ class Trainer:
     def _counts(self, batch: PackedRows) -> Tensor:
         """[3, num_steps]: positions that are right greedily, right when drawn, and all that count.
 
-        Not compiled: it runs seldom, and compiling takes longer than it would save.
+        The head's passes are not compiled: they run seldom, and compiling takes longer than it would save.
         """
         tokens, owners, is_said = self._on_device(batch)
         vocabulary, temperature, places = self._vocabulary, EVALUATED_TEMPERATURE, _places(owners)
@@ -279,9 +279,9 @@ class Trainer:
         found = []
         for number, logits in enumerate(self._unroll(target)):
             step = StepTargets.of(target, owners, is_said, self._own_id, number)
-            noise = gumbel(EVALUATION_SEED, shifted(places, 1 + number), vocabulary)
-            mine = vocabulary[(logits.to(torch.float32) / temperature + noise).argmax(dim=-1)]
-            rights = (vocabulary[logits.argmax(dim=-1)] == step.best, mine == shifted(target.drawn, 1 + number))
+            drawn = fused(drawn_tokens, self._device)(logits, temperature, shifted(places, 1 + number), vocabulary)
+            pairs = ((logits.argmax(dim=-1), step.best), (drawn, shifted(target.drawn, 1 + number)))
+            rights = (vocabulary[mine] == theirs for mine, theirs in pairs)
             found.append(torch.stack([*((right & step.is_said).sum() for right in rights), step.is_said.sum()]))
         return torch.stack(found, dim=1)
 

@@ -15,7 +15,7 @@ LOSSES = ("kl", "coupled", "match")
 DRAWN_TEMPERATURES = (0.7, 1.0)  # positions are trained at these in turn, besides greedily
 EVALUATED_TEMPERATURE = 0.7
 EVALUATION_SEED = 1  # of the noise on held-out rows
-NUM_MATCHED = 8  # most probable tokens of the target that `match` sums over
+NUM_MATCHED = 4  # most probable tokens of the target that `match` sums over
 _EXPONENT_MAX = 60.0  # keeps float32 finite; such a token has no share in the loss
 _MASK = 0xFFFFFFFF
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))  # of a 32-bit integer hash with little bias ("lowbias32")
@@ -36,6 +36,12 @@ def gumbel(seed: Tensor | int, places: Tensor, tokens: Tensor) -> Tensor:
     mixed = _hashed(places.to(torch.int64) * _PLACE_FACTOR + seed * _SEED_FACTOR)
     uniform = (_hashed(mixed[..., None] + tokens.to(torch.int64) * _PLACE_FACTOR) >> 8).to(torch.float32)
     return -(-((uniform + 0.5) * 2**-24).log()).log()  # never 0 or 1
+
+
+def drawn_tokens(logits: Tensor, temperature: float, places: Tensor, tokens: Tensor) -> Tensor:
+    """Which of the tokens is drawn at each position, by its place in `tokens`, with the noise of evaluation."""
+    noise = gumbel(EVALUATION_SEED, places, tokens)
+    return (logits.to(torch.float32) / temperature + noise).argmax(dim=-1)
 
 
 def _hashed(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.train.head import fused
-from roost.train.losses import EVALUATION_SEED, gumbel
+from roost.train.losses import drawn_tokens
 
 _LOGITS_TOKENS_MAX = 4096  # tokens whose full logits are in memory at one time
 
@@ -61,8 +61,8 @@ def run_target(
         best.append(logits.argmax(dim=-1))
         if temperature is not None:
             places = torch.arange(first, first + len(logits), device=logits.device)
-            noise = gumbel(EVALUATION_SEED, places, torch.arange(logits.shape[-1], device=logits.device))
-            drawn.append((logits.to(torch.float32) / temperature + noise).argmax(dim=-1))
+            every = torch.arange(logits.shape[-1], device=logits.device)
+            drawn.append(fused(drawn_tokens, tokens.device)(logits, temperature, places, every))
     return TargetOutputs(
         embedded=model.embed(tokens),
         features=torch.cat(aux_hidden, dim=-1).view(num_rows, row_len, -1),
