@@ -199,7 +199,8 @@ def _show(progress: Progress, task: TaskID, now: TrainingState) -> None:
 
 def _tell(console: Console, now: TrainingState) -> None:
     both = f"greedy {_shares(now.held_out)}; drawn {_shares(now.held_out_drawn)}"
-    console.print(f"update {now.update} of {now.num_updates}: held-out agreement {both}")
+    when = f"update {now.update} of {now.num_updates}" if now.update else "at the start"
+    console.print(f"{when}: held-out agreement {both}")
 
 
 def _shares(shares: Sequence[float]) -> str:

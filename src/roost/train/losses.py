@@ -34,8 +34,13 @@ class LossWeights:
 def gumbel(seed: Tensor | int, places: Tensor, tokens: Tensor) -> Tensor:
     """Gumbel noise [*places.shape, len(tokens)] in float32: a function of the seed, a position and a token's id."""
     mixed = _hashed(places.to(torch.int64) * _PLACE_FACTOR + seed * _SEED_FACTOR)
-    uniform = (_hashed(mixed[..., None] + tokens.to(torch.int64) * _PLACE_FACTOR) >> 8).to(torch.float32)
-    return -(-((uniform + 0.5) * 2**-24).log()).log()  # never 0 or 1
+    return gumbel_of(_hashed(mixed[..., None] + tokens.to(torch.int64) * _PLACE_FACTOR))
+
+
+def gumbel_of(bits: Tensor) -> Tensor:
+    """Gumbel noise of 32 random bits; from 23 of them, with which a float32 stays strictly between 0 and 1."""
+    uniform = ((bits >> 9).to(torch.float32) + 0.5) * 2**-23
+    return -(-uniform.log()).log()
 
 
 def drawn_tokens(logits: Tensor, temperature: float, places: Tensor, tokens: Tensor) -> Tensor:

@@ -37,13 +37,7 @@ def train_head(
     """Train on the answers that there are, from where the last run stopped."""
     answers = kept_answers(job)
     learn, held_out = split([each for each in answers if not each.is_looping], job.held_out)
-    if not answers:
-        raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
-    if not learn:
-        raise ConfigError(
-            f"--out {job.folder}: of {len(answers)} answers none is left to learn from: some prompts are held out, and "
-            "looping answers are left out; answer more prompts"
-        )
+    _refuse_too_few(job, answers, learn)
     device, source = device_of(ModelConfig(device=job.device)), open_source(find_model(job.model)[1])
     ops = ops_of(backend_of(EngineConfig(), device))
     model = load_decoder(source, weights=job.weights, device=device, ops=ops)
@@ -89,8 +83,21 @@ def train_head(
         log.standing(standing)
         evaluated(standing)
 
+    if not trainer.standing.update:  # what training starts from
+        trainer.standing.judge(trainer.agreement(held_out_rows))
+        kept(trainer.standing, None)
     trainer.train(rows, held_out_rows, report=reported, evaluated=kept, checkpoint=checkpoint, is_enough=is_enough)
     return trainer.standing
+
+
+def _refuse_too_few(job: Job, answers: Sequence[TrainingAnswer], learn: Sequence[TrainingAnswer]) -> None:
+    if not answers:
+        raise ConfigError(f"--out {job.folder}: there are no answers to learn from; give --prompts or --own-questions")
+    if not learn:
+        raise ConfigError(
+            f"--out {job.folder}: of {len(answers)} answers none is left to learn from: some prompts are held out, and "
+            "looping answers are left out; answer more prompts"
+        )
 
 
 def _vocabulary(job: Job, learn: Sequence[TrainingAnswer], size: int, given: GivenHead | None) -> Tensor:

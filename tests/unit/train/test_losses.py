@@ -12,6 +12,7 @@ from roost.train.losses import (
     coupled,
     drawn_temperatures,
     gumbel,
+    gumbel_of,
     mismatch,
     step_loss,
 )
@@ -41,6 +42,11 @@ def test_noise_is_gumbels() -> None:
         torch.stack([noise[:-1].flatten(), noise[1:].flatten(), noise.roll(1, 1)[1:].flatten()])
     )
     assert (correlation - torch.eye(3)).abs().max() < 0.02
+
+
+def test_noise_is_finite_whatever_the_bits() -> None:
+    ends = gumbel_of(torch.tensor([0, 1, 511, 512, 2**31, 2**32 - 513, 2**32 - 512, 2**32 - 1]))
+    assert ends.isfinite().all() and ends.tolist() == sorted(ends.tolist())
 
 
 def test_noise_is_that_of_the_seed_the_place_and_the_token_whatever_else_there_is() -> None:
