@@ -77,7 +77,10 @@ def _spread(qk: Tensor, value: Tensor, cos_sin: CosSin, num_rows: int) -> tuple[
     """Queries, keys and values [num_rows, num_heads, row_len, head_dim] of a flat batch, each head with its own."""
     num_kv_heads = value.shape[1]
     num_heads = qk.shape[1] - num_kv_heads
-    rotated, shape = rotate(qk, cos_sin), (num_heads, value.shape[-1])
+    cos, sin = cos_sin
+    if cos.shape[-1] == sin.shape[-1]:  # kernels have each angle once
+        cos = torch.cat([cos, cos], dim=-1)
+    rotated, shape = rotate(qk, (cos, sin)), (num_heads, value.shape[-1])
     query, key, value = (
         each.repeat_interleave(num_heads // each.shape[1], dim=1).view(num_rows, -1, *shape).transpose(1, 2)
         for each in (rotated[:, :num_heads], rotated[:, num_heads:], value)
