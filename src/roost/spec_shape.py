@@ -7,9 +7,6 @@ S = 0, K = 1, T = 1. All widths and KV reserves of the engine are derived here. 
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from roost.errors import ConfigError
 
 
@@ -18,39 +15,6 @@ class DraftKv(Enum):
 
     NONE = "none"  # no KV of its own
     PAIR = "pair"  # EAGLE: slot p is computed from token p + 1 and the hidden state at p
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branches:
-    """Where the K draft branches of one round lie, in row positions.
-
-    base            base + stride        base + 2*stride
-    |--last--|live S|   |--hole--|live S|   |--hole--|live S|     end
-    branch 0            branch 1            branch 2
-    """
-
-    length: int  # n, the device length when the round starts
-    base: int  # start of branch 0: n rounded down to its page
-    last: int  # tokens of the prefix on the partial page: n - base
-    stride: int  # row positions per branch, whole pages
-    topk: int
-
-    @property
-    def end(self) -> int:
-        """First row position past every branch."""
-        return self.base + self.topk * self.stride
-
-    def position(self, branch: int, step: int) -> int:
-        """Row position that `branch` writes at draft step `step`."""
-        return self.base + branch * self.stride + self.last + step
-
-    def tail_copies(self) -> list[tuple[int, int]]:
-        """(from, to) row positions that give every branch after the first the prefix's partial page."""
-        return [
-            (self.base + i, self.base + branch * self.stride + i)
-            for branch in range(1, self.topk)
-            for i in range(self.last)
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,30 +46,30 @@ class SpecShape:
         """Whether the drafter's KV at a position depends on the next token."""
         return self.draft_kv is DraftKv.PAIR
 
-    def alloc_len_per_decode(self, page_size: int) -> int:
+    @property
+    def branch_len(self) -> int:
+        """Positions that each draft branch writes: the last draft of a path is verified, never run."""
+        return max(0, self.accept_max - 2) if self.pair else 0
+
+    @property
+    def scratch_len(self) -> int:
+        """Positions past the device length that the draft branches of a round write."""
+        return self.topk * self.branch_len
+
+    @property
+    def alloc_len_per_decode(self) -> int:
         """L: positions past the device length that a round may write, so that many are reserved."""
-        if page_size == 1 or self.topk == 1 or self.draft_kv is DraftKv.NONE:
-            return max(self.steps * self.topk, self.tokens)
-        pages_per_branch = (page_size - 1 + self.steps + page_size - 1) // page_size
-        return max(pages_per_branch * page_size * self.topk, self.tokens)
+        return max(self.scratch_len, self.tokens)
 
-    def branches(self, length: int, page_size: int) -> Branches:
-        """Where the branches of a round lie that starts at device length `length`."""
-        last = length % page_size
-        pages_per_branch = -(-(last + self.steps) // page_size)
-        return Branches(
-            length=length,
-            base=length - last,
-            last=last,
-            stride=pages_per_branch * page_size,
-            topk=self.topk,
-        )
+    def branch_position(self, length: int, branch: int, step: int) -> int:
+        """Row position that a branch writes at a draft step of a round that starts at device length `length`.
 
-    def branch_ends(self, lengths: NDArray[np.int32], page_size: int) -> NDArray[np.int32]:
-        """The ends of `branches` for many rounds at once."""
-        last = lengths % page_size
-        pages_per_branch = (last + (self.steps + page_size - 1)) // page_size
-        return lengths - last + pages_per_branch * (page_size * self.topk)
+        The branches lie one after the other right behind the text, on pages of any size, and share what is before:
+
+        0                      length      + branch_len      + 2 * branch_len      + scratch_len
+        |-------- text --------|-- branch 0 --|-- branch 1 --|-- branch 2 --| ... |
+        """
+        return length + branch * self.branch_len + step
 
     def check(self) -> None:
         """Raise ConfigError for a shape that no tree can have."""

@@ -98,15 +98,13 @@ def test_a_node_of_a_tree_reads_its_ancestors_beside_rows_without_trees(
     check(batch, shape, 1 if window is None else 2)
 
 
-@pytest.mark.parametrize(("length", "page_size", "topk", "depth"), [(10, 4, 4, 5), (103, 64, 3, 2), (126, 64, 2, 4)])
+@pytest.mark.parametrize(("length", "page_size", "topk", "depth"), [(10, 4, 4, 5), (103, 64, 3, 2), (126, 64, 8, 4)])
 @pytest.mark.parametrize("num_splits", [1, 2])
-def test_a_branch_reads_the_prefix_and_its_own_pages(
+def test_a_branch_reads_the_prefix_and_its_own_slots(
     length: int, page_size: int, topk: int, depth: int, num_splits: int, device: torch.device
 ) -> None:
     shape = Shape(num_kv_heads=2, group=2, head_dim=16, page_size=page_size, dtype=FP32)
-    last = length % page_size
-    stride = -(-(last + depth) // page_size) * page_size
-    shifts = [(length - last, branch * stride) for branch in range(topk)]
+    shifts = [(length, branch * (depth + 1)) for branch in range(topk)]
     batch = make(shape, [(length + depth - 1, 1)] * topk, device, shifts=shifts)
     check(batch, shape, num_splits)
 

@@ -69,7 +69,7 @@ def test_a_group_is_as_long_as_the_backend_declares_and_no_longer(device: torch.
 
 
 def test_groups_that_are_one_in_memory_copy_from_one_place(device: torch.device) -> None:
-    sources = torch.arange(5, device=device).expand(3, 5)  # as the partial page of a lone row is, for all its branches
+    sources = torch.arange(5, device=device).expand(3, 5)
     check((2, 30, 2, 16), torch.bfloat16, sources, torch.arange(10, 25, device=device).view(3, 5))
 
 

@@ -170,7 +170,7 @@ def test_chunks_and_trees_read_quantised_keys_and_values(
 @CODES
 def test_branches_read_quantised_keys_and_values(codes: torch.dtype, device: torch.device) -> None:
     shape = Shape(num_kv_heads=2, group=2, head_dim=16, page_size=4, dtype=FP32)
-    batch = make(shape, [(14, 1)] * 3, device, shifts=[(8, 0), (8, 8), (8, 16)])
+    batch = make(shape, [(14, 1)] * 3, device, shifts=[(11, 0), (11, 4), (11, 8)])
     check(batch, shape, codes, 1)
 
 

@@ -78,13 +78,11 @@ def test_a_node_of_a_tree_reads_its_ancestors_beside_rows_without_trees(
 
 
 @KINDS
-@pytest.mark.parametrize(("length", "page_size", "topk", "depth"), [(10, 4, 4, 5), (103, 64, 3, 2), (510, 16, 2, 4)])
-def test_a_branch_reads_the_prefix_and_its_own_pages(
+@pytest.mark.parametrize(("length", "page_size", "topk", "depth"), [(10, 4, 4, 5), (103, 64, 3, 2), (510, 16, 8, 4)])
+def test_a_branch_reads_the_prefix_and_its_own_slots(
     length: int, page_size: int, topk: int, depth: int, dtype: torch.dtype
 ) -> None:
-    last = length % page_size
-    stride = -(-(last + depth) // page_size) * page_size
-    shifts = [(length - last, branch * stride) for branch in range(topk)]
+    shifts = [(length, branch * (depth + 1)) for branch in range(topk)]
     check(shape_of(2, 2, 16, page_size), [(length + depth - 1, 1)] * topk, dtype, shifts=shifts)
 
 

@@ -58,6 +58,13 @@ def test_attention_equals_the_reference(dtype: torch.dtype) -> None:
         assert_near(ours, reference, steps=STEPS[dtype])
 
 
+def test_a_branch_reads_the_text_and_its_own_slots() -> None:
+    shape = Shape(num_kv_heads=2, group=3, head_dim=24, page_size=16, dtype=FP32)
+    batch = make(shape, [(72, 1)] * 4, CPU, shifts=[(70, 4 * branch) for branch in range(4)])
+    ours, reference = both(batch, shape, FP32, by=attention_alone())
+    assert_near(ours, reference, steps=STEPS[FP32])
+
+
 @KINDS
 def test_slots_hold_what_was_written_to_them(dtype: torch.dtype) -> None:
     cache, slots = cache_of(2, 16, dtype), torch.tensor([5, 3, 9])

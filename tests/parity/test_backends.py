@@ -34,7 +34,6 @@ PLANNED = Backend(
     default_for=(),
     graphs=True,
     trees=False,
-    branch_pages=False,
     windows=False,
     needs_host_lengths=True,
     tile_len_max=8,

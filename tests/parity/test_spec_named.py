@@ -24,7 +24,7 @@ from tests.support.tiny_models import SHAPE, Served, Tiny, configure, prompts
 from tests.support.workload import Work
 
 EIGHT = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
-CONTEXT = 300
+CONTEXT = 512  # whole pages of any size here: rows that are not widened have no room to spare
 LLAMA_2 = {
     "num_key_value_heads": SHAPE["num_attention_heads"],  # every head has keys of its own
     "tie_word_embeddings": False,
@@ -33,9 +33,14 @@ LLAMA_2 = {
 
 # name -> head, page size, depth, prompts and how many tokens each shall get: the last fills its context
 NAMED: dict[str, tuple[str, int, int, Work]] = {
-    "eagle3, page 64, K 8, depth 1": ("eagle3", 64, 1, [(p, 20) for p in prompts(63, 64, 5, 280, seed=1)]),
-    "Llama 2, page 4, K 8, depth 0": ("eagle", 4, 0, [(p, 20) for p in prompts(3, 4, 18, 280, seed=2)]),
-    "page 256, K 8, to the context's end": ("eagle", 256, 1, [(p, CONTEXT - len(p)) for p in prompts(256, 299, 281)]),
+    "eagle3, page 64, K 8, depth 1": ("eagle3", 64, 1, [(p, 20) for p in prompts(63, 64, 5, 492, seed=1)]),
+    "Llama 2, page 4, K 8, depth 0": ("eagle", 4, 0, [(p, 20) for p in prompts(3, 4, 18, 492, seed=2)]),
+    "page 256, K 8, to the context's end": (
+        "eagle",
+        256,
+        1,
+        [(p, min(44, CONTEXT - len(p))) for p in prompts(256, 511, 493)],
+    ),
 }
 EACH = pytest.mark.parametrize("name", NAMED)
 

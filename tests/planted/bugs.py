@@ -3,6 +3,7 @@
 Numbers in `why` are those of the failure modes the project keeps a test for. An entry whose line is gone fails tidy.
 """
 
+from tests.planted.branch_bugs import BRANCH_BUGS
 from tests.planted.budget_bugs import BUDGET_BUGS
 from tests.planted.bug import Bug
 from tests.planted.chain_bugs import CHAIN_BUGS
@@ -141,18 +142,25 @@ _SIMULATED = (
         "14: the last draft slot still stands for a token that was never returned",
     ),
     Bug(
-        "branch_tail_copy",
+        "branches_apart",
         "roost.spec_shape",
-        "            for branch in range(1, self.topk)",
-        "            for branch in range(1, 1)",
-        "7: branches after the first read a hole instead of the prefix's last page",
+        "        return max(0, self.accept_max - 2) if self.pair else 0",
+        "        return max(0, self.accept_max - 3) if self.pair else 0",
+        "7: branches lie one position too close, and write over their neighbours' drafts",
     ),
     Bug(
-        "branch_stride",
+        "branches_behind_the_text",
         "roost.spec_shape",
-        "        return self.base + branch * self.stride + self.last + step",
-        "        return self.base + branch * self.stride + step",
-        "7: a branch writes over its copy of the prefix",
+        "        return length + branch * self.branch_len + step",
+        "        return length - 1 + branch * self.branch_len + step",
+        "7: the first branch writes over the text's last draft slot",
+    ),
+    Bug(
+        "reserve_for_branches",
+        "roost.spec_shape",
+        "        return max(self.scratch_len, self.tokens)",
+        "        return self.tokens",
+        "6: branches that are longer than the nodes verified reach past what the row holds",
     ),
     Bug(
         "publish_settled_only",
@@ -403,6 +411,7 @@ BUGS = (
     *CONVERSATION_BUGS,
     *SPEC_BUGS,
     *DEVICE_BUGS,
+    *BRANCH_BUGS,
     *FUSION_BUGS,
     *CHAIN_BUGS,
     *CLIENT_BUGS,

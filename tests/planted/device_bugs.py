@@ -35,22 +35,6 @@ _MOVES = "                self._attention.copy(self.kv_cache, *branches.moves(br
 DEVICE_BUGS = (
     # --- drafting ---
     Bug(
-        "tail_copy",
-        _EAGLE,
-        "        if self._table.page_size > 1:",
-        "        if self._table.page_size < 1:",
-        "6: branches do not get the prefix's partial page, and read holes",
-        test=_WIDTHS,
-    ),
-    Bug(
-        "tail_copy_to_its_branch",
-        _EAGLE,
-        "        starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]",
-        "        starts = (self._base + self._number[:-1] * self._stride)[:, :, None]",
-        "6: the partial page is copied into the branch before",
-        test=_WIDTHS,
-    ),
-    Bug(
         "branches_move_with_the_beam",
         _EAGLE,
         _MOVES,
@@ -73,14 +57,6 @@ DEVICE_BUGS = (
         "                hidden = hidden.clone()",
         "a path that changes its branch goes on from another path's hidden state",
         test=_DENSE + "[eagle-tree-4-9]",
-    ),
-    Bug(
-        "stride_in_pages",
-        _EAGLE,
-        "        self._stride = (self._last + shape.steps + size - 1) // size * size",
-        "        self._stride = (self._last + shape.topk + size - 1) // size * size",
-        "7: branches lie as far apart as there are branches, not steps",
-        test="tests/unit/drafters/test_branches.py::test_branches_lie_where_the_shape_says",
     ),
     Bug(
         "draft_positions_by_depth",

@@ -12,6 +12,7 @@ from tests.planted.bug import Bug
 _LENGTHS = "tests/parity/test_spec_lengths.py::"
 _OUTPUT = "tests/parity/test_spec_output.py::"
 _SESSIONS = "tests/parity/test_session_modes.py::"
+_RESERVES = "    reserves = tuple(spec.alloc_len_per_decode if book.window is None else spec.tokens for book in books)"
 
 # mode and simulated bug -> the test on the real engine
 _TESTS = {
@@ -58,8 +59,8 @@ _OWN = (
     Bug(
         "mode_11_window_reserve",
         "roost.config.resolve",
-        "    reserves = tuple(reserve if book.window is None else spec.tokens for book in books)",
-        "    reserves = tuple(reserve if book.window is None else spec.tokens - memory.page_size for book in books)",
+        _RESERVES,
+        _RESERVES.replace("spec.tokens for", "spec.tokens - memory.page_size for"),
         "11: a round has a page of the window pool too few",
         test=_LENGTHS + "test_11_window_pool_is_counted_to_the_page[qwen2-window-spec1-1]",
     ),

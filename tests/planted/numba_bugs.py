@@ -25,6 +25,14 @@ NUMBA_BUGS = (
         test=_EQUALS + "[fp32]",
     ),
     Bug(
+        "numba_branch_begins",
+        _BLOCKS,
+        "        if number == 0 or position == base:",
+        "        if number == 0:",
+        "a draft branch goes on in the slots right behind the text, which are another's",
+        test=_ALONE + "test_a_branch_reads_the_text_and_its_own_slots",
+    ),
+    Bug(
         "numba_span_missed",
         _ATTENTION,
         "        for part in range(parts):",

@@ -157,12 +157,12 @@ SPEC_BUGS = (
         "rounds without drafts count as rounds: acceptance looks worse than it is",
     ),
     Bug(
-        "branch_pages_declared",
+        "trees_declared",
         "roost.config.resolve",
-        "    if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:",
-        "    if spec.topk > 1 and memory.page_size > 1 and not backend.name:",
-        "a tree over large pages runs on a backend that reads other branches' slots",
-        test=_ROUTING + "test_a_tree_over_large_pages_needs_a_backend_with_branch_pages",
+        "    if spec.topk > 1 and not backend.trees:",
+        "    if spec.topk > 1 and not backend.name:",
+        "a tree runs on a backend whose nodes read one another, and branches the slots of others",
+        test=_ROUTING + "test_a_tree_needs_a_backend_that_reads_trees",
     ),
     Bug(
         "recurrent_state_falls_back",

@@ -253,7 +253,7 @@ def test_06_page_256_with_long_prompts_and_eight_branches_leaks_nothing() -> Non
 
 
 @pytest.mark.parametrize(
-    ("page_size", "prompt_len", "context", "reserve"), [(512, 70, 1100, 8192), (256, 2040, 2300, 4096)]
+    ("page_size", "prompt_len", "context", "reserve"), [(512, 1520, 1536, 32), (256, 2290, 2304, 32)]
 )
 def test_06_step_past_a_row_that_is_not_widened_is_refused_with_the_numbers(
     page_size: int, prompt_len: int, context: int, reserve: int

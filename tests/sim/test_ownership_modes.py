@@ -60,7 +60,7 @@ def test_10_pages_of_a_running_turn_are_held_once(spec: SpecShape, overlap: bool
 
 @shapes("plain", "chain")
 def test_10_next_turn_of_a_session_that_fills_the_pool_is_not_charged_twice(spec: SpecShape) -> None:
-    setting = Setting(spec=spec, num_pages=16, context=64 - spec.accept_max - spec.alloc_len_per_decode(4))
+    setting = Setting(spec=spec, num_pages=16, context=64 - spec.accept_max - spec.alloc_len_per_decode)
     script = Script(setting)
     script.open("s")
     room = setting.context - 2

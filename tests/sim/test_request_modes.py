@@ -160,7 +160,7 @@ def test_36_input_longer_than_the_context_is_refused_with_the_numbers(
 def test_36_input_larger_than_an_empty_pool_is_refused_with_the_numbers(spec: SpecShape, overlap: bool) -> None:
     setting = Setting(spec=spec, overlap=overlap, num_pages=10, context=96)
     script = Script(setting)
-    most = 40 - spec.alloc_len_per_decode(4) - spec.accept_max - 4  # beside 4 new tokens
+    most = 40 - spec.alloc_len_per_decode - spec.accept_max - 4  # beside 4 new tokens
     fits, large = script.submit(prompt_of(most), 4), script.submit(prompt_of(most + 1, 1), 4)
     script.run()
     assert len(fits.tokens) == 4

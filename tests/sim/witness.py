@@ -325,20 +325,14 @@ class Witness:
     ) -> list[int]:
         """The drafter's best path: right at each node if the seed says so and every draft slot it reads is right."""
         shape, length = plan.shape, len(sequence) - 1
-        branches = shape.branches(length, self.page_size)
         branch = mix(values[0][2], 7) % shape.topk
         has_kv = shape.draft_kv is not DraftKv.NONE
-        if has_kv:
-            for source, dest in branches.tail_copies():
-                self._draft[row.slot(0, dest)] = self._draft[row.slot(0, source)]
-            self._write_other_branches(plan, row, length, branch)
         path: list[int] = []
         for depth in range(1, num_drafts + 1):
             state = values[-1][2]
             if has_kv and depth >= 2:
                 before, now = (root, *path)[-2:]
-                slot = row.slot(0, branches.position(branch, depth - 2))
-                self._draft[slot] = (before, now, length + depth - 2)
+                self._write_branches(plan, row, length, depth - 2, branch, (before, now))
             right = self._model.draft_knows(state)
             if has_kv:
                 right = right and self._draft_agrees(plan, row, length, branch, depth, state)
@@ -346,23 +340,18 @@ class Witness:
             values.append(sequence.push(path[-1]))
         return path
 
-    def _write_other_branches(self, plan: StepPlan, row: Row, length: int, true_branch: int) -> None:
-        """The other branches write too: their slots must belong to this row."""
-        branches = plan.shape.branches(length, self.page_size)
+    def _write_branches(
+        self, plan: StepPlan, row: Row, length: int, step: int, true_branch: int, pair: tuple[int, int]
+    ) -> None:
+        """A draft step of all branches: the others' slots must belong to this row, and to no branch but their own."""
         for branch in range(plan.shape.topk):
-            for step in range(plan.shape.steps - 1):
-                if branch != true_branch:
-                    self._draft[row.slot(0, branches.position(branch, step))] = (-7, -7, length + step)
+            slot = row.slot(0, plan.shape.branch_position(length, branch, step))
+            self._draft[slot] = (*(pair if branch == true_branch else (-7, -7)), length + step)
 
     def _draft_agrees(self, plan: StepPlan, row: Row, length: int, branch: int, depth: int, state: int) -> bool:
         """Whether the draft slots read at this depth agree with the target's tokens."""
-        branches = plan.shape.branches(length, self.page_size)
-        if depth == 1:  # from the last draft-extend, before any branch
-            slots = row.slots(0, 0, length)
-        else:
-            first = branches.position(branch, 0) - branches.last
-            own = row.slots(0, first, branches.position(branch, depth - 2) + 1)
-            slots = np.concatenate([row.slots(0, 0, branches.base), own])
+        first = plan.shape.branch_position(length, branch, 0)
+        slots = np.concatenate([row.slots(0, 0, length), row.slots(0, first, first + depth - 1)])
         tokens, nexts, positions = self._draft[slots].T
         if (positions != np.arange(length + depth - 1)).any() or (nexts[:-1] != tokens[1:]).any():
             return False

@@ -192,7 +192,7 @@ def _preemptions(setting: Setting) -> None:
 
 def _too_few_pages(setting: Setting) -> None:
     shape, num_new = setting.shape, 60
-    need = 14 + num_new + shape.alloc_len_per_decode(setting.page_size) + shape.accept_max  # of one, at its end
+    need = 14 + num_new + shape.alloc_len_per_decode + shape.accept_max  # of one, at its end
     served = _served_with(setting, num_new=num_new, pool_tokens=need * 8 // 5, context=96)
     if setting.page_size <= 4:  # the reserve of a tree on large pages keeps a second request out from the start
         assert served.count("suspend") > 0

@@ -96,7 +96,7 @@ class Cell:
     ) -> EngineConfig:
         """Room for all that run at once (or for `num_fit`), and no more: every page is audited in every tick."""
         context = context or self.context
-        reserve = self.shape.alloc_len_per_decode(self.page_size)
+        reserve = self.shape.alloc_len_per_decode
         pages = (num_fit or max_running) * (-(-(context + 2 * reserve) // self.page_size) + 2) + 1
         return configure(
             depth=self.depth,

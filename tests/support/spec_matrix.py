@@ -69,7 +69,7 @@ class Cell:
     @property
     def config(self) -> EngineConfig:
         """Room for all that run at once, and not much more: every page is audited in every tick."""
-        reserve = self.shape.alloc_len_per_decode(self.page_size)
+        reserve = self.shape.alloc_len_per_decode
         pages = MAX_RUNNING * (-(-(CONTEXT + 2 * reserve) // self.page_size) + 2) + 1
         return configure(
             depth=self.depth,

@@ -54,10 +54,10 @@ def test_an_impossible_option_is_refused_with_its_flag_and_range(name: str, valu
 
 def test_a_pool_smaller_than_one_trees_reserve_is_refused_with_the_pages_it_needs() -> None:
     spec = spec_config(TREE)
-    config = replace(_config(page_size=256, pool_tokens=4096), spec=spec)
-    with pytest.raises(ConfigError, match=r"--pool-tokens must be at least 4608: .* 18 pages .* got 16 pages"):
+    config = replace(_config(page_size=16, pool_tokens=48), spec=spec)
+    with pytest.raises(ConfigError, match=r"--pool-tokens must be at least 64: .* 4 pages .* got 3 pages"):
         resolve(config, TRAITS)
-    assert resolve(replace(_config(page_size=256, pool_tokens=4608), spec=spec), TRAITS).reserves == (4096,)
+    assert resolve(replace(_config(page_size=16, pool_tokens=64), spec=spec), TRAITS).reserves == (32,)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_draft_layers_live_in_the_full_book_even_if_the_target_is_all_window() -
     assert [book.window for book in resolve(_config(), traits).books] == [128]
     resolved = resolve(replace(_config(), spec=spec_config(TREE)), traits)
     assert [book.window for book in resolved.books] == [None, 128]
-    assert resolved.reserves == (TREE.alloc_len_per_decode(16), TREE.tokens)
+    assert resolved.reserves == (TREE.alloc_len_per_decode, TREE.tokens)
 
 
 def test_rows_are_wide_enough_for_the_context_and_both_rounds() -> None:
     resolved = resolve(replace(_config(page_size=64, context=1000), spec=spec_config(TREE)), TRAITS)
-    assert resolved.row_width == -(-(1000 + 2 * 1024) // 64) * 64
+    assert resolved.row_width == -(-(1000 + 2 * 32) // 64) * 64
 
 
 def test_an_overlapped_engine_has_twice_the_rows() -> None:

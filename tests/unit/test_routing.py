@@ -14,7 +14,7 @@ from tests.support.spec_configs import spec_config
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
-SIMPLE = replace(TORCH, name="simple", branch_pages=False)
+SIMPLE = replace(TORCH, name="simple", trees=False)
 TRAITS = ModelTraits(vocab_size=100)
 RECURRENT = ModelTraits(vocab_size=100, recurrent_state=True)
 
@@ -46,18 +46,19 @@ def test_nobody_is_warned_of_what_was_asked_for() -> None:
     assert (resolved.depth, resolved.warnings) == (0, ())
 
 
-def test_a_tree_over_large_pages_needs_a_backend_with_branch_pages() -> None:
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_tree_needs_a_backend_that_reads_trees(page_size: int) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(_config(TREE, 16), TRAITS, SIMPLE)
+        resolve(_config(TREE, page_size), TRAITS, SIMPLE)
     assert str(refused.value) == (
-        "--spec-topk 2 with --page-size 16 needs an attention backend with branch pages: simple has none, these have: "
-        "torch, triton, numba; or use --spec-topk 1 or --page-size 1"
+        "--spec-topk 2 needs an attention backend that reads trees: simple does not, these do: torch, triton, numba; "
+        "or use --spec-topk 1"
     )
 
 
-@pytest.mark.parametrize(("spec", "page_size"), [(TREE, 1), (CHAIN, 16), (PLAIN, 16)])
-def test_a_backend_without_branch_pages_does_what_needs_none(spec: SpecShape, page_size: int) -> None:
-    assert resolve(_config(spec, page_size), TRAITS, SIMPLE).spec == spec
+@pytest.mark.parametrize("spec", [CHAIN, PLAIN], ids=["chain", "plain"])
+def test_a_backend_that_reads_no_trees_does_what_needs_none(spec: SpecShape) -> None:
+    assert resolve(_config(spec, 16), TRAITS, SIMPLE).spec == spec
 
 
 def _tree(steps: int, topk: int) -> SpecShape:
@@ -65,21 +66,19 @@ def _tree(steps: int, topk: int) -> SpecShape:
 
 
 @pytest.mark.parametrize(
-    ("spec", "page_size", "message"),
+    ("spec", "message"),
     [
-        (_tree(3, 4), 1025, "--page-size must be at most 1024 with --spec-topk 4 on the triton backend"),
-        (_tree(3, 4), 2048, "--page-size must be at most 1024 with --spec-topk 4 on the triton backend"),
-        (_tree(19, 64), 16, "--spec-steps 19 with --spec-topk 64 moves 1088 tokens of a round at once"),
-        (_tree(1024, 2), 1, "--spec-steps 1024 with --spec-topk 2 moves 2044 tokens of a round at once"),
+        (_tree(19, 64), "--spec-steps 19 with --spec-topk 64 moves 1088 tokens of a round at once"),
+        (_tree(1024, 2), "--spec-steps 1024 with --spec-topk 2 moves 2044 tokens of a round at once"),
     ],
 )
-def test_a_tree_that_a_backend_cannot_move_at_once_is_refused(spec: SpecShape, page_size: int, message: str) -> None:
+def test_a_tree_that_a_backend_cannot_move_at_once_is_refused(spec: SpecShape, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(_config(spec, page_size), TRAITS, TRITON)
+        resolve(_config(spec, 16), TRAITS, TRITON)
     assert str(refused.value).startswith(message)
-    assert resolve(_config(spec, page_size), TRAITS, TORCH).spec == spec
+    assert resolve(_config(spec, 16), TRAITS, TORCH).spec == spec
 
 
-@pytest.mark.parametrize(("spec", "page_size"), [(TREE, 1024), (CHAIN, 2048), (PLAIN, 2048), (_tree(18, 64), 16)])
+@pytest.mark.parametrize(("spec", "page_size"), [(TREE, 2048), (CHAIN, 2048), (PLAIN, 2048), (_tree(18, 64), 16)])
 def test_what_a_backend_can_move_at_once_is_taken(spec: SpecShape, page_size: int) -> None:
     assert resolve(_config(spec, page_size), TRAITS, TRITON).spec == spec

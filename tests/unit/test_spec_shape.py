@@ -11,67 +11,38 @@ WIDE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
 
 
 @pytest.mark.parametrize(
-    ("page_size", "chain", "tree", "wide"),
-    [(1, 4, 20, 40), (4, 4, 32, 64), (64, 4, 512, 1024), (256, 4, 2048, 4096)],
+    ("shape", "branch", "branches", "reserve"),
+    [
+        (PLAIN, 0, 0, 1),
+        (CHAIN, 2, 2, 4),
+        (TREE, 4, 16, 16),
+        (WIDE, 4, 32, 32),
+        (SpecShape(steps=4, topk=4, tokens=16, draft_kv=DraftKv.PAIR), 3, 12, 16),
+        (SpecShape(steps=2, topk=4, tokens=20, draft_kv=DraftKv.PAIR), 1, 4, 20),
+        (SpecShape(steps=1, topk=4, tokens=5, draft_kv=DraftKv.PAIR), 0, 0, 5),  # the first drafts are there already
+        (SpecShape(steps=5, topk=4, tokens=3, draft_kv=DraftKv.PAIR), 1, 4, 4),  # no deeper than the nodes verified
+        (SpecShape(steps=2, topk=4, tokens=8), 0, 0, 8),  # a drafter without KV
+    ],
+    ids=str,
 )
-def test_the_reserve_of_a_round_is_the_tables(page_size: int, chain: int, tree: int, wide: int) -> None:
-    assert [shape.alloc_len_per_decode(page_size) for shape in (CHAIN, TREE, WIDE)] == [chain, tree, wide]
-
-
-def test_a_plain_round_needs_one_position() -> None:
-    assert [PLAIN.alloc_len_per_decode(page_size) for page_size in (1, 16, 256)] == [1, 1, 1]
-
-
-def test_a_drafter_without_kv_needs_no_branch_pages() -> None:
-    shape = SpecShape(steps=2, topk=4, tokens=8)
-    assert [shape.alloc_len_per_decode(page_size) for page_size in (1, 16, 256)] == [8, 8, 8]
-
-
-def test_the_reserve_holds_every_node_verified() -> None:
-    bushy = SpecShape(steps=2, topk=4, tokens=20, draft_kv=DraftKv.PAIR)
-    assert [bushy.alloc_len_per_decode(page_size) for page_size in (1, 2, 4)] == [20, 20, 32]
+def test_the_reserve_of_a_round_is_the_tables(shape: SpecShape, branch: int, branches: int, reserve: int) -> None:
+    assert (shape.branch_len, shape.scratch_len, shape.alloc_len_per_decode) == (branch, branches, reserve)
 
 
 @pytest.mark.parametrize(
-    ("length", "page_size", "live", "end"),
-    [
-        (10, 4, [(10, 14), (18, 22), (26, 30), (34, 38)], 40),
-        (103, 64, [(103, 107), (167, 171), (231, 235), (295, 299)], 320),
-        (126, 64, [(126, 130), (254, 258), (382, 386), (510, 514)], 576),
-        (254, 256, [(254, 258), (766, 770), (1278, 1282), (1790, 1794)], 2048),
-    ],
+    ("shape", "length", "firsts"),
+    [(TREE, 10, [10, 14, 18, 22]), (TREE, 126, [126, 130, 134, 138]), (WIDE, 254, [254 + 4 * k for k in range(8)])],
 )
-def test_branches_lie_where_the_examples_say(
-    length: int, page_size: int, live: list[tuple[int, int]], end: int
-) -> None:
-    branches = TREE.branches(length, page_size)
-    found = [(branches.position(branch, 0), branches.position(branch, TREE.steps - 1)) for branch in range(TREE.topk)]
-    assert (found, branches.end) == (live, end)
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256, 512])
-@pytest.mark.parametrize("shape", [TREE, WIDE], ids=["tree", "wide"])
-def test_every_branch_fits_the_reserve_and_no_two_meet(page_size: int, shape: SpecShape) -> None:
-    reserve = shape.alloc_len_per_decode(page_size)
-    for length in range(1, 2 * page_size + 2):
-        branches = shape.branches(length, page_size)
-        used = [branches.position(branch, step) for branch in range(shape.topk) for step in range(shape.steps)]
-        assert len(set(used)) == len(used)
-        owners = {(position // page_size, i // shape.steps) for i, position in enumerate(used)}
-        assert len(owners) == len({page for page, _ in owners})  # attention reads whole pages
-        assert max(used) < branches.end <= -(-(length + reserve) // page_size) * page_size
-
-
-def test_the_prefixs_partial_page_is_copied_to_every_branch_but_the_first() -> None:
-    assert TREE.branches(10, 4).tail_copies() == [(8, 16), (9, 17), (8, 24), (9, 25), (8, 32), (9, 33)]
-    assert TREE.branches(12, 4).tail_copies() == []
-    assert TREE.branches(7, 1).tail_copies() == []
+def test_branches_lie_one_after_the_other_behind_the_text(shape: SpecShape, length: int, firsts: list[int]) -> None:
+    assert [shape.branch_position(length, branch, 0) for branch in range(shape.topk)] == firsts
+    places = [
+        shape.branch_position(length, branch, step) for branch in range(shape.topk) for step in range(shape.branch_len)
+    ]
+    assert places == list(range(length, length + shape.scratch_len))  # no hole, and no two meet
 
 
 def test_a_chain_goes_on_where_its_prefix_ends() -> None:
-    branches = CHAIN.branches(10, 4)
-    assert [branches.position(0, step) for step in range(CHAIN.steps)] == [10, 11, 12]
-    assert branches.tail_copies() == []
+    assert [CHAIN.branch_position(10, 0, step) for step in range(CHAIN.branch_len)] == [10, 11]
 
 
 def test_a_round_adds_at_most_its_depth_and_the_bonus() -> None:

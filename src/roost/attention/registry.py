@@ -29,16 +29,13 @@ class Backend:
     prepare: str | None = None  # "module:name" of a callable () that gets its kernels ready, while the model loads
     weights: tuple[str, ...] | None = None  # forms of weights that it computes with, of --weights; None: any
     graphs: bool  # its steps can be captured as CUDA graphs
-    trees: bool  # reads trees of drafts: a node its ancestors alone
-    # reads each draft branch through pages of its own, so trees may have pages of many tokens; with pages of one token
-    # a branch has slots of its own in any case
-    branch_pages: bool
+    trees: bool  # reads trees of drafts, a node its ancestors alone, and draft branches, each at slots of its own
     windows: bool  # reads layers with a sliding window
     kv_cache_dtypes: tuple[str, ...] = (AUTO_KV,)  # forms of KV that it writes and reads, of --kv-cache-dtype
     auto_kv: tuple[tuple[str, str], ...] = ()  # (--weights, what "auto" is beside them), where not as computed
     fp8_capability: tuple[int, int] | None = None  # compute capability of CUDA devices that it needs for fp8
     needs_host_lengths: bool  # wants the rows' lengths on the host before a step
-    copied_max: int | None = None  # slots of a round, or of a branch, that it moves at once; None: any number
+    copied_max: int | None = None  # slots of a round that it moves at once; None: any number
     tile_len_max: int  # tokens of a row that are one tile of its work, at most; a power of two
 
     def __post_init__(self) -> None:
@@ -70,7 +67,6 @@ TORCH = Backend(
     default_for=(),
     graphs=False,
     trees=True,
-    branch_pages=True,
     windows=True,
     kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     needs_host_lengths=True,
@@ -86,7 +82,6 @@ TRITON = Backend(
     package="triton",
     graphs=True,
     trees=True,
-    branch_pages=True,
     windows=True,
     kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     fp8_capability=(8, 9),
@@ -107,7 +102,6 @@ NUMBA = Backend(
     weights=("gguf", "int8", "fp32"),
     graphs=False,
     trees=True,
-    branch_pages=True,
     windows=True,
     kv_cache_dtypes=(AUTO_KV, "fp32", "fp16", "int8"),
     auto_kv=(("gguf", "int8"), ("int8", "int8")),  # beside fp32 weights, which are exact, KV is as computed

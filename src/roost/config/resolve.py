@@ -75,16 +75,11 @@ def _check_itl_target(target_ms: float | None) -> None:
         raise ConfigError(f"--itl-target-ms must be a number of milliseconds above 0, got {target_ms}")
 
 
-def _check_copies(page_size: int, spec: SpecShape, backend: Backend) -> None:
+def _check_copies(spec: SpecShape, backend: Backend) -> None:
     """Refuse a tree whose branches, or accepted paths, are more than a backend moves at once."""
     most = backend.copied_max
     if spec.topk == 1 or most is None:
         return
-    if page_size > most:
-        raise ConfigError(
-            f"--page-size must be at most {most} with --spec-topk {spec.topk} on the {backend.name} backend, which "
-            f"copies a page for each branch at once, got {page_size}"
-        )
     moved = max(spec.accept_max, spec.topk * (spec.accept_max - 3))  # an accepted path; those of all branches so far
     if moved > most:
         raise ConfigError(
@@ -115,13 +110,7 @@ def _route(
             f"--spec-topk {spec.topk} needs an attention backend that reads trees: {backend.name} does not, these do: "
             f"{able}; or use --spec-topk 1"
         )
-    if spec.topk > 1 and memory.page_size > 1 and not backend.branch_pages:
-        able = ", ".join(each.name for each in BACKENDS if each.branch_pages)
-        raise ConfigError(
-            f"--spec-topk {spec.topk} with --page-size {memory.page_size} needs an attention backend with branch "
-            f"pages: {backend.name} has none, these have: {able}; or use --spec-topk 1 or --page-size 1"
-        )
-    _check_copies(memory.page_size, spec, backend)
+    _check_copies(spec, backend)
     if sched.graphs and not backend.graphs:
         able = ", ".join(each.name for each in BACKENDS if each.graphs)
         raise ConfigError(f"--graphs: steps of the {backend.name} backend cannot be captured, only those of: {able}")
@@ -153,14 +142,13 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     if not traits.has_full_layers and traits.window is None:
         raise ConfigError("the model declares neither full-attention nor sliding-window layers")
     books = _books(memory, context, spec, traits)
-    reserve = spec.alloc_len_per_decode(memory.page_size)
     chunk, widths, graphs = (
         chunk_of(sched, backend),
         spec_widths(config.spec),
         sched.graphs is not False and backend.graphs,
     )
     step_tokens = step_tokens_max(chunk, widths, sched.max_running) if sched.mixed else chunk
-    reserves = tuple(reserve if book.window is None else spec.tokens for book in books)
+    reserves = tuple(spec.alloc_len_per_decode if book.window is None else spec.tokens for book in books)
     resolved = Resolved(
         backend=backend,
         memory=memory,

@@ -2,7 +2,7 @@
 
 Owns the head's KV, in slots of the full book, and what passes from step to step on the device: the head's last hidden
 state of each row and its best next tokens. A round's first drafts are those; each further draft step is one pass of K
-branches, which lie in the row as `SpecShape.branches` says. Never decides what is kept. Called by the forward
+branches, which lie in the row as `SpecShape.branch_position` says. Never decides what is kept. Called by the forward
 passes.
 """
 
@@ -131,8 +131,6 @@ class EagleDrafter:
     def _beams(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
         """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
         topk, rows, num_steps = self._shape.topk, branches.rounds.rows, self._num_steps(width)
-        if self._table.page_size > 1:
-            self._attention.copy(self.kv_cache, *branches.tail_copies())
         tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
         hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
         beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
@@ -218,16 +216,12 @@ class EagleDrafter:
 
 
 class DraftBranches:
-    """Where the branches of some rounds lie: `SpecShape.branches` of every row at once, on the device."""
+    """Where the branches of some rounds lie: `SpecShape.branch_position` of every row at once, on the device."""
 
     def __init__(self, rounds: Segments, shape: SpecShape, table: PageTable) -> None:
-        size = table.page_size
         self.rounds, self._shape = rounds, shape
-        self._rows, self._table = rounds.rows[:, None], table
-        self._number = torch.arange(shape.topk, device=rounds.rows.device)  # [K]
-        self._last = (rounds.start_positions % size)[:, None]  # [R, 1]
-        self._base = rounds.start_positions[:, None] - self._last
-        self._stride = (self._last + shape.steps + size - 1) // size * size
+        self._rows, self._base, self._table = rounds.rows[:, None], rounds.start_positions[:, None], table
+        self._shifts = torch.arange(shape.topk, device=rounds.rows.device) * shape.branch_len  # [K]
 
     def segments(self, step: int) -> Segments:
         """The token that each branch runs at a step: K segments of each round, one after the other."""
@@ -235,53 +229,37 @@ class DraftBranches:
 
     def slots(self, step: int) -> Tensor:
         """Slots [R, K] that the branches write at a step."""
-        return self._table.slots(self._rows, self._base + self._number * self._stride + self._last + step)
-
-    def tail_copies(self) -> tuple[Tensor, Tensor]:
-        """(from, to) slots [R * (K - 1), page_size] that give each branch after the first the prefix's partial page.
-
-        A whole page for every branch, whatever the length: what is not in the prefix goes from the null page to itself.
-        """
-        offset = torch.arange(self._table.page_size, device=self._rows.device)  # [page_size]
-        is_prefix = offset < self._last  # [R, page_size]
-        sources = self._table.slots(self._rows, self._base + offset)
-        starts = (self._base + self._number[1:] * self._stride)[:, :, None]  # [R, K - 1, 1]
-        dests = self._table.slots(self._rows[:, :, None], starts + offset)
-        sources = torch.where(is_prefix, sources, 0)[:, None].expand_as(dests)
-        dests = torch.where(is_prefix[:, None], dests, 0)
-        return sources.flatten(0, 1), dests.flatten(0, 1)
+        return self._table.slots(self._rows, self._base + self._shifts + step)
 
     def moves(self, branch: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
         """(from, to) slots [R, n] by which branch k goes on from what branch `branch[k]` wrote in its first steps."""
-        offset = self._last[:, :, None] + torch.arange(num_steps, device=self._rows.device)  # [R, 1, num_steps]
-        rows, base, stride = (each[:, :, None] for each in (self._rows, self._base, self._stride))
-        sources = self._table.slots(rows, base + branch[:, :, None] * stride + offset)
-        dests = self._table.slots(rows, base + self._number[:, None] * stride + offset)
+        steps = torch.arange(num_steps, device=self._rows.device)
+        rows, starts = self._rows[:, :, None], self._base[:, :, None] + steps  # [R, 1, num_steps]
+        sources = self._table.slots(rows, starts + self._shifts[branch][:, :, None])
+        dests = self._table.slots(rows, starts + self._shifts[:, None])
         return sources.flatten(1), dests.flatten(1)
 
     @cached_property
     def _first_step(self) -> Segments:
-        """The first step's segments: a branch's prefix lies at the row's start, and the rest at its own pages."""
+        """The first step's segments: a branch's prefix is the row's text, and the rest lies in slots of its own."""
         topk, device = self._shape.topk, self._rows.device
         index = torch.arange(len(self._rows) * topk, dtype=torch.int32, device=device)
         return Segments(
             rows=_each(self._rows, topk),
-            start_positions=_each(self.rounds.start_positions[:, None], topk),
+            start_positions=_each(self._base, topk),
             offsets=index,
             query_lens=torch.ones_like(index),
             tile_segments=index,
             tile_offsets=torch.zeros_like(index),
             tile_len=1,
             branch_bases=_each(self._base, topk),
-            branch_shifts=(self._stride * self._number).flatten(),
+            branch_shifts=self._shifts.repeat(len(self._rows)),
             host=None if self.rounds.host is None else self._branched_host(self.rounds.host),
         )
 
     def _branched_host(self, rounds: HostSegments) -> HostSegments:
         """The same on the host."""
-        topk, size = self._shape.topk, self._table.page_size
-        lie = [self._shape.branches(start, size) for start in rounds.start_positions.tolist()]
-        strides = np.array([each.stride for each in lie])
+        topk = self._shape.topk
         columns = (rounds.rows, rounds.start_positions, rounds.query_lens, rounds.is_round, rounds.tree_of)
         rows, start_positions, query_lens, is_round, tree_of = (np.repeat(column, topk) for column in columns)
         return HostSegments(
@@ -290,8 +268,8 @@ class DraftBranches:
             query_lens=query_lens,
             is_round=is_round,
             tree_of=tree_of,
-            branch_bases=np.repeat([each.base for each in lie], topk),
-            branch_shifts=(strides[:, None] * np.arange(topk)).flatten(),
+            branch_bases=start_positions,
+            branch_shifts=np.tile(np.arange(topk) * self._shape.branch_len, len(rounds.rows)),
             num_branches=topk,
         )
 

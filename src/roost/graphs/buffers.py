@@ -19,12 +19,11 @@ class BufferSizes:
     mask: int  # which node sees which: T by T, where rounds are trees
     drafts: int  # tokens of one draft step: K of each round
     moves: int  # slots that change branches after the last draft step but one: K paths of the steps before it
-    tails: int  # slots of partial pages that are copied: K - 1 whole pages of each round
     pairs: int  # tokens of draft-extend: S + 1 of each round
     accepted: int  # tokens that a round can add
 
 
-def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> BufferSizes:
+def round_sizes(number: int, width: int, shape: SpecShape) -> BufferSizes:
     """What `number` rounds of `width` nodes need."""
     drafts = width > 1 and shape.pair
     branches = shape.topk > 1 and drafts
@@ -35,7 +34,6 @@ def round_sizes(number: int, width: int, shape: SpecShape, page_size: int) -> Bu
         mask=number * width**2 if shape.topk > 1 and width > 1 else 0,
         drafts=number * shape.topk if drafts else 0,
         moves=number * shape.topk * max(0, accept_max - 3) if branches else 0,
-        tails=number * (shape.topk - 1) * page_size if branches and page_size > 1 else 0,
         pairs=number * accept_max,
         accepted=number * accept_max,
     )

@@ -47,7 +47,7 @@ class RoundGraphs:
 
     def load(self, rounds: GraphedRounds, rows: np.ndarray, width: int) -> GraphedStep:
         """Put the rows of a step in place; the rest is the padding row."""
-        needed = round_sizes(len(rows), width, self._resolved.spec, self._resolved.page_size)
+        needed = round_sizes(len(rows), width, self._resolved.spec)
         check_fits(needed, rounds.sizes, f"a graph of {rounds.sizes.rows} rounds")
         all_rows = padded(rows, rounds.sizes.rows, self._passes.padding_row)
         if not np.array_equal(all_rows, rounds.rows_host):
@@ -58,7 +58,7 @@ class RoundGraphs:
     def _capture(self, number: int, width: int) -> None:
         """Capture rounds of the padding row."""
         passes, resolved = self._passes, self._resolved
-        sizes = round_sizes(number, width, resolved.spec, resolved.page_size)
+        sizes = round_sizes(number, width, resolved.spec)
         layout = rounds_layout(number, width, resolved.spec)
         layout.lay_out(has_drafter=passes.drafter is not None, tile_len_max=resolved.backend.tile_len_max)
         layout.send(self._device)

@@ -1,4 +1,4 @@
-"""Copies of whole slots, keys and values of all layers in one launch: accepted paths moved to the front, branch tails.
+"""Copies of whole slots, keys and values of all layers in one launch: accepted paths to the front, beams to branches.
 
 slot dests[g, i] = what slot sources[g, i] held before, for every group g; a slot copied to itself is not touched. A
 group is one program's, for some of the numbers of each slot, so every source is read before any destination is

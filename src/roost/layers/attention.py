@@ -1,7 +1,7 @@
 """Attention over paged KV, the torch reference for a ragged batch; every other backend is checked against it.
 
 A token at position p reads [0, p], or (p - window, p] in a window layer: the window counts the token itself. A tree's
-node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own pages. Which
+node reads what is before the tree, and its own ancestors; a draft branch reads the prefix and its own slots. Which
 slots each row reads is worked out once a step and used in every layer. What is gathered grows with the live length,
 never with the row's width. Every token's keys are summed in one order: by position, in blocks that begin at multiples
 of `KEY_BLOCK`, padded to shapes that give the same bits (`layers.batch_invariance`). So a token's result is bit for bit
@@ -241,7 +241,7 @@ def _branch_read(
 ) -> ReadGroup:
     """Some rounds' branches: the prefix up to `base`, then each branch's own positions, one branch after the other.
 
-    The flat batch holds K tokens of each round, in order. Positions of the prefix on a branch's own pages are copies.
+    The flat batch holds K tokens of each round, in order.
     """
     device = table.device
     row, base, stride, own_len = torch.tensor(columns[group], device=device)[:, :, None].unbind(1)  # [num_rows, 1] each

@@ -260,9 +260,8 @@ class Runner:
             if table.window is not None:
                 reads = np.maximum(0, known - table.window + 1)
             elif plan.shape.pair:
-                branch_ends = self._branch_ends(plan, known, is_bound=starts is None)
                 is_drafted = ~plan.is_prefill & (plan.query_lens > 1)
-                writes = np.where(is_drafted, np.maximum(writes, branch_ends), writes)
+                writes = np.where(is_drafted, np.maximum(writes, known + plan.shape.scratch_len), writes)
             is_wrong = (reads < firsts) | (writes > ends) | (known > plan.device_lens_max) | (writes > table.row_width)
             if np.count_nonzero(is_wrong):
                 i = int(is_wrong.argmax())
@@ -271,11 +270,6 @@ class Runner:
                     f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most "
                     f"{plan.device_lens_max[i]}, the row {table.row_width} positions"
                 )
-
-    def _branch_ends(self, plan: StepPlan, starts: np.ndarray, *, is_bound: bool) -> np.ndarray:
-        """Where the branches of rounds end, or can end at most."""
-        size = self._resolved.page_size
-        return starts + plan.shape.alloc_len_per_decode(size) if is_bound else plan.shape.branch_ends(starts, size)
 
 
 def _in_cells(tokens: Tensor, layout: StepLayout, target: TargetOutput) -> Tensor:

@@ -41,32 +41,39 @@ def test_branches_lie_where_the_shape_says(page_size: int, topk: int, steps: int
     tokens = steps + 1 if topk == 1 else 8
     shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
     branches, table = placed(page_size, shape)
-    lie = [shape.branches(length, page_size) for length in LENGTHS]
+
+    def lies(row: int, branch: int, step: int) -> int:
+        return slot(table, row, shape.branch_position(LENGTHS[row], branch, step))
+
+    rows = range(len(LENGTHS))
     for step in range(steps - 1):
-        expected = [[slot(table, row, each.position(k, step)) for k in range(topk)] for row, each in enumerate(lie)]
-        assert branches.slots(step).tolist() == expected
+        assert branches.slots(step).tolist() == [[lies(row, k, step) for k in range(topk)] for row in rows]
     parent = torch.arange(topk).flip(0).expand(len(LENGTHS), -1)
     sources, dests = branches.moves(parent, steps - 1)
     moves = [
-        (slot(table, row, each.position(topk - 1 - k, step)), slot(table, row, each.position(k, step)))
-        for row, each in enumerate(lie)
+        (lies(row, topk - 1 - k, step), lies(row, k, step))
+        for row in rows
         for k in range(topk)
         for step in range(steps - 1)
     ]
     assert list(zip(sources.flatten().tolist(), dests.flatten().tolist(), strict=True)) == moves
 
 
-@pytest.mark.parametrize("page_size", [4, 64, 256])
+@pytest.mark.parametrize("page_size", [1, 4, 64, 512])
 @pytest.mark.parametrize("topk", [4, 8])
-def test_the_partial_page_is_copied_into_every_branch_after_the_first(page_size: int, topk: int) -> None:
+def test_what_a_branch_reads_is_the_text_and_what_it_wrote(page_size: int, topk: int) -> None:
     shape = SpecShape(steps=5, topk=topk, tokens=8, draft_kv=DraftKv.PAIR)
     branches, table = placed(page_size, shape)
-    sources, dests = branches.tail_copies()
-    assert sources.shape == dests.shape == (len(LENGTHS) * (topk - 1), page_size)  # whatever the lengths
-    wanted = {
-        (slot(table, row, source), slot(table, row, dest))
-        for row, length in enumerate(LENGTHS)
-        for source, dest in shape.branches(length, page_size).tail_copies()
-    }
-    made = set(zip(sources.flatten().tolist(), dests.flatten().tolist(), strict=True))
-    assert made - {(0, 0)} == wanted  # the rest goes from the null page to itself
+    written = torch.stack([branches.slots(step) for step in range(shape.branch_len)], dim=-1)  # [R, K, steps]
+    for step in range(shape.branch_len):
+        segments = branches.segments(step)
+        bases, shifts, host = segments.branch_bases, segments.branch_shifts, segments.host
+        assert bases is not None and shifts is not None and host is not None
+        assert host.branch_bases is not None and host.branch_shifts is not None
+        assert (host.branch_bases.tolist(), host.branch_shifts.tolist()) == (bases.tolist(), shifts.tolist())
+        assert host.start_positions.tolist() == segments.start_positions.tolist()
+        for number, (row, last) in enumerate(zip(segments.rows, segments.start_positions.tolist(), strict=True)):
+            places = torch.arange(last + 1)
+            places = torch.where(places < bases[number], places, places + shifts[number])
+            text = table.slots(row, torch.arange(LENGTHS[int(row)]))
+            assert torch.equal(table.slots(row, places), torch.cat([text, written[row, number % topk, : step + 1]]))

@@ -28,13 +28,12 @@ NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 
 
 def test_07_every_buffer_of_a_tree_has_its_own_width() -> None:
-    assert round_sizes(7, TREE.tokens, TREE, 16) == BufferSizes(
+    assert round_sizes(7, TREE.tokens, TREE) == BufferSizes(
         rows=7,
         nodes=7 * 9,
         mask=7 * 9 * 9,
         drafts=7 * 4,
         moves=7 * 4 * 3,
-        tails=7 * 3 * 16,
         pairs=7 * 6,
         accepted=7 * 6,
     )
@@ -42,15 +41,15 @@ def test_07_every_buffer_of_a_tree_has_its_own_width() -> None:
 
 def test_07_a_round_without_drafts_needs_one_of_each() -> None:
     for shape in (PLAIN, CHAIN, TREE, NGRAM):
-        sizes = round_sizes(5, 1, shape, 16)
+        sizes = round_sizes(5, 1, shape)
         assert (sizes.nodes, sizes.pairs, sizes.accepted) == (5, 5, 5)
-        assert (sizes.mask, sizes.drafts, sizes.moves, sizes.tails) == (0, 0, 0, 0)
+        assert (sizes.mask, sizes.drafts, sizes.moves) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("shape", [PLAIN, NGRAM, CHAIN, TREE], ids=["plain", "ngram", "chain", "tree"])
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> None:
-    sizes = round_sizes(number, shape.tokens, shape, 16)
+    sizes = round_sizes(number, shape.tokens, shape)
     layout = rounds_layout(number, shape.tokens, shape).lay_out(has_drafter=True, tile_len_max=TILE_LEN)
     layout.send(CpuDevice())
     assert len(layout["token_segment"]) == len(layout["node_tokens"]) == sizes.nodes
@@ -59,7 +58,7 @@ def test_07_layouts_are_as_large_as_stated(shape: SpecShape, number: int) -> Non
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
-def test_07_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
+def test_07_moves_are_as_large_as_stated(page_size: int) -> None:
     config = EngineConfig(
         memory=MemoryConfig(page_size=page_size, pool_tokens=10**6),
         sched=SchedConfig(context=600, max_running=3, overlap=False),
@@ -67,18 +66,17 @@ def test_07_moves_and_tails_are_as_large_as_stated(page_size: int) -> None:
     )
     table = PageTable(resolve(config, ModelTraits(vocab_size=9)), 0, CpuDevice())
     rounds = make_segments([0, 1, 2], [1, 63, 130])
-    branches, sizes = DraftBranches(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE, page_size)
+    branches, sizes = DraftBranches(rounds, TREE, table), round_sizes(3, TREE.tokens, TREE)
     beam = torch.zeros(3, TREE.topk, dtype=torch.int64)
     assert branches.moves(beam, TREE.steps - 2)[0].numel() == sizes.moves
-    assert page_size == 1 or branches.tail_copies()[0].numel() == sizes.tails
     assert branches.slots(0).numel() == len(branches.segments(0).rows) == sizes.drafts
 
 
 def test_a_launch_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    held = round_sizes(4, TREE.tokens, TREE, 16)
-    check_fits(round_sizes(3, TREE.tokens, TREE, 16), held, "a round")
+    held = round_sizes(4, TREE.tokens, TREE)
+    check_fits(round_sizes(3, TREE.tokens, TREE), held, "a round")
     with pytest.raises(InvariantError) as refused:
-        check_fits(round_sizes(5, TREE.tokens, TREE, 16), held, "a graph of 4 rounds")
+        check_fits(round_sizes(5, TREE.tokens, TREE), held, "a graph of 4 rounds")
     assert str(refused.value) == "a graph of 4 rounds: rows needs 5 entries and the buffer holds 4"
 
 
