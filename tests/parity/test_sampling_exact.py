@@ -24,7 +24,7 @@ SAMPLINGS = {
     "top_k past the vocabulary": SamplingParams(top_k=VOCAB + 7, temperature=1.5, seed=5),
     "top_p": SamplingParams(top_p=0.6, temperature=2.0, seed=6),
     "a tiny top_p": SamplingParams(top_p=0.01, temperature=2.0, seed=7),
-    "min_p": SamplingParams(min_p=0.08, temperature=1.8, seed=8),
+    "min_p": SamplingParams(min_p=0.08, temperature=1.8, seed=28),
     "top_k, top_p and min_p": SamplingParams(top_k=20, top_p=0.8, min_p=0.02, temperature=2.0, seed=9),
     "repetition": SamplingParams(repetition_penalty=1.4, temperature=0),
     "repetition sought": SamplingParams(repetition_penalty=0.6, temperature=1.3, seed=10),

@@ -97,7 +97,7 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
         _sampled(seed=26, presence_penalty=0.4),
     ),
     "stop_in_special": tuple(
-        {"stop": ("<|im_end|>",), "stop_in_special": shown, **_sampled(logit_bias=((SPECIAL, 3.0),), seed=27)}
+        {"stop": ("<|im_end|>",), "stop_in_special": shown, **_sampled(logit_bias=((SPECIAL, 3.0),), seed=35)}
         for shown in (False, True)
     ),
     "logprobs": (
