@@ -29,6 +29,7 @@ def main() -> None:
     spec = drafted.spec
     print(f"{drafted.usage.completion_tokens} tokens, {spec.rounds} rounds with drafts")
     print(f"{spec.drafts_accepted} of {spec.drafts_offered} drafts accepted")
+    print(f"looked up beside a head: {spec.lookup_accepted} of {spec.lookup_offered} drafts accepted")
     print(f"accept length {spec.accept_length:.2f} tokens a round, the model's own included")
     for correct, rounds in enumerate(spec.histogram):
         print(f"  {correct} drafts right: {rounds} rounds")

@@ -17,7 +17,9 @@ def graph_sizes(widths: Widths, rounds_max: int) -> list[tuple[int, int]]:
     sizes = batch_sizes(rounds_max)
     found = []
     for before, size in reversed(list(zip([0, *sizes], sizes, strict=False))):
-        served = {width for number in range(before + 1, size + 1) for width in widths.of(number)}
+        served = {
+            width for number in range(before + 1, size + 1) for width in widths.of(number) + widths.wide_of(number)
+        }
         found += [(size, width) for width in sorted(served, reverse=True)]
     return found
 
@@ -30,7 +32,7 @@ def batch_sizes(most: int) -> list[int]:
 
 def step_tokens_max(chunk: int, widths: Widths, rounds_max: int) -> int:
     """Tokens that a step of chunks and rounds has at most: `chunk` of prompts, and every node of every round."""
-    return chunk + max(number * width for number, width in graph_sizes(widths, rounds_max))
+    return chunk + widths.num_nodes_max(rounds_max)
 
 
 def fill_size(sizes: Sequence[int], num_tokens: int, least: int, most: int) -> int:

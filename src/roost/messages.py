@@ -142,6 +142,9 @@ class SpecStats:
     drafts_accepted: int = 0  # overshoot included
     drafts_forced: int = 0  # of these, tokens that a grammar left no choice about
     overshoot: int = 0  # accepted tokens past the end of the output
+    lookup_rounds: int = 0  # of the rounds, those in which looked-up drafts went before a head's; 0 without a head
+    lookup_offered: int = 0  # of the drafts offered, those that were looked up in such rounds
+    lookup_accepted: int = 0  # of these, accepted ones; overshoot included
     histogram: tuple[int, ...] = ()  # rounds by accept_len - 1
 
     @property
@@ -153,6 +156,11 @@ class SpecStats:
     def accept_length(self) -> float:
         """Average number of tokens a round accepted, bonus included; 0.0 without rounds."""
         return (self.rounds + self.drafts_accepted) / self.rounds if self.rounds else 0.0
+
+    @property
+    def lookup_share(self) -> float:
+        """Of the accepted drafts, how many were looked up beside a head, from 0 to 1; 0.0 if none was accepted."""
+        return self.lookup_accepted / self.drafts_accepted if self.drafts_accepted else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

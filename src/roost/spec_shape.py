@@ -1,7 +1,8 @@
 """Shape of a speculative round (draft and verify), and where the draft branches lie in a row's KV; no torch.
 
-S draft steps, K branches (top-k), T verified nodes, the root included. A chain is K = 1, T = S + 1; plain decoding is
-S = 0, K = 1, T = 1. All widths and KV reserves of the engine are derived here. Read by scheduler and device side.
+S draft steps, K branches (top-k), T verified nodes, the root included. A chain is K = 1, T = S + 1, or longer where
+tokens are looked up beside a head; plain decoding is S = 0, K = 1, T = 1. All widths and KV reserves of the engine are
+derived here. Read by scheduler and device side.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ class SpecShape:
     tokens: int = 1
     draft_kv: DraftKv = DraftKv.NONE
     reads_history: bool = False  # the drafter wants every token of a row when the row begins
+    lookup_steps: int = 0  # drafts of a round that may be looked up, where that is not the one and only way; 0: none
+
+    @property
+    def depth_max(self) -> int:
+        """Most drafts on one path of a round."""
+        return max(self.steps, self.lookup_steps)
 
     @property
     def accept_max(self) -> int:
@@ -34,7 +41,7 @@ class SpecShape:
 
     def accept_max_of(self, width: int) -> int:
         """Most tokens a round that verifies `width` nodes can add to the output, bonus included."""
-        return min(self.steps, width - 1) + 1  # a tree of few nodes may be less deep than S
+        return min(self.depth_max, width - 1) + 1  # a tree of few nodes may be less deep than S
 
     @property
     def speculates(self) -> bool:
@@ -49,7 +56,11 @@ class SpecShape:
     @property
     def branch_len(self) -> int:
         """Positions that each draft branch writes: the last draft of a path is verified, never run."""
-        return max(0, self.accept_max - 2) if self.pair else 0
+        return max(0, self.head_steps_of(self.tokens) - 1) if self.pair else 0
+
+    def head_steps_of(self, width: int) -> int:
+        """Drafts that a head makes one after the other for a round that verifies `width` nodes."""
+        return min(self.steps, width - 1)
 
     @property
     def scratch_len(self) -> int:
@@ -60,6 +71,10 @@ class SpecShape:
     def alloc_len_per_decode(self) -> int:
         """L: positions past the device length that a round may write, so that many are reserved."""
         return max(self.scratch_len, self.tokens)
+
+    def lookup_nodes_of(self, width: int) -> int:
+        """Nodes that looked-up drafts may take of a round that verifies `width`: all of a chain, half of a tree."""
+        return min(self.lookup_steps, width - 1 if self.topk == 1 else width // 2)
 
     def branch_position(self, length: int, branch: int, step: int) -> int:
         """Row position that a branch writes at a draft step of a round that starts at device length `length`.
@@ -83,12 +98,12 @@ class SpecShape:
             return
         if self.topk < 1:
             raise ConfigError(f"--spec-topk must be at least 1, got {self.topk}")
-        if self.topk == 1 and self.tokens != self.steps + 1:
+        if self.topk == 1 and self.tokens != self.depth_max + 1:
             raise ConfigError(
-                f"--spec-tokens must be --spec-steps + 1 = {self.steps + 1} for a chain (--spec-topk 1), "
+                f"--spec-tokens must be --spec-steps + 1 = {self.depth_max + 1} for a chain (--spec-topk 1), "
                 f"got {self.tokens}"
             )
-        candidates = num_candidates(self.steps, self.topk)
+        candidates = num_candidates(self.steps, self.topk) if self.topk > 1 else self.depth_max
         if not 2 <= self.tokens <= candidates + 1:
             raise ConfigError(
                 f"--spec-tokens must be in [2, {candidates + 1}]: a tree of --spec-topk {self.topk} and "

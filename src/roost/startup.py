@@ -371,4 +371,10 @@ def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object
         return {"spec": spec.spec}
     given = {name: value for name, value in asdict(spec).items() if value is not None}
     steps = AUTO if resolved.widths.is_auto else shape.steps
-    return {**given, "spec_steps": steps, "spec_topk": shape.topk, "spec_tokens": shape.tokens}
+    return {
+        **given,
+        "spec_steps": steps,
+        "spec_topk": shape.topk,
+        "spec_tokens": shape.tokens,
+        "spec_lookup": resolved.lookup,
+    }

@@ -60,8 +60,8 @@ class RowSetup(_ReadOnly):
     # there is a grammar
     tokens: Ints
     grammar: str = ""  # what the output must match; '': anything
-    # whose texts drafts may be looked up in besides the row's own: rows of one scope share what they said; '': nobody's
-    scope: str = ""
+    # whose texts drafts may be looked up in besides the row's own: rows of one scope share what they say; None: nobody
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ class StepPlan(_ReadOnly):
     prompt_logprob_ends: Ints  # [num_rows] first position past those
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
-    # [num_rows] where a head and lookup draft together: the tokens that a lookup must have matched to go before the
-    # head; None: one drafter drafts alone
+    # [num_rows] where drafts are looked up beside a head: tokens that must have been found again for them to go before
+    # the head's; None: one drafter drafts alone
     lookup_leasts: Ints | None = None
 
     @property
@@ -109,11 +109,11 @@ class LogprobColumns(_ReadOnly):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupColumns(_ReadOnly):
-    """What was looked up for the rounds of a step, whether or not it was drafted; of no meaning for chunks."""
+    """What was looked up for the rounds of a step, whether or not it was drafted; of no meaning for other rows."""
 
     match_lens: Ints  # [num_rows] tokens that were found again; 0: none
-    is_used: Bools  # [num_rows] whether the round's drafts are these, and not the head's
-    drafts: Ints  # [num_rows, most] the tokens that followed there, padded with -1
+    is_used: Bools  # [num_rows] whether the round's first drafts are these, and not the head's
+    drafts: Ints  # [num_rows, lookup_steps] the tokens that followed there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class StepResult(_ReadOnly):
     logprobs: LogprobColumns | None = None  # of the accepted tokens of all rows, if one wants them
     prompt_logprobs: LogprobColumns | None = None  # of the tokens after those positions of prompts
     num_forced: Ints | None = None  # [num_rows] accepted drafts that a grammar left no choice about; None: none
-    lookups: LookupColumns | None = None  # where a head and lookup draft together
+    lookups: LookupColumns | None = None  # if drafts were looked up
     errors: Mapping[int, str] = field(default_factory=dict)  # by place: why a row cannot go on, although the step did
 
 

@@ -478,6 +478,9 @@ class Checker:
             drafts_accepted=total.drafts_accepted + spec.drafts_accepted,
             drafts_forced=total.drafts_forced + spec.drafts_forced,
             overshoot=total.overshoot + spec.overshoot,
+            lookup_rounds=total.lookup_rounds + spec.lookup_rounds,
+            lookup_offered=total.lookup_offered + spec.lookup_offered,
+            lookup_accepted=total.lookup_accepted + spec.lookup_accepted,
             histogram=tuple(a + b for a, b in zip(total.histogram, spec.histogram, strict=True)),
         )
 

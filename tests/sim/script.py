@@ -477,5 +477,8 @@ class Script:
             drafts_offered=sum(each.drafts_offered for each in told),
             drafts_accepted=sum(each.drafts_accepted for each in told),
             overshoot=sum(each.overshoot for each in told),
+            lookup_rounds=sum(each.lookup_rounds for each in told),
+            lookup_offered=sum(each.lookup_offered for each in told),
+            lookup_accepted=sum(each.lookup_accepted for each in told),
             histogram=tuple(sum(each.histogram[i] for each in told) for i in range(len(total.histogram))),
         )

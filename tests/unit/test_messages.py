@@ -3,6 +3,7 @@
 from array import array
 
 from roost.messages import Finished, PromptLogprobs, SpecStats, TokenLogprob, TokenLogprobs, Usage
+from roost.sched.counters import SpecCounters
 from roost.server.wire_format import pack, unpack
 
 
@@ -12,12 +13,37 @@ def test_the_accept_length_counts_the_bonus_of_every_round() -> None:
 
 
 def test_the_accept_length_is_derived_on_both_sides_of_the_wire() -> None:
-    stats = SpecStats(rounds=2, drafts_offered=6, drafts_accepted=1, histogram=(1, 1))
+    stats = SpecStats(
+        rounds=2, drafts_offered=6, drafts_accepted=1, lookup_rounds=1, lookup_offered=3, histogram=(1, 1)
+    )
     usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=3)
     event = Finished(request_id="a", reason="length", usage=usage, max_new_tokens=3, spec=stats)
     data = pack([(7, event)])
     assert unpack(data) == [(7, event)] and b"accept_length" not in data
     assert unpack(data)[0][1].spec.accept_length == 1.5
+
+
+def test_the_share_that_lookup_has_is_one_of_the_accepted_drafts() -> None:
+    assert SpecStats().lookup_share == SpecStats(rounds=1, lookup_rounds=1, lookup_offered=3).lookup_share == 0.0
+    assert SpecStats(rounds=4, drafts_accepted=5, lookup_rounds=1, lookup_accepted=2).lookup_share == 0.4
+
+
+def test_counted_rounds_say_which_were_looked_up_beside_a_head() -> None:
+    counters = SpecCounters(accept_max=4)
+    counters.count_round(3, 2, 2)
+    counters.count_round(3, 4, 3, 1, lookup_offered=2, lookup_accepted=2)
+    counters.count_round(3, 1, 1, lookup_offered=3)  # all of them wrong
+    assert counters.snapshot() == SpecStats(
+        rounds=3,
+        drafts_offered=9,
+        drafts_accepted=4,
+        drafts_forced=1,
+        overshoot=1,
+        lookup_rounds=2,
+        lookup_offered=5,
+        lookup_accepted=2,
+        histogram=(1, 1, 0, 1),
+    )
 
 
 def _logprobs() -> TokenLogprobs:

@@ -271,6 +271,9 @@ def _report(runs: list[BenchRun], args: Namespace) -> int:
         if each.spec.drafts_offered:
             length = f"{each.concurrency} at once: accept length {each.spec.accept_length:.2f}"
             print(f"{length}, rounds by accept length from 1:", *each.spec.histogram)
+        if each.spec.lookup_rounds:
+            share = f"{each.spec.lookup_share:.0%} of the accepted drafts"
+            print(f"  looked up: {each.spec.lookup_rounds} of {each.spec.rounds} rounds, {share}")
     if args.json is not None:
         args.json.write_text(json.dumps([each.as_json() for each in runs], indent=1) + "\n")
     return 0

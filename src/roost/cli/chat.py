@@ -1,8 +1,8 @@
 """Chat with a model in the terminal: one in this process, or a running server's.
 
 The conversation is a session: each turn sends only what is new, and reports how many tokens it inherited, the time to
-the first token, the rate of the others, and the accept length if drafts were verified. An interrupted answer is
-forgotten. Called by `main`.
+the first token, the rate of the others, and if drafts were verified the accept length and what lookup had in it. An
+interrupted answer is forgotten. Called by `main`.
 """
 
 import sys
@@ -24,7 +24,7 @@ from roost.front.answer import Piece
 from roost.front.options import Options
 from roost.library.llm import LLM
 from roost.library.session import Messages
-from roost.messages import SessionState, Stats
+from roost.messages import SessionState, SpecStats, Stats
 from roost.terminal import download_bar
 
 ENGINE_GONE = 503
@@ -220,7 +220,9 @@ class _ChatLoop:
                 f"{book} pages: {pool.free} free, {pool.cached} cached, {pool.leased} in use, {pool.total} in all"
             )
         if stats.spec.rounds:
-            self._say(f"accept length {stats.spec.accept_length:.2f} in {stats.spec.rounds} rounds")
+            self._say(
+                f"accept length {stats.spec.accept_length:.2f} in {stats.spec.rounds} rounds{_lookups(stats.spec)}"
+            )
 
     def _turn(self, text: str) -> None:
         """Run one turn, and print the answer as it arrives."""
@@ -251,5 +253,10 @@ class _ChatLoop:
             note += f", {(usage.completion_tokens - 1) / max(time.monotonic() - first, 1e-9):.1f}/s"
         note += f"; first after {first - began:.2f} s; inherited {usage.cached_tokens} of {usage.prompt_tokens}"
         if spec.drafts_offered:
-            note += f"; accept length {spec.accept_length:.2f}"
+            note += f"; accept length {spec.accept_length:.2f}{_lookups(spec)}"
         self._say(note)
+
+
+def _lookups(spec: SpecStats) -> str:
+    """What lookup brought beside a head, to go after the accept length; '' if nothing."""
+    return f", {spec.lookup_share:.0%} of the accepted drafts looked up" if spec.lookup_accepted else ""

@@ -14,12 +14,13 @@ from roost.drafters.registry import (
     WITHOUT_HEAD,
     has_aux_hidden,
     has_head,
+    has_lookup,
     has_trees,
     names_of,
     spec_names,
 )
 from roost.errors import ConfigError
-from roost.spec_widths import AUTO_STEPS_MAX
+from roost.spec_widths import AUTO_STEPS_MAX, LOOKUP_STEPS_MAX
 
 CONTEXT_DEFAULT = 8192  # at most, where the model would allow more
 CHUNK_DEFAULT = 512  # most prompt tokens of a step
@@ -132,6 +133,8 @@ class SessionConfig:
 
 AUTO = "auto"  # of --spec-steps: chosen step by step
 SPEC_STEPS_DEFAULT = 4
+# --spec-lookup: drafts are looked up in the text of the request, and in what others of its client say; in its own; not
+LOOKUPS = SHARED_LOOKUP, OWN_LOOKUP, NO_LOOKUP = "shared", "own", "off"
 TREE_TOKENS_DEFAULT = 16  # at most: a smaller tree is verified whole
 
 
@@ -168,6 +171,15 @@ class SpecConfig:
         metadata={
             "help": "tokens verified in a round, with the one before the drafts; if absent --spec-steps + 1 for a "
             f"chain, at most {TREE_TOKENS_DEFAULT} for a tree"
+        },
+    )
+    spec_lookup: str | None = field(
+        default=None,
+        metadata={
+            "help": f"where drafts are looked up, for {_both(names_of(has_lookup))}: {SHARED_LOOKUP} (if absent), in "
+            "the request's own text and in what others of the same client and cache salt were given; "
+            f"{OWN_LOOKUP}; {NO_LOOKUP}: the head drafts alone. With --spec-steps auto up to {LOOKUP_STEPS_MAX} a round",
+            "choices": LOOKUPS,
         },
     )
     spec_max_batch: int | None = field(

@@ -18,7 +18,7 @@ from roost.config.options import (
     at_least,
 )
 from roost.config.resolved import ModelTraits, Resolved
-from roost.config.speculation import drafter_of, spec_shape, spec_widths
+from roost.config.speculation import drafter_of, lookup_of, spec_shape, spec_widths
 from roost.errors import ConfigError
 from roost.graph_sizes import mixed_sizes, step_tokens_max
 from roost.kv.pages import Book
@@ -157,6 +157,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
         clients={each.name: each for each in config.clients},
         drafter=drafter_of(config.spec),
         spec=spec,
+        lookup=lookup_of(config.spec),
         widths=widths,
         vocab_size=traits.vocab_size,
         context=context,

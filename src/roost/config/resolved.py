@@ -36,6 +36,7 @@ class Resolved:
     clients: dict[str, ClientLimits]  # by name; those without limits of their own need not be there
     drafter: DrafterKind | None  # who drafts; None: nobody
     spec: SpecShape
+    lookup: str  # where drafts are looked up, as --spec-lookup says it
     widths: Widths  # of rounds, by how many a step decodes
     vocab_size: int
     context: int

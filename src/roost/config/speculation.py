@@ -7,7 +7,16 @@ refused by the name of their flag. Called by `config.resolve` and at start-up.
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from roost.config.options import AUTO, SPEC_STEPS_DEFAULT, TREE_TOKENS_DEFAULT, SpecConfig, at_least
+from roost.config.options import (
+    AUTO,
+    LOOKUPS,
+    NO_LOOKUP,
+    SHARED_LOOKUP,
+    SPEC_STEPS_DEFAULT,
+    TREE_TOKENS_DEFAULT,
+    SpecConfig,
+    at_least,
+)
 from roost.drafters.registry import (
     ANY_DRAFTER,
     LAYER_ID_SHIFTS,
@@ -17,12 +26,13 @@ from roost.drafters.registry import (
     find_drafter,
     has_aux_hidden,
     has_head,
+    has_lookup,
     names_of,
     spec_names,
 )
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
-from roost.spec_widths import AUTO_STEPS_MAX, Widths
+from roost.spec_widths import AUTO_STEPS_MAX, LOOKUP_STEPS_MAX, Widths
 
 
 def spec_shape(config: SpecConfig) -> SpecShape:
@@ -32,13 +42,24 @@ def spec_shape(config: SpecConfig) -> SpecShape:
         return PLAIN
     steps = _spec_steps(config)
     topk = config.spec_topk if config.spec_topk is not None else 1
+    joins = kind.joins_lookup and steps > 0 and lookup_of(config) != NO_LOOKUP
+    lookup_steps = (LOOKUP_STEPS_MAX if is_auto(config) else steps) if joins or _is_long(config, kind) else 0
     tokens = config.spec_tokens
     if tokens is None:
-        tokens = steps + 1 if topk == 1 else min(TREE_TOKENS_DEFAULT, 1 + num_candidates(steps, topk))
+        deepest = max(steps, lookup_steps)
+        tokens = deepest + 1 if topk == 1 else min(TREE_TOKENS_DEFAULT, 1 + num_candidates(steps, topk))
     if topk > 1 and not kind.trees:
         raise ConfigError(f"--spec-topk must be 1 for --spec {kind.name}, which drafts chains, got {topk}")
-    shape = SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=kind.draft_kv, reads_history=kind.reads_history)
+    shape = SpecShape(
+        steps=steps,
+        topk=topk,
+        tokens=tokens,
+        draft_kv=kind.draft_kv,
+        reads_history=kind.reads_history or joins,
+        lookup_steps=lookup_steps,
+    )
     shape.check()
+    lookup_of(config)
     if steps == 0 and kind.draft_kv is DraftKv.NONE:  # one with KV may only keep up with the target
         raise ConfigError(f"--spec-steps must be at least 1 for --spec {kind.name}, got 0")
     if config.spec_max_batch is not None:
@@ -46,6 +67,27 @@ def spec_shape(config: SpecConfig) -> SpecShape:
         if not shape.speculates:
             raise ConfigError("--spec-max-batch needs --spec-steps of at least 1: without drafts it says nothing")
     return shape
+
+
+def lookup_of(config: SpecConfig) -> str:
+    """Where drafts are looked up, one of `LOOKUPS`; raises ConfigError where that says nothing, or cannot be."""
+    kind, asked = drafter_of(config), config.spec_lookup
+    if asked is not None and asked not in LOOKUPS:
+        raise ConfigError(f"--spec-lookup must be one of {', '.join(LOOKUPS)}, got {asked}")
+    if kind is None or not has_lookup(kind):
+        if asked is not None:
+            raise _not_for("--spec-lookup", names_of(has_lookup), kind.name if kind is not None else NO_DRAFTER)
+        return NO_LOOKUP
+    if kind.looks_up and asked == NO_LOOKUP:
+        raise ConfigError(f"--spec-lookup {NO_LOOKUP} leaves --spec {kind.name} nothing to draft: use --spec none")
+    if asked not in (None, NO_LOOKUP) and config.spec_steps == 0:
+        raise ConfigError(f"--spec-lookup {asked} needs --spec-steps of at least 1: without drafts it says nothing")
+    return asked or SHARED_LOOKUP
+
+
+def _is_long(config: SpecConfig, kind: DrafterKind) -> bool:
+    """Whether drafts that are all looked up may be longer than others."""
+    return kind.looks_up and is_auto(config)
 
 
 def _spec_steps(config: SpecConfig) -> int:

@@ -9,6 +9,7 @@ asked by the planner, fed by planner and settle.
 from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
+from roost.draft_length.lookups import tokens_of
 from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
@@ -86,6 +87,24 @@ class DraftLengthPolicy:
         self._price = price
         return menu[trial]
 
+    def widen(self, num_rounds: int, width: int, repeats: Sequence[float]) -> int:
+        """The width of those of so many rounds that repeat a text, where the others' is `width`.
+
+        `repeats`: how often the next draft of each of them will be right.
+        """
+        wide = self._widths.wide_of(num_rounds)
+        if not wide or not repeats or width == 1:
+            return width
+        menu = (width, *wide)
+        costs = self._costs.of(num_rounds, menu, has_chunks=False)
+        others = (num_rounds - len(repeats)) * self._acceptance.tokens(width)[-1]
+        part = len(repeats) / num_rounds
+        rates = [
+            (others + sum(tokens_of(share, each) for share in repeats)) / (costs[0] + part * (cost - costs[0]))
+            for each, cost in zip(menu, costs, strict=True)
+        ]
+        return menu[rates.index(max(rates))]
+
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
         has_choice = num_rounds > 0 and len(self._widths.of(num_rounds)) > 1
@@ -98,17 +117,28 @@ class DraftLengthPolicy:
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
-    def collected(self, step: TimedStep, accept_lens: list[int]) -> None:
-        """A step was collected; `accept_lens` are those of its live rounds."""
+    def collected(self, step: TimedStep, accept_lens: list[int], wide: int = 0, num_wide: int = 0) -> None:
+        """A step was collected; `accept_lens` are those of its live rounds, but for the `num_wide` of width `wide`."""
         if not step.num_rounds:
             return
         self._acceptance.note(step.width - 1 if accept_lens else 0, accept_lens)
         if step.time and step.is_alone:
-            self._costs.note(step.num_rounds, step.width, step.time)
+            self._note_alone(step, wide, num_wide)
         elif step.time:
             rest = self._times.prompt_tokens.rest(step.num_tokens, step.time)
             if rest is not None:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
+
+    def _note_alone(self, step: TimedStep, wide: int, num_wide: int) -> None:
+        """Take in the time of a step of rounds alone; of one with both widths what the narrow one would have taken."""
+        if num_wide == step.num_rounds:
+            self._costs.note(step.num_rounds, wide, step.time)
+            return
+        time, part = step.time, num_wide / step.num_rounds
+        if num_wide:
+            narrow, widened = self._costs.of(step.num_rounds, (step.width, wide), has_chunks=False)
+            time = max(1, round(time * narrow / (narrow + part * (widened - narrow))))
+        self._costs.note(step.num_rounds, step.width, time)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""

@@ -156,7 +156,7 @@ class EagleDrafter:
 
     def _num_steps(self, width: int) -> int:
         """Draft steps of a round that verifies `width` nodes: as deep as its tree can be."""
-        return self._shape.accept_max_of(width) - 1
+        return self._shape.head_steps_of(width)
 
     def _pass(self, tokens: Tensor, hidden: Tensor, branches: "DraftBranches", step: int) -> Tensor:
         """One draft step: tokens [R, K] after hidden states [R, K, hidden_size] give the next hidden states."""

@@ -9,6 +9,8 @@ from roost.attention.kv_cache import PageTable
 from roost.attention.protocol import Attention
 from roost.config.resolved import Resolved
 from roost.device.device import Device
+from roost.drafters.joint import JointDrafter
+from roost.drafters.lookup import Lookup
 from roost.drafters.protocol import Drafter
 from roost.errors import InvariantError
 from roost.layers.gumbel import RowDraws
@@ -28,6 +30,7 @@ class Parts:
     head: Head | None  # never None where the drafter declares a head
     table: PageTable  # of the first book, which is the full one wherever a drafter keeps KV
     attention: Attention
+    lookup: Lookup | None  # None: drafts are not looked up
     draws: RowDraws  # how the rows' tokens are drawn, so that drafts can be drawn alike
     device: Device
     is_host: bool  # whether the host computes: nothing runs beside it, or is captured
@@ -49,4 +52,6 @@ def make_drafter(parts: Parts) -> Drafter | None:
     if any(kv.window is not None for kv in layers) or (layers and kind.draft_kv is DraftKv.NONE):
         raise InvariantError(f"the drafter {kind.name} declares {kind.draft_kv}, and its head has KV {layers}")
     drafter: Drafter = load_symbol(kind.make)(parts)
-    return drafter
+    if parts.lookup is None or not kind.joins_lookup:
+        return drafter
+    return JointDrafter(drafter, parts.lookup, parts.resolved.spec, is_host=parts.is_host)

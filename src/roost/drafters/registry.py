@@ -35,15 +35,18 @@ class DrafterKind:
     draft_kv: DraftKv = DraftKv.NONE  # what it keeps per slot of the full book
     trees: bool = False  # may propose trees: --spec-topk above 1
     reads_history: bool = False  # wants every token of a row when the row begins: `RowSetup.tokens` are filled
+    looks_up: bool = False  # finds its drafts in texts, and nowhere else: --spec-lookup cannot be off
+    joins_lookup: bool = False  # drafts may be looked up beside it, row by row: --spec-lookup
     head: DraftHead | None = None  # None: it has no weights, and --draft is refused
 
 
-NGRAM = DrafterKind(name="ngram", make="roost.drafters.ngram:make", reads_history=True)
+NGRAM = DrafterKind(name="ngram", make="roost.drafters.ngram:make", reads_history=True, looks_up=True)
 EAGLE = DrafterKind(
     name="eagle",
     make="roost.drafters.eagle:make",
     draft_kv=DraftKv.PAIR,
     trees=True,
+    joins_lookup=True,
     head=DraftHead(architectures=("LlamaForCausalLMEagle", "EagleLlamaForCausalLM"), family="roost.models.eagle:EAGLE"),
 )
 EAGLE3 = DrafterKind(
@@ -51,6 +54,7 @@ EAGLE3 = DrafterKind(
     make="roost.drafters.eagle:make",
     draft_kv=DraftKv.PAIR,
     trees=True,
+    joins_lookup=True,
     head=DraftHead(
         architectures=("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
         family="roost.models.eagle:EAGLE3",
@@ -85,6 +89,11 @@ def has_head(kind: DrafterKind) -> bool:
 def has_trees(kind: DrafterKind) -> bool:
     """Whether --spec-topk may be above 1."""
     return kind.trees
+
+
+def has_lookup(kind: DrafterKind) -> bool:
+    """Whether --spec-lookup may say something."""
+    return kind.looks_up or kind.joins_lookup
 
 
 def has_aux_hidden(kind: DrafterKind) -> bool:

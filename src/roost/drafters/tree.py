@@ -157,6 +157,30 @@ def with_chain(trees: Trees, number: int, drafts: Sequence[int]) -> Trees:
     return Trees(tokens=tokens, parents=parents, depths=mask.sum(dim=2) - 1, mask=mask)
 
 
+def with_lookup(trees: Trees, drafts: Tensor, is_used: Tensor) -> Trees:
+    """The trees with looked-up drafts [R, n] as one more path, where `is_used` [R]; their last nodes make room for it.
+
+    As far as a tree has the path already it is shared, so that as few nodes as possible go.
+    """
+    num_rounds, width = len(trees.tokens), trees.width
+    number, count = torch.arange(width, device=drafts.device), drafts.shape[1]
+    node = torch.zeros(num_rounds, dtype=torch.int64, device=drafts.device)  # where the path has come to
+    shared, goes_on = torch.zeros_like(node), is_used  # how many of its drafts the tree has
+    for place in range(count):
+        stays = (number > 0) & (number < width - count + place + 1)
+        is_child = stays & (trees.parents == node[:, None]) & (trees.tokens == drafts[:, place : place + 1])
+        goes_on = goes_on & is_child.any(dim=1)
+        node = torch.where(goes_on, is_child.to(torch.int8).argmax(dim=1), node)
+        shared = shared + goes_on
+    at = number - (width - count)  # of the draft that a node would be
+    is_new = is_used[:, None] & (at >= shared[:, None])
+    tokens = torch.where(is_new, drafts.gather(1, at.clamp(min=0).expand(num_rounds, -1)), trees.tokens)
+    above = torch.where(at == shared[:, None], node[:, None], number - 1)
+    parents = torch.where(is_new, above, trees.parents)
+    mask = _ancestors(parents)
+    return Trees(tokens=tokens, parents=parents, depths=mask.sum(dim=2) - 1, mask=mask)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
     """Drafted tokens of R rounds that may become nodes; a parent comes before its children."""

@@ -76,7 +76,7 @@ class StepLayout:
     @cached_property
     def num_pairs(self) -> Index:
         """Pairs of each row that the drafter takes over: a chunk's tokens, or as many as a round can accept."""
-        return np.where(self.is_prefill, self.query_lens, np.minimum(self.query_lens, self.shape.steps + 1))
+        return np.where(self.is_prefill, self.query_lens, np.minimum(self.query_lens, self.shape.depth_max + 1))
 
     @cached_property
     def _tree_of(self) -> Index:

@@ -18,6 +18,7 @@ from roost.attention.protocol import attend_through, make_attention
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.accept import Accepted, accept
+from roost.drafters.lookup import make_lookup
 from roost.drafters.make import Parts, make_drafter
 from roost.drafters.protocol import Drafter, Pairs
 from roost.drafters.tree import RowTrees, Trees, chains
@@ -80,6 +81,7 @@ class Passes:
         ]
         # how rows are drawn: the sampler writes it, drafters read it
         self.draws = RowDraws.empty(resolved.num_rows + 1, resolved.vocab_size, device.torch)
+        self.lookup = make_lookup(resolved, self.ops.find_drafts, device)
         self.drafter = self._drafter(resolved, head)
         self.padding_row = resolved.num_rows  # fills up the batches of graphs; all its pages are the null page
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state
@@ -332,6 +334,7 @@ class Passes:
                 head=head,
                 table=self.tables[0],
                 attention=self.attention,
+                lookup=self.lookup,
                 draws=self.draws,
                 device=self.device,
                 is_host=self._is_host,

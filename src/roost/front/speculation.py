@@ -31,13 +31,16 @@ def as_json(spec: SpecStats) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> SpecStats:
-    """What `as_json` wrote."""
+    """What `as_json` wrote; a server that knows nothing of lookup beside a head says nothing about it."""
     return SpecStats(
         rounds=value["rounds"],
         drafts_offered=value["drafts_offered"],
         drafts_accepted=value["drafts_accepted"],
         drafts_forced=value["drafts_forced"],
         overshoot=value["overshoot"],
+        lookup_rounds=value.get("lookup_rounds", 0),
+        lookup_offered=value.get("lookup_offered", 0),
+        lookup_accepted=value.get("lookup_accepted", 0),
         histogram=tuple(value["histogram"]),
     )
 
@@ -49,5 +52,8 @@ def _combined(left: SpecStats, right: SpecStats, sign: int) -> SpecStats:
         drafts_accepted=left.drafts_accepted + sign * right.drafts_accepted,
         drafts_forced=left.drafts_forced + sign * right.drafts_forced,
         overshoot=left.overshoot + sign * right.overshoot,
+        lookup_rounds=left.lookup_rounds + sign * right.lookup_rounds,
+        lookup_offered=left.lookup_offered + sign * right.lookup_offered,
+        lookup_accepted=left.lookup_accepted + sign * right.lookup_accepted,
         histogram=tuple(a + sign * b for a, b in zip_longest(left.histogram, right.histogram, fillvalue=0)),
     )

@@ -40,7 +40,8 @@ class MixedGraphs:
         self._tree_width = resolved.spec.tokens  # of the widest round: trees of others are padded to it
         made = [self._capture(size) for size in reversed(resolved.step_sizes)]  # the largest needs most room
         self._by_size = [each for each in reversed(made) if each is not None]
-        self._logit_sizes = [number * self._tree_width for number in batch_sizes(resolved.sched.max_running)]
+        widths, most = resolved.widths, resolved.sched.max_running
+        self._logit_sizes = sorted({widths.num_nodes_max(number) for number in batch_sizes(most)})
 
     def find(self, num_tokens: int) -> GraphedMixed | None:
         """The smallest that holds a step of so many tokens."""

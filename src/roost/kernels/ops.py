@@ -15,6 +15,7 @@ from roost.kernels.few_token_linear import few_token_linear, new_scaled
 from roost.kernels.gated_activation import gate_up
 from roost.kernels.gumbel import best_drafts, draft_scores, draw
 from roost.kernels.linear_tilings import BlockTiling, RowTiling, Tiling, linear_tiling
+from roost.kernels.lookup import find_drafts
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
 from roost.kernels.rounds import chain_inputs, chain_places, settle_chains
@@ -118,6 +119,7 @@ TRITON_OPS = Ops(
     draw=draw,
     draft_scores=draft_scores,
     best_drafts=best_drafts,
+    find_drafts=find_drafts,
     mask_logits=mask_logits,
     cos_sin=cos_sin,
     chain_inputs=chain_inputs,

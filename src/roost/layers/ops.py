@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from roost.layers import host_gumbel, host_rounds
+from roost.layers import host_gumbel, host_lookup, host_rounds
 from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
+from roost.layers.lookup import Found, Texts, find_drafts
 from roost.layers.norm import rms_norm
 from roost.layers.rotary import CosSin, cos_sin_at
 from roost.layers.rounds import (
@@ -115,6 +116,8 @@ class Ops:
     draft_scores: Callable[[Tensor, Tensor, Tensor, Tensor, RowDraws], Tensor]
     # (the same): the head's ids of the largest of them
     best_drafts: Callable[[Tensor, Tensor, Tensor, Tensor, RowDraws], Tensor]
+    # (texts of all rows, rows, positions of their last tokens, how many drafts): what followed such tokens before
+    find_drafts: Callable[[Texts, Tensor, Tensor, int], Found]
     # (logits, nodes, masks): forbid tokens at some nodes, in place
     mask_logits: Callable[[Tensor, Tensor, Tensor], None]
     cos_sin: Callable[[Tensor, Tensor, torch.dtype], CosSin]  # (positions, frequency, dtype): of the rotary angles
@@ -193,6 +196,7 @@ TORCH_OPS = Ops(
     draw=draw,
     draft_scores=draft_scores,
     best_drafts=best_drafts,
+    find_drafts=find_drafts,
     mask_logits=mask_logits,
     cos_sin=cos_sin_at,
     chain_inputs=chain_inputs,
@@ -209,6 +213,7 @@ def on_host(ops: Ops) -> Ops:
         draw=host_gumbel.draw,
         draft_scores=host_gumbel.draft_scores,
         best_drafts=host_gumbel.best_drafts,
+        find_drafts=host_lookup.find_drafts,
         mask_logits=mask_logits_on_host,
         chain_inputs=host_rounds.chain_inputs if ops.chain_inputs is chain_inputs else ops.chain_inputs,
         chain_places=host_rounds.chain_places if ops.chain_places is chain_places else ops.chain_places,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.layers import host_gumbel
+from roost.layers import host_gumbel, host_lookup
 from roost.layers.gguf_blocks import GgufLinear
 from roost.layers.linear import Int8Linear, Linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual, argmax_on_host
@@ -304,6 +304,7 @@ NUMBA_OPS = Ops(
     draw=host_gumbel.draw,
     draft_scores=host_gumbel.draft_scores,
     best_drafts=host_gumbel.best_drafts,
+    find_drafts=host_lookup.find_drafts,
     mask_logits=mask_logits_on_host,
     cos_sin=_cos_sin,
     chain_inputs=TORCH_OPS.chain_inputs,

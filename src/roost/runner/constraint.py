@@ -33,7 +33,7 @@ class Constraint:
         self._places = places  # of its rows among those that sample
         self._at = layout.sampling[places]  # their places among all rows of the step
         self._rows: list[int] = plan.rows[self._at].tolist()
-        self._steps = plan.shape.steps  # drafts that a round can accept
+        self._steps = plan.shape.depth_max  # drafts that a round can accept
         num_nodes = layout.num_nodes
         self._num_nodes: list[int] = num_nodes[places].tolist()
         self._first_nodes: list[int] = (np.cumsum(num_nodes) - num_nodes)[places].tolist()

@@ -34,15 +34,16 @@ def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int
     chunk = chunk_of(sched, backend)
     widest = model.activation_width
     shape, vocab_size, running = widths.shape, model.traits.vocab_size, sched.max_running
-    passes = _WIDE * (chunk + running * shape.tokens) * widest * itemsize
+    nodes_max = widths.num_nodes_max(running)
+    passes = _WIDE * (chunk + nodes_max) * widest * itemsize
     has_graphs = backend.graphs and sched.graphs is not False
     rounds = graph_sizes(widths, running) if has_graphs else []
     mixed = mixed_sizes(step_tokens_max(chunk, widths, running)) if has_graphs else []
     # those of a step that runs operation by operation or has chunks, and those that every graph of rounds keeps
-    nodes = running * shape.tokens + sum(batch * width for batch, width in rounds)
+    nodes = nodes_max + sum(batch * width for batch, width in rounds)
     logits = nodes * vocab_size * itemsize
     if has_graphs:
-        largest = max(*mixed, running * shape.tokens)  # graphs share their memory, but not with others
+        largest = max(*mixed, nodes_max)  # graphs share their memory, but not with others
         passes += (_WIDE * largest * widest + _KEPT * sum(mixed) * model.hidden_size) * itemsize
     drafts = running * shape.topk * vocab_size * 8 if shape.pair else 0  # logits and log-probabilities, in float32
     counts = 2 * running * vocab_size * 5  # tokens of prompts and outputs, once somebody asks for a penalty

@@ -34,7 +34,7 @@ from roost.sampling.logprobs import (
     prompt_logprobs,
 )
 from roost.sampling.sampler import Sampler
-from roost.step import StepPlan, StepResult
+from roost.step import LookupColumns, StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
 _NO_ROWS = np.empty(0, dtype=np.int64)
@@ -82,6 +82,8 @@ class Runner:
         starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
         layout = self._layout(plan)
+        if self.passes.lookup is not None and plan.lookup_leasts is not None:
+            self.passes.lookup.want(plan.rows, plan.lookup_leasts)
         constraint = constraint_of(self._grammars, plan, layout)
         graph, layout = self._graph(plan, layout, starts, constraint)
         if graph is not None:
@@ -107,7 +109,7 @@ class Runner:
         if self.round_graphs is None or self.mixed_graphs is None:
             return None, layout
         has_drafts_to_see = constraint is not None and constraint.has_drafts
-        if plan.has_chunks or has_drafts_to_see:  # drafting is a graph of its own
+        if plan.has_chunks or has_drafts_to_see or not layout.is_even:  # drafting is a graph of its own
             mixed = self.mixed_graphs.find(int(plan.query_lens.sum()))
             if mixed is None or not self._draft(plan, starts):
                 return None, layout
@@ -118,22 +120,22 @@ class Runner:
             if edit is not None:
                 edit()
             return mixed.step, layout
-        rounds = self.round_graphs.find(len(plan.rows), layout.tree_width) if layout.is_even else None
+        rounds = self.round_graphs.find(len(plan.rows), layout.tree_width)
         return None if rounds is None else self.round_graphs.load(rounds, plan.rows, layout.tree_width), layout
 
     def _draft(self, plan: StepPlan, starts: np.ndarray | None) -> bool:
         """Have the rounds of a mixed step drafted for by a graph; False if they should be, and there is none."""
         assert self.round_graphs is not None
         rows, widths = plan.rows[~plan.is_prefill], plan.query_lens[~plan.is_prefill]
-        if (widths == 1).all():
+        width = int(widths.max(initial=1))  # narrower ones take the first of what is drafted
+        if width == 1:
             return True
-        width = int(widths[0])
-        rounds = self.round_graphs.find(len(rows), width) if (widths == width).all() else None
+        rounds = self.round_graphs.find(len(rows), width)
         if rounds is None or rounds.replay_drafts is None:
             return False
         self.round_graphs.load(rounds, rows, width)
         round_starts = None if starts is None else starts[~plan.is_prefill]
-        self.passes.attention.before_replay(rounds.drafts_name, rows, widths, round_starts)
+        self.passes.attention.before_replay(rounds.drafts_name, rows, np.full_like(widths, width), round_starts)
         rounds.replay_drafts()
         return True
 
@@ -244,10 +246,14 @@ class Runner:
         prompt = None
         if not layout.is_rounds:
             prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
-        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
+        lookups = None
+        if self.passes.lookup is not None and len(layout.drafting):
+            lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
+        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *(lookups or ())])
         if constraint is not None:
             constraint.follow(fetched)
-        return partial(_result, plan, layout.sampling[wanting], prompt is not None, fetched, constraint)
+        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, lookups is not None)
+        return partial(own, fetched, constraint)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
         """Refuse a step that would touch a position its plan does not hold, in any book.
@@ -282,14 +288,22 @@ def _in_cells(tokens: Tensor, layout: StepLayout, target: TargetOutput) -> Tenso
 
 
 def _result(
-    plan: StepPlan, wanting: np.ndarray, has_prompt_logprobs: bool, fetched: Fetched, constraint: Constraint | None
+    plan: StepPlan,
+    wanting: np.ndarray,
+    has_prompt_logprobs: bool,
+    has_lookups: bool,
+    fetched: Fetched,
+    constraint: Constraint | None,
 ) -> StepResult:
     """What the host learns: the one place that waits for the device."""
     result, *columns = fetched()
     accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2:]
     tokens = np.zeros((len(result), plan.shape.accept_max), dtype=np.int32)
     tokens[:, : found.shape[1]] = found
-    logprobs = prompt = None
+    logprobs = prompt = lookups = None
+    if has_lookups:
+        *columns, match_lens, is_used, drafts = columns
+        lookups = LookupColumns(match_lens=match_lens.astype(np.int32), is_used=is_used, drafts=drafts.astype(np.int32))
     if len(wanting):
         counts = np.zeros(len(result), dtype=np.int64)
         counts[wanting] = accept_lens[wanting]
@@ -307,5 +321,6 @@ def _result(
         logprobs=logprobs,
         prompt_logprobs=prompt,
         num_forced=None if constraint is None else constraint.num_forced(accept_lens),
+        lookups=lookups,
         errors={} if constraint is None else constraint.errors,
     )

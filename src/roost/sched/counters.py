@@ -34,6 +34,9 @@ class SpecCounters:
     drafts_offered: int = 0
     drafts_forced: int = 0
     overshoot: int = 0
+    lookup_rounds: int = 0
+    lookup_offered: int = 0
+    lookup_accepted: int = 0
     histogram: list[int] = field(default_factory=list)  # rounds by the drafts they accepted
 
     def __post_init__(self) -> None:
@@ -52,14 +55,30 @@ class SpecCounters:
             drafts_accepted=sum(num_drafts * rounds for num_drafts, rounds in enumerate(self.histogram)),
             drafts_forced=self.drafts_forced,
             overshoot=self.overshoot,
+            lookup_rounds=self.lookup_rounds,
+            lookup_offered=self.lookup_offered,
+            lookup_accepted=self.lookup_accepted,
             histogram=tuple(self.histogram),
         )
 
-    def count_round(self, num_drafts: int, accept_len: int, kept: int, num_forced: int = 0) -> None:
+    def count_round(
+        self,
+        num_drafts: int,
+        accept_len: int,
+        kept: int,
+        num_forced: int = 0,
+        *,
+        lookup_offered: int = 0,
+        lookup_accepted: int = 0,
+    ) -> None:
         """One live round: `num_drafts` verified beside the root, `accept_len` tokens accepted, `kept` returned.
 
-        Of the accepted drafts `num_forced` were those that a grammar left no choice about.
+        Of the accepted drafts `num_forced` were those that a grammar left no choice about. Where looked-up drafts went
+        before a head's, `lookup_offered` of the drafts were looked up, and `lookup_accepted` of these accepted.
         """
+        self.lookup_rounds += lookup_offered > 0
+        self.lookup_offered += lookup_offered
+        self.lookup_accepted += lookup_accepted
         self.drafts_forced += num_forced
         self.drafts_offered += num_drafts
         self.overshoot += accept_len - kept

@@ -159,6 +159,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         reply=reply,
         arrival=state.num_arrived,
         spec_counters=SpecCounters(accept_max=state.resolved.spec.accept_max),
+        drafts=state.lookups.new_row(),
         max_new_tokens=submit.max_new_tokens or 0,
         stop_finder=_stop_finder(state, submit),
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,

@@ -13,6 +13,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from roost.config.options import SHARED_LOOKUP
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, Lease, TurnId
 from roost.kv.pages import BookId
@@ -33,9 +34,11 @@ class Chosen:
     """The rows of the next step, as columns: each runs a chunk of its prompt, or a round (chunk 0)."""
 
     round_width: int  # nodes that each round verifies
+    wide_width: int  # the same for rounds that repeat a text
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # prompt tokens to run
+    widths: tuple[int, ...]  # tokens that the target runs: a chunk's, or a round's nodes
     device_lens_max: tuple[int, ...]  # upper bound of the device length when the step starts
 
 
@@ -53,9 +56,10 @@ def plan(state: State, step: StepId) -> LaunchedStep | None:
     state.step_times.planned(step, num_rounds, chosen.round_width, num_chunk_tokens, num_out=num_out, now=state.now)
     if state.resolved.widths.is_auto:
         state.draft_policy.planned(num_rounds, chosen.round_width)
-    of_a_round = Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(chosen.round_width))
-    for lease, chunk in zip(chosen.leases, chosen.chunks, strict=True):
-        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_a_round)
+    widths = {chosen.round_width, chosen.wide_width}
+    of_rounds = {width: Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(width)) for width in widths}
+    for lease, chunk, width in zip(chosen.leases, chosen.chunks, chosen.widths, strict=True):
+        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_rounds[width])
     return launched
 
 
@@ -86,7 +90,7 @@ def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
             decode.append((request, lease, hi))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
     if not prefill:
-        return _with_room(state, decode, {}, width)
+        return _with_room(state, decode, {}, width, _wide_width(state, decode, width))
     if state.resolved.sched.mixed:
         shares = _shares(prefill, _budget(state, prefill, len(decode), width))
         in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
@@ -119,6 +123,14 @@ def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     return min(width, max((each for each in allowed if each * num_rounds <= room), default=min(allowed)))
 
 
+def _wide_width(state: State, decode: Sequence[Candidate], width: int) -> int:
+    """Nodes of the rounds that repeat a text, in a step without prompts whose others verify `width`."""
+    if state.step_limits.is_in_force:
+        return width
+    repeats = [share for request, _, _ in decode if (share := request.drafts.repeats)]
+    return state.draft_policy.widen(len(decode), width, repeats) if repeats else width
+
+
 def _decodes_on(state: State, request: Request, lease: Lease, hi: int) -> bool:
     """Whether another round is wanted of a request whose prompt has been launched."""
     end_len = request.turn.prompt_len + request.max_new_tokens - 1  # of the KV: the last token of the output has none
@@ -129,10 +141,15 @@ def _decodes_on(state: State, request: Request, lease: Lease, hi: int) -> bool:
 
 
 def _with_room(
-    state: State, candidates: Sequence[Candidate], shares: Mapping[TurnId, int], round_width: int
+    state: State,
+    candidates: Sequence[Candidate],
+    shares: Mapping[TurnId, int],
+    round_width: int,
+    wide_width: int | None = None,
 ) -> Chosen | None:
     """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill."""
-    rows: list[tuple[Request, Lease, int, int]] = []  # in the order of Chosen
+    wide_width = wide_width or round_width
+    rows: list[tuple[Request, Lease, int, int, int]] = []  # in the order of Chosen
     limits, row_width, reserves = state.step_limits, state.resolved.row_width, state.resolved.reserves
     reserve_max, is_limited = max(reserves), limits.is_in_force
     num_tokens = 0
@@ -147,7 +164,7 @@ def _with_room(
             chunk = limits.tokens_left(num_tokens, share)
             if not chunk:
                 continue
-        width = chunk or round_width
+        width = chunk or (wide_width if request.drafts.repeats else round_width)
         if is_limited and not limits.has_place(len(rows), num_tokens, width):
             continue
         needs = (chunk,) * len(reserves) if chunk else reserves
@@ -155,11 +172,11 @@ def _with_room(
             raise _too_wide(state, request, hi + max(needs))
         has_room = reserve(state, request, hi, needs)
         if has_room:
-            rows.append((request, lease, chunk, hi))
+            rows.append((request, lease, chunk, width, hi))
             num_tokens += width
         if chunk:
             unused += shares[request.turn.id] - (chunk if has_room else 0)
-    return Chosen(round_width, *zip(*rows, strict=True)) if rows else None
+    return Chosen(round_width, wide_width, *zip(*rows, strict=True)) if rows else None
 
 
 def _shares(prefill: Sequence[Candidate], budget: int) -> dict[TurnId, int]:
@@ -186,6 +203,8 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
     requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
     shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
     chunks = _chunk_columns(chosen) if any(chosen.chunks) else _round_columns(num_rows, chosen.round_width)
+    if chosen.wide_width != chosen.round_width:  # then there are no chunks
+        chunks = {**chunks, "query_lens": _ints(chosen.widths)}
     firsts = _zeros(len(books), num_rows)
     if window_book is not None:
         firsts = firsts.copy()
@@ -203,8 +222,11 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
             [-1 if request.submit.num_top_logprobs is None else request.submit.num_top_logprobs for request in requests]
         ),
         **chunks,
-        setups=tuple(_setup(request, shape.reads_history) for request in requests if request.row_begins),
+        setups=tuple(_setup(state, request) for request in requests if request.row_begins),
         deltas=tuple(_delta(chosen, book) for book in books),
+        lookup_leasts=_ints([request.drafts.lookup_least for request in requests])
+        if shape.pair and shape.lookup_steps
+        else None,
     )
     return LaunchedStep(
         plan=plan,
@@ -212,6 +234,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         leases=leases,
         chunks=chosen.chunks,
         round_width=chosen.round_width,
+        wide_width=chosen.wide_width,
     )
 
 
@@ -287,10 +310,10 @@ def _scored(request: Request, start: int, end: int) -> tuple[int, int]:
     return (first, last) if first < last else (-1, -1)
 
 
-def _setup(request: Request, reads_history: bool) -> RowSetup:
+def _setup(state: State, request: Request) -> RowSetup:
     """What the device must know of a row that begins."""
     submit, turn = request.submit, request.turn
-    needs_tokens = reads_history or submit.sampling.penalises or submit.grammar
+    needs_tokens = state.resolved.spec.reads_history or submit.sampling.penalises or submit.grammar
     assert request.row is not None, request.id
     return RowSetup(
         row=request.row,
@@ -300,6 +323,7 @@ def _setup(request: Request, reads_history: bool) -> RowSetup:
         stop_ids=tuple(sorted(submit.stop_token_ids)),
         tokens=turn.record.slice(0, len(turn.record)) if needs_tokens else _NO_TOKENS,
         grammar=submit.grammar,
+        scope=turn.scoped_salt if state.resolved.lookup == SHARED_LOOKUP else None,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol, Self
 
+from roost.draft_length.lookups import RowDrafts
 from roost.errors import CapacityError, RequestError
 from roost.kv.lease import Lease
 from roost.messages import Reply, Submit
@@ -50,6 +51,7 @@ class Request:
     reply: Reply
     arrival: int  # order of acceptance; kept when it is preempted
     spec_counters: SpecCounters
+    drafts: RowDrafts  # what drafts have brought it
     max_new_tokens: int = 0
     stop_finder: StopStringFinder | None = None  # if it has stop strings
     deadline: int | None = None  # of the clock, in nanoseconds
@@ -113,3 +115,4 @@ class LaunchedStep:
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round
     round_width: int  # nodes that each of its rounds verifies
+    wide_width: int  # the same for those that repeat a text; `round_width` where they are no wider

@@ -1,8 +1,11 @@
 """Rows: the request slots of the device, and which of them are free.
 
 A row is one line of the device's block tables, lengths and sampling state; a request has one only while it runs. A row
-that a step in flight may still touch rests until that step is collected. Called by admission, ending and settle.
+that a step in flight may still touch rests until that step is collected. The row that was free for longest is taken
+first: what others may look up in its text stays there for as long as can be. Called by admission, ending and settle.
 """
+
+from collections import deque
 
 from roost.errors import InvariantError
 from roost.step import RowId, StepId
@@ -12,7 +15,7 @@ class Rows:
     """Free, used and resting rows."""
 
     def __init__(self, num_rows: int) -> None:
-        self._free = [RowId(row) for row in range(num_rows - 1, -1, -1)]
+        self._free = deque(RowId(row) for row in range(num_rows))
         self._used: set[RowId] = set()
         self._resting: list[tuple[StepId, RowId]] = []
 
@@ -23,7 +26,7 @@ class Rows:
 
     def take(self) -> RowId:
         """A free row."""
-        row = self._free.pop()
+        row = self._free.popleft()
         self._used.add(row)
         return row
 

@@ -5,6 +5,7 @@ past the end of the output are cut off here, before anything is kept. Called by 
 """
 
 from collections.abc import Callable
+from itertools import takewhile
 
 from roost.errors import InvariantError
 from roost.kv.lease import Lease
@@ -28,23 +29,25 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.rows.collected(plan.step)
     state.totals.steps += 1
     state.step_limits.worked(plan)
-    num_drafts, has_window = launched.round_width - 1, state.store.window_book is not None
-    round_lens = []  # tokens that live rounds accepted
-    columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final)
+    has_window = state.store.window_book is not None
+    round_lens = []  # tokens that live rounds accepted, but for those that repeat a text
+    columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final, plan.query_lens)
     rows = zip(
         launched.requests, launched.leases, launched.chunks, *(column.tolist() for column in columns), strict=True
     )
-    for i, (request, lease, chunk, epoch, accept_len, tokens, is_final) in enumerate(rows):
+    for i, (request, lease, chunk, epoch, accept_len, tokens, is_final, width) in enumerate(rows):
         if lease.epoch != epoch:  # the request ended, was preempted or failed meanwhile
             continue
         state.store.settle(lease, plan.step, chunk or accept_len)
         if not chunk:
-            round_lens.append(accept_len)
-            _take_tokens(state, request, result, i, tokens[:accept_len], num_drafts)
+            if width == launched.round_width:
+                round_lens.append(accept_len)
+            state.totals.draft_lengths[width - 1] = state.totals.draft_lengths.get(width - 1, 0) + 1
+            _take_tokens(state, request, result, i, tokens[:accept_len], width)
         else:
             _take_prompt_logprobs(state, request, plan, result, i)
             if is_final:
-                _take_tokens(state, request, result, i, tokens[:accept_len], 0)
+                _take_tokens(state, request, result, i, tokens[:accept_len], 1)
         if request.row is None:  # it has ended
             continue
         if request.num_failures and lease.settled_len > request.failed_len:  # past where it broke
@@ -53,17 +56,14 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
             _share_prompt(state, request)
         if has_window:
             state.store.slide(lease)
-    if round_lens:
-        state.totals.draft_lengths[num_drafts] = state.totals.draft_lengths.get(num_drafts, 0) + len(round_lens)
     timed = state.step_times.collected(plan.step, state.now)
     if state.resolved.widths.is_auto:
-        state.draft_policy.collected(timed, round_lens)
+        num_wide = int((plan.query_lens > launched.round_width)[~plan.is_prefill].sum())
+        state.draft_policy.collected(timed, round_lens, launched.wide_width, num_wide)
 
 
-def _take_tokens(
-    state: State, request: Request, result: StepResult, row: int, tokens: list[int], num_drafts: int
-) -> None:
-    """Add sampled tokens to the output, cut at its end, and finish the request if that is here."""
+def _take_tokens(state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int) -> None:
+    """Add tokens sampled at `width` nodes to the output, cut at its end, and finish the request if that is here."""
     if row in result.errors:  # the step is good, and what this row drew means nothing
         abort(state, request, "error", result.errors[row])
         return
@@ -73,10 +73,8 @@ def _take_tokens(
     may_stop = request.stop_finder is not None or not submit.stop_token_ids.isdisjoint(tokens)
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
-    if num_drafts:  # plain decoding, and a round without drafts, say nothing about speculation
-        num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
-        for counters in (request.spec_counters, state.spec_counters):
-            counters.count_round(num_drafts, len(tokens), kept, num_forced)
+    if width > 1:  # plain decoding, and a round without drafts, say nothing about speculation
+        _count_round(state, request, result, row, tokens, width, kept)
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
@@ -85,6 +83,27 @@ def _take_tokens(
         state.send(request, Tokens(request_id=submit.request_id, tokens=tuple(tokens[:kept]), logprobs=wanted))
     if reason is not None:
         finish(state, request, reason, known_len + kept, matched)
+
+
+def _count_round(
+    state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int, kept: int
+) -> None:
+    """Count a round of `width` nodes that said `tokens`, and learn from it who drafts well."""
+    shape, lookups = state.resolved.spec, result.lookups
+    num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
+    offered, looked_up, right = width - 1, 0, 0
+    if lookups is not None:
+        drafts, match_len = lookups.drafts[row].tolist(), int(lookups.match_lens[row])
+        if shape.pair and lookups.is_used[row]:
+            looked_up = shape.lookup_nodes_of(width)
+            pairs = zip(drafts[:looked_up], tokens[:-1], strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        elif shape.pair and shape.topk == 1:  # behind the head's drafts there is nothing
+            offered = shape.head_steps_of(width)
+        num_head_drafts = 0 if looked_up or not shape.pair else shape.head_steps_of(width)
+        state.lookups.note(request.drafts, match_len, drafts, tokens, num_head_drafts)
+    for counters in (request.spec_counters, state.spec_counters):
+        counters.count_round(offered, len(tokens), kept, num_forced, lookup_offered=looked_up, lookup_accepted=right)
 
 
 def cut_output(tokens: list[int], room: int, stop_at: StopAt | None) -> tuple[int, str | None, int | str | None]:

@@ -126,6 +126,12 @@ def _speculation(spec: SpecStats) -> Iterator[Metric]:
     yield CounterMetricFamily("roost_spec_drafts_forced", forced, spec.drafts_forced)
     overshoot = "Accepted tokens past the end of an output"
     yield CounterMetricFamily("roost_spec_overshoot_tokens", overshoot, spec.overshoot)
+    looked_up = "Of the rounds, those in which looked-up drafts went before a draft head's"
+    yield CounterMetricFamily("roost_spec_lookup_rounds", looked_up, spec.lookup_rounds)
+    offered = "Of the draft tokens verified, those that were looked up in such rounds"
+    yield CounterMetricFamily("roost_spec_lookup_drafts_offered", offered, spec.lookup_offered)
+    won = "Of those, accepted, including those past the end of an output"
+    yield CounterMetricFamily("roost_spec_lookup_drafts_accepted", won, spec.lookup_accepted)
     counts = accumulate(spec.histogram)
     buckets = [(f"{accept_len}.0", float(count)) for accept_len, count in enumerate(counts, 1)]
     accept_length = HistogramMetricFamily("roost_spec_accept_length", "Tokens accepted in a round, bonus included")

@@ -302,4 +302,8 @@ def _speculation(spec: SpecStats) -> dict[str, Any]:
         "spec_accept_histogram": histogram,
         "spec_forced": spec.drafts_forced,  # ours: accepted drafts that a grammar left no choice about
         "spec_overshoot": spec.overshoot,  # ours: accepted tokens past the end of the output
+        # ours: what was looked up beside a head
+        "spec_lookup_rounds": spec.lookup_rounds,
+        "spec_num_correct_lookup_drafts": spec.lookup_accepted,
+        "spec_num_proposed_lookup_drafts": spec.lookup_offered,
     }

@@ -9,6 +9,7 @@ import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -21,12 +22,23 @@ from roost.cli.main import main
 from roost.errors import ConfigError
 from roost.front.speculation import as_json
 from roost.messages import SpecStats
+from roost.sched.counters import SpecCounters
 from tests.support import speculating_engine as speculating
 from tests.support.chain_model import save_chain
 
 SPELT = ("\n", "h", "e", "12", "!", "<|im_end|>")  # what follows the line end that opens an answer
 ENGINE = ("--weights", "fp32", "--threads", "1", "--pool-tokens", "2048", "--page-size", "4")
-MADE = SpecStats(rounds=4, drafts_offered=12, drafts_accepted=6, overshoot=1, histogram=(1, 1, 1, 1))
+MADE = SpecStats(
+    rounds=4,
+    drafts_offered=12,
+    drafts_accepted=6,
+    overshoot=1,
+    lookup_rounds=2,
+    lookup_offered=7,
+    lookup_accepted=5,
+    histogram=(1, 1, 1, 1),
+)
+OLDER = replace(MADE, lookup_rounds=0, lookup_offered=0, lookup_accepted=0)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +308,33 @@ def test_chat_says_the_accept_length_of_each_turn_that_speculated(
     notes = " ".join(capsys.readouterr().err.split())
     lengths = [float(each) for each in re.findall(r"inherited \d+ of \d+; accept length (\d\.\d\d)", notes)]
     assert len(lengths) == 2 and all(1 <= each <= speculating.STEPS + 1 for each in lengths)
+    assert "looked up" not in notes
+
+
+def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rounds of one right draft counted as looked up beside a head."""
+    count = SpecCounters.count_round
+
+    def count_round(counters: SpecCounters, num_drafts: int, accept_len: int, kept: int, *_: int, **__: int) -> None:
+        is_lookup = accept_len == 2
+        offered, accepted = (num_drafts, 1) if is_lookup else (0, 0)
+        count(counters, num_drafts, accept_len, kept, lookup_offered=offered, lookup_accepted=accepted)
+
+    monkeypatch.setattr(SpecCounters, "count_round", count_round)
+
+
+def test_chat_says_what_was_looked_up_beside_a_head(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roost.library.llm.start", speculating.start)
+    look_up(monkeypatch)
+    typed(monkeypatch, "hello\n/stats\n")
+    assert main(["chat", "--temperature", "0", "--max-new-tokens", "40"]) == 0
+    notes = " ".join(capsys.readouterr().err.split())
+    share = r"(\d+)% of the accepted drafts looked up"
+    (turn,) = re.findall(rf"inherited \d+ of \d+; accept length \d\.\d\d, {share}", notes)
+    (in_all,) = re.findall(rf"accept length \d\.\d\d in \d+ rounds, {share}", notes)
+    assert turn == in_all and 0 < int(turn) < 100
 
 
 def test_generate_prints_the_text_alone_also_when_it_speculates(
@@ -326,12 +365,29 @@ def test_bench_reports_the_rounds_of_each_run(
     histogram = " ".join(map(str, second["histogram"]))
     said = f"accept length {second['accept_length']:.2f}, rounds by accept length from 1: {histogram}\n"
     assert f"1 at once: {said}2 at once: {said}" in printed
+    assert "looked up" not in printed
+
+
+def test_bench_says_how_many_rounds_were_looked_up_beside_a_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "out.json"
+    monkeypatch.setattr("roost.library.llm.start", speculating.start)
+    look_up(monkeypatch)
+    flags = ["--requests", "4", "--new-tokens", "21", "--concurrency", "2", "--json", str(place)]
+    assert main(["bench", *flags]) == 0
+    (spec,) = (run["spec"] for run in json.loads(place.read_text()))
+    looked_up = spec["histogram"][1]
+    assert (spec["lookup_rounds"], spec["lookup_accepted"]) == (looked_up, looked_up) and looked_up > 0
+    said = f"looked up: {looked_up} of {spec['rounds']} rounds, {looked_up / spec['drafts_accepted']:.0%} of the"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("status", "said", "read"),
     [
         (200, json.dumps({"stats": {"spec": as_json(MADE)}}), MADE),
+        (200, json.dumps({"stats": {"spec": {k: v for k, v in as_json(MADE).items() if "lookup" not in k}}}), OLDER),
         (200, json.dumps({"internal_states": []}), SpecStats()),
         (200, "[1]", SpecStats()),
         (200, "hello", SpecStats()),

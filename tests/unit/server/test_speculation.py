@@ -23,7 +23,16 @@ from roost.server.state import ServerState
 from tests.support import speculating_engine as speculating
 
 Value = TypeVar("Value")
-MADE = SpecStats(rounds=4, drafts_offered=12, drafts_accepted=6, overshoot=1, histogram=(1, 1, 1, 1))
+MADE = SpecStats(
+    rounds=4,
+    drafts_offered=12,
+    drafts_accepted=6,
+    overshoot=1,
+    lookup_rounds=2,
+    lookup_offered=7,
+    lookup_accepted=5,
+    histogram=(1, 1, 1, 1),
+)
 PARAMS = {"temperature": 0, "max_new_tokens": 21, "ignore_eos": True}
 
 
@@ -68,6 +77,9 @@ def spec_of(meta: dict[str, Any]) -> SpecStats:
         drafts_accepted=meta["spec_num_correct_drafts"],
         drafts_forced=meta["spec_forced"],
         overshoot=meta["spec_overshoot"],
+        lookup_rounds=meta["spec_lookup_rounds"],
+        lookup_offered=meta["spec_num_proposed_lookup_drafts"],
+        lookup_accepted=meta["spec_num_correct_lookup_drafts"],
         histogram=tuple(meta["spec_correct_drafts_histogram"]),
     )
     assert meta["spec_accept_length"] == spec.accept_length
@@ -102,6 +114,9 @@ def scraped(text: str) -> SpecStats:
         drafts_accepted=accepted,
         drafts_forced=found["roost_spec_drafts_forced_total"],
         overshoot=found["roost_spec_overshoot_tokens_total"],
+        lookup_rounds=found["roost_spec_lookup_rounds_total"],
+        lookup_offered=found["roost_spec_lookup_drafts_offered_total"],
+        lookup_accepted=found["roost_spec_lookup_drafts_accepted_total"],
         histogram=tuple(after - before for before, after in zip((0, *counts), counts[:-1], strict=False)),
     )
 
@@ -159,6 +174,16 @@ def test_where_nothing_is_drafted_meta_info_says_nothing_and_metrics_are_zero(ll
     assert _speculation(SpecStats()) == _speculation(SpecStats(histogram=(0,))) == {}
     plain = replace(llm.stats(), spec=SpecStats(histogram=(0,)))
     assert scraped(Metrics().exposition(plain).decode()) == SpecStats(histogram=(0,))
+
+
+def test_totals_count_what_was_looked_up_beside_a_head_too_and_it_is_said_apart(llm: LLM) -> None:
+    assert spec_of(_speculation(MADE)) == MADE
+    text = Metrics().exposition(replace(llm.stats(), spec=MADE)).decode()
+    assert "roost_spec_drafts_offered_total 12.0" in text and "roost_spec_lookup_drafts_offered_total 7.0" in text
+    assert "roost_spec_drafts_accepted_total 6.0" in text and "roost_spec_lookup_drafts_accepted_total 5.0" in text
+    assert "roost_spec_rounds_total 4.0" in text and "roost_spec_lookup_rounds_total 2.0" in text
+    alone = replace(MADE, lookup_rounds=0, lookup_offered=0, lookup_accepted=0)
+    assert spec_of(_speculation(alone)) == alone, "zeros, where one drafter drafts alone"
 
 
 def test_metrics_hold_a_histogram_of_accept_lengths(llm: LLM) -> None:

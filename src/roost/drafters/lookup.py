@@ -1,0 +1,109 @@
+"""Lookup: the texts of all rows, the drafts that are found in them, and which rounds take these.
+
+Keeps the tokens of every row on the device, of a row that has ended until it begins again: no weights, no KV. Whose
+texts a row may see, its scope says; from which match on a row takes what is found, the plan. Used by the drafters that
+look drafts up, and by the runner, which tells the scheduler what was found.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.config.options import NO_LOOKUP, SHARED_LOOKUP
+from roost.config.resolved import Resolved
+from roost.device.device import Device
+from roost.drafters.protocol import Pairs
+from roost.layers.lookup import NOBODY, Found, Texts, empty_texts
+from roost.layers.rounds import NOTHING
+from roost.layers.segments import Segments
+from roost.step import RowSetup
+
+FindDrafts = Callable[[Texts, Tensor, Tensor, int], Found]  # (texts, rows, positions of their last tokens, how many)
+
+
+class Lookup:
+    """What rows have said, and what they may say next."""
+
+    def __init__(self, texts: Texts, find_drafts: FindDrafts, count: int, device: Device) -> None:
+        self._texts, self._find_drafts, self._device, self.count = texts, find_drafts, device, count
+        num_rows, on = len(texts.tokens), device.torch
+        self._leasts_host = np.ones(num_rows, dtype=np.int64)
+        self._leasts = torch.ones(num_rows, dtype=torch.int64, device=on)  # by row: a match that is long enough
+        # by row: what the last round that drafted found, and whether it was used
+        self._match_lens = torch.zeros(num_rows, dtype=torch.int64, device=on)
+        self._is_used = torch.zeros(num_rows, dtype=torch.bool, device=on)
+        self._drafts = torch.zeros((num_rows, count), dtype=torch.int64, device=on)
+
+    def begin(self, setup: RowSetup) -> None:
+        """Take a row's tokens; those of its prompt may be cached, and never run."""
+        texts, row = self._texts, setup.row
+        texts.tokens[row] = NOTHING
+        texts.tokens[row, : len(setup.tokens)] = self._device.send({"tokens": setup.tokens})["tokens"].to(torch.int32)
+        texts.shared_from[row] = setup.prompt_len
+        texts.scopes[row] = _number_of(setup.scope)
+
+    def extend(self, pairs: Pairs) -> None:
+        """Remember the tokens of a step."""
+        self._texts.tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)
+
+    def want(self, rows: np.ndarray, leasts: np.ndarray) -> None:
+        """Say how many tokens must have been found again, for each of some rows, so that what followed is drafted."""
+        if not np.array_equal(self._leasts_host[rows], leasts):
+            self._leasts_host[rows] = leasts
+            sent = self._device.send({"rows": rows, "leasts": leasts})
+            self._leasts.index_copy_(0, sent["rows"], sent["leasts"])
+
+    def find(self, rounds: Segments, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Drafts [R, count] for rounds, and which of them [R] are to be used.
+
+        `forced` [R, n], if it is known, are the first of them, NOTHING from there on: they count as said.
+        """
+        rows = rounds.rows
+        found = self._found(rounds, forced)
+        is_used = found.match_lens >= self._leasts.index_select(0, rows)
+        for by_row, own in (
+            (self._match_lens, found.match_lens),
+            (self._is_used, is_used),
+            (self._drafts, found.drafts),
+        ):
+            by_row.index_copy_(0, rows, own)
+        return found.drafts, is_used
+
+    def last_found(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows that have drafted: tokens that were found again, whether the drafts were used, and the drafts."""
+        match_lens, is_used, drafts = (
+            each.index_select(0, rows) for each in (self._match_lens, self._is_used, self._drafts)
+        )
+        return match_lens, is_used, drafts
+
+    def _found(self, rounds: Segments, forced: Tensor | None) -> Found:
+        if forced is None:
+            return self._find_drafts(self._texts, rounds.rows, rounds.start_positions, self.count)
+        drafts, match_lens = forced.new_zeros(len(forced), self.count), forced.new_zeros(len(forced))
+        for number, tokens in enumerate(forced.tolist()):
+            said = forced.new_tensor([token for token in tokens if token >= 0])
+            row, last = rounds.rows[number], rounds.start_positions[number]
+            self._texts.tokens[row, last + 1 : last + 1 + len(said)] = said.to(torch.int32)
+            found = self._find_drafts(self._texts, row[None], last[None] + len(said), self.count)
+            drafts[number] = torch.cat([said, found.drafts[0]])[: self.count]
+            match_lens[number] = found.match_lens[0]
+        return Found(drafts=drafts, match_lens=match_lens)
+
+
+def make_lookup(resolved: Resolved, find_drafts: FindDrafts, device: Device) -> Lookup | None:
+    """That of an engine, if drafts are looked up in it."""
+    if resolved.lookup == NO_LOOKUP or not resolved.spec.speculates:
+        return None
+    num_rows, width = resolved.num_rows + 1, resolved.row_width + 1  # the padding row; a root behind the last position
+    texts = empty_texts(num_rows, width, is_shared=resolved.lookup == SHARED_LOOKUP, device=device.torch)
+    return Lookup(texts, find_drafts, resolved.spec.depth_max, device)
+
+
+def _number_of(scope: str | None) -> int:
+    """A scope as a number; two have the same one by the greatest of chances only."""
+    if scope is None:
+        return NOBODY
+    return int.from_bytes(blake2b(scope.encode(), digest_size=8).digest(), "big") >> 1 | 1
