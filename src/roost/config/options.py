@@ -178,7 +178,7 @@ class SpecConfig:
         metadata={
             "help": f"where drafts are looked up, for {_both(names_of(has_lookup))}: {SHARED_LOOKUP} (if absent), in "
             "the request's own text and in what others of the same client and cache salt were given; "
-            f"{OWN_LOOKUP}; {NO_LOOKUP}: the head drafts alone. With --spec-steps auto up to {LOOKUP_STEPS_MAX} a round",
+            f"{OWN_LOOKUP}; {NO_LOOKUP}: the head drafts alone. Up to {LOOKUP_STEPS_MAX} with --spec-steps auto",
             "choices": LOOKUPS,
         },
     )

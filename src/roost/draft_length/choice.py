@@ -9,7 +9,7 @@ asked by the planner, fed by planner and settle.
 from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
-from roost.draft_length.lookups import tokens_of
+from roost.draft_length.lookups import Repeat
 from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
@@ -87,23 +87,26 @@ class DraftLengthPolicy:
         self._price = price
         return menu[trial]
 
-    def widen(self, num_rounds: int, width: int, repeats: Sequence[float]) -> int:
-        """The width of those of so many rounds that repeat a text, where the others' is `width`.
-
-        `repeats`: how often the next draft of each of them will be right.
-        """
+    def widen(self, num_rounds: int, width: int, repeats: Sequence[Repeat]) -> tuple[int, list[int]]:
+        """A wider width for some of those of so many rounds that repeat a text, and which; the others' is `width`."""
         wide = self._widths.wide_of(num_rounds)
         if not wide or not repeats or width == 1:
-            return width
-        menu = (width, *wide)
-        costs = self._costs.of(num_rounds, menu, has_chunks=False)
-        others = (num_rounds - len(repeats)) * self._acceptance.tokens(width)[-1]
-        part = len(repeats) / num_rounds
-        rates = [
-            (others + sum(tokens_of(share, each) for share in repeats)) / (costs[0] + part * (cost - costs[0]))
-            for each, cost in zip(menu, costs, strict=True)
-        ]
-        return menu[rates.index(max(rates))]
+            return width, []
+        narrow, *costs = self._costs.of(num_rounds, (width, *wide), has_chunks=False)
+        usual = self._acceptance.tokens(width)[-1]
+        before = [each.tokens(width, usual) for each in repeats]
+        tokens = (num_rounds - len(repeats)) * usual + sum(before)
+        best, found = tokens / narrow, (width, list[int]())
+        for each, cost in zip(wide, costs, strict=True):
+            gains = [repeat.tokens(each, usual) - old for repeat, old in zip(repeats, before, strict=True)]
+            order = sorted(range(len(gains)), key=lambda number: -gains[number])
+            total = tokens
+            for place, number in enumerate(order, 1):
+                total += gains[number]
+                rate = total / (narrow + place / num_rounds * (cost - narrow))
+                if rate > best:
+                    best, found = rate, (each, order[:place])
+        return found
 
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""

@@ -1,8 +1,8 @@
 """EAGLE drafter: a head that goes on from the target's hidden states, in chains and dynamic trees.
 
 Owns the head's KV, in slots of the full book, and what passes from step to step on the device: the head's last hidden
-state of each row and its best next tokens. A round's first drafts are those; each further draft step is one pass of K
-branches, which lie in the row as `SpecShape.branch_position` says. Never decides what is kept. Called by the forward
+state of each row. A round's first drafts follow from that; each further draft step is one pass of K branches, which lie
+in the row as `SpecShape.branch_position` says. Never decides what is kept. Called by the forward
 passes.
 """
 
@@ -61,8 +61,6 @@ class EagleDrafter:
         num_rows, device = len(table.pages), table.pages.device
         self._token_ids = head.token_ids(torch.arange(head.num_tokens, device=device))  # the target's, of its own
         self._hidden = torch.zeros((num_rows, head.hidden_size), dtype=head.dtype, device=device)
-        self._tokens = torch.zeros((num_rows, shape.topk), dtype=torch.int64, device=device)  # best first
-        self._scores = torch.zeros((num_rows, shape.topk), device=device)  # their log-probabilities; chains need none
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -86,8 +84,7 @@ class EagleDrafter:
         inputs = (pairs.tokens, pairs.positions, pairs.slots, hidden, *aux_hidden)
         (output,) = self._extend_pass.run(pairs.segments.kind, forward, inputs, pairs.segments)
         if len(pairs.sampling_rows):
-            last = pairs.last_pairs
-            self._stand_at(pairs.sampling_rows, output.index_select(0, last), pairs.positions.index_select(0, last))
+            self._hidden.index_copy_(0, pairs.sampling_rows, output.index_select(0, pairs.last_pairs))
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Draft, in no more passes than the trees can be deep."""
@@ -95,22 +92,14 @@ class EagleDrafter:
             return self._chains(rounds, roots, width, forced)
         return self._beams(DraftBranches(rounds, self._shape, self._table), roots, width)
 
-    def _stand_at(self, rows: Tensor, hidden: Tensor, positions: Tensor) -> None:
-        """Keep the head's last hidden states [R, hidden_size] of rows, and the drafts after pairs at `positions`."""
-        self._hidden.index_copy_(0, rows, hidden)
-        if self._shape.topk == 1:
-            is_plain = self._is_plain(rows)
-            (found,) = self._best_pass.run(
-                is_plain, lambda inputs: (self._found(*inputs, is_plain=is_plain),), (hidden,), None
-            )
-            self._tokens.index_copy_(0, rows, self._drafted(found, rows, positions, is_plain=is_plain)[:, None])
-        else:
-            self._tokens[rows], self._scores[rows] = self._best(hidden, rows, positions)
-
     def _chains(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """The best token, then the best after it; a chain goes on in its row. What is forced need not be guessed."""
         rows, num_passes, is_plain = rounds.rows, self._num_steps(width) - 1, self._is_plain(rounds.rows)
-        tokens, hidden = self._tokens.index_select(0, rows)[:, 0], self._hidden.index_select(0, rows)
+        hidden = self._hidden.index_select(0, rows)
+        (found,) = self._best_pass.run(
+            is_plain, lambda inputs: (self._found(*inputs, is_plain=is_plain),), (hidden,), None
+        )
+        tokens = self._drafted(found, rows, rounds.start_positions - 1, is_plain=is_plain).clone()
         if forced is not None:
             tokens = _unless(forced[:, 0], tokens)
             num_passes = int((forced < 0).any(dim=0).sum()) and num_passes  # none, where nothing is left to guess
@@ -131,8 +120,9 @@ class EagleDrafter:
     def _beams(self, branches: "DraftBranches", roots: Tensor, width: int) -> Trees:
         """A beam of K paths, one token longer with each pass; every token they met is a candidate."""
         topk, rows, num_steps = self._shape.topk, branches.rounds.rows, self._num_steps(width)
-        tokens, scores = self._tokens[rows], self._scores[rows]  # [R, K]
-        hidden = self._hidden[rows][:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
+        hidden = self._hidden[rows]
+        tokens, scores = self._best(hidden, rows, branches.rounds.start_positions - 1)  # [R, K]
+        hidden = hidden[:, None].expand(-1, topk, -1)  # [R, K, hidden_size]
         beam = torch.arange(topk, device=rows.device).expand_as(tokens)  # candidate numbers of the paths' ends
         met = [(tokens, scores, torch.full_like(tokens, -1))]
         for step in range(num_steps - 1):

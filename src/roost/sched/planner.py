@@ -5,7 +5,7 @@ prompts share the prefill of a step. Reserves KV pages for each row's worst case
 opens the claims. Keeps to the step size in force. Never reads a result. Called by the loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
@@ -14,6 +14,7 @@ from typing import TypedDict
 import numpy as np
 
 from roost.config.options import SHARED_LOOKUP
+from roost.draft_length.lookups import Repeat
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, Lease, TurnId
 from roost.kv.pages import BookId
@@ -90,7 +91,7 @@ def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
             decode.append((request, lease, hi))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
     if not prefill:
-        return _with_room(state, decode, {}, width, _wide_width(state, decode, width))
+        return _with_room(state, decode, {}, width, *_wide_rounds(state, decode, width))
     if state.resolved.sched.mixed:
         shares = _shares(prefill, _budget(state, prefill, len(decode), width))
         in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
@@ -123,12 +124,14 @@ def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     return min(width, max((each for each in allowed if each * num_rounds <= room), default=min(allowed)))
 
 
-def _wide_width(state: State, decode: Sequence[Candidate], width: int) -> int:
-    """Nodes of the rounds that repeat a text, in a step without prompts whose others verify `width`."""
-    if state.step_limits.is_in_force:
-        return width
-    repeats = [share for request, _, _ in decode if (share := request.drafts.repeats)]
-    return state.draft_policy.widen(len(decode), width, repeats) if repeats else width
+def _wide_rounds(state: State, decode: Sequence[Candidate], width: int) -> tuple[int, Set[TurnId]]:
+    """A wider width for rounds that repeat a text, and whose they are, in a step without prompts."""
+    repeating = [(request, lease, hi) for request, lease, hi in decode if request.drafts.repeat_len]
+    if not repeating or state.step_limits.is_in_force:
+        return width, frozenset()
+    repeats = [Repeat(request.drafts.repeats, hi - lease.settled_len) for request, lease, hi in repeating]
+    wide_width, which = state.draft_policy.widen(len(decode), width, repeats)
+    return wide_width, frozenset(repeating[number][0].turn.id for number in which)
 
 
 def _decodes_on(state: State, request: Request, lease: Lease, hi: int) -> bool:
@@ -145,10 +148,13 @@ def _with_room(
     candidates: Sequence[Candidate],
     shares: Mapping[TurnId, int],
     round_width: int,
-    wide_width: int | None = None,
+    wide_width: int = 0,
+    wide: Set[TurnId] = frozenset(),
 ) -> Chosen | None:
-    """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill."""
-    wide_width = wide_width or round_width
+    """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill.
+
+    Rounds of the turns `wide` verify `wide_width` nodes.
+    """
     rows: list[tuple[Request, Lease, int, int, int]] = []  # in the order of Chosen
     limits, row_width, reserves = state.step_limits, state.resolved.row_width, state.resolved.reserves
     reserve_max, is_limited = max(reserves), limits.is_in_force
@@ -164,7 +170,7 @@ def _with_room(
             chunk = limits.tokens_left(num_tokens, share)
             if not chunk:
                 continue
-        width = chunk or (wide_width if request.drafts.repeats else round_width)
+        width = chunk or (wide_width if request.turn.id in wide else round_width)
         if is_limited and not limits.has_place(len(rows), num_tokens, width):
             continue
         needs = (chunk,) * len(reserves) if chunk else reserves
@@ -176,7 +182,7 @@ def _with_room(
             num_tokens += width
         if chunk:
             unused += shares[request.turn.id] - (chunk if has_room else 0)
-    return Chosen(round_width, wide_width, *zip(*rows, strict=True)) if rows else None
+    return Chosen(round_width, wide_width if wide else round_width, *zip(*rows, strict=True)) if rows else None
 
 
 def _shares(prefill: Sequence[Candidate], budget: int) -> dict[TurnId, int]:
