@@ -24,6 +24,7 @@ class Widths:
     shape: SpecShape
     is_auto: bool  # whether the width is chosen for each step
     limit: int | None  # a step of more rounds than this carries no drafts; None: no limit
+    narrows: bool = False  # whether a round verifies no more than was drafted for it, where its drafts are looked up
 
     def of(self, num_rounds: int) -> tuple[int, ...]:
         """Widths to choose from in a step of so many rounds, narrowest first."""

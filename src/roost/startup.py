@@ -87,7 +87,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
         )
     config = _with_pool(_with_kv(config, loaded, backend), loaded, device, backend)
-    resolved = resolve(config, model.traits, backend)
+    resolved = resolve(config, model.traits, backend, on_host=device.type == "cpu")
     compiler = compiler_of(language, resolved) if is_installed() else None
     with _explain_out_of_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
         executor = TorchExecutor(model, resolved, device, head, None if compiler is None else compiler.new_matcher)

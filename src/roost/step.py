@@ -87,9 +87,12 @@ class StepPlan(_ReadOnly):
     prompt_logprob_ends: Ints  # [num_rows] first position past those
     setups: tuple[RowSetup, ...]  # rows that begin here, or begin again
     deltas: tuple[TableDelta, ...]  # one per book
-    # [num_rows] where drafts are looked up beside a head: tokens that must have been found again for them to go before
-    # the head's; None: one drafter drafts alone
-    lookup_leasts: Ints | None = None
+    # [num_rows, MATCH_MAX + 1] by how many tokens a lookup finds again: nodes of a round that takes what followed; 0:
+    # it does not, and the head drafts. None: there is one way to draft
+    lookup_widths: Ints | None = None
+    # nodes of a round whose drafts are not looked up, at most its `query_lens`: where the host computes, it verifies
+    # no more than that
+    head_width: int = 1
 
     @property
     def has_chunks(self) -> bool:
@@ -113,6 +116,7 @@ class LookupColumns(_ReadOnly):
 
     match_lens: Ints  # [num_rows] tokens that were found again; 0: none
     is_used: Bools  # [num_rows] whether the round's first drafts are these, and not the head's
+    num_nodes: Ints  # [num_rows] that were verified
     drafts: Ints  # [num_rows, lookup_steps] the tokens that followed there
 
 

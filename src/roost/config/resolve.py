@@ -120,8 +120,11 @@ def _route(
     return sched, ()
 
 
-def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH) -> Resolved:
-    """Check a configuration for a model and a backend, once, and derive what follows from it."""
+def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH, *, on_host: bool = True) -> Resolved:
+    """Check a configuration for a model and a backend, once, and derive what follows from it.
+
+    `on_host`: whether the host computes, and so knows what was drafted before the target runs.
+    """
     memory, sched = config.memory, config.sched
     at_least("--page-size", memory.page_size, 1)
     if memory.strict_memory not in STRICT_MEMORY:
@@ -144,7 +147,7 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH)
     books = _books(memory, context, spec, traits)
     chunk, widths, graphs = (
         chunk_of(sched, backend),
-        spec_widths(config.spec),
+        spec_widths(config.spec, narrows=on_host and not backend.graphs),
         sched.graphs is not False and backend.graphs,
     )
     step_tokens = step_tokens_max(chunk, widths, sched.max_running) if sched.mixed else chunk

@@ -113,9 +113,11 @@ def is_auto(config: SpecConfig) -> bool:
     return drafter_of(config) is not None and not states_length and config.spec_topk in (None, 1)
 
 
-def spec_widths(config: SpecConfig) -> Widths:
-    """How many nodes the rounds that are asked for may verify."""
-    return Widths(shape=spec_shape(config), is_auto=is_auto(config), limit=config.spec_max_batch)
+def spec_widths(config: SpecConfig, *, narrows: bool = False) -> Widths:
+    """How many nodes the rounds that are asked for may verify; `narrows`: where they can be narrowed."""
+    shape, is_any = spec_shape(config), is_auto(config)
+    narrows = narrows and is_any and shape.lookup_steps > 0
+    return Widths(shape=shape, is_auto=is_any, limit=config.spec_max_batch, narrows=narrows)
 
 
 def drafter_of(config: SpecConfig) -> DrafterKind | None:

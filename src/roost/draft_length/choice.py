@@ -1,15 +1,16 @@
-"""Draft-length policy: how many tokens the rounds of a step draft (`--spec-steps auto`).
+"""Draft-length policy: how many tokens the rounds of a step draft (`--spec-steps auto`), and who drafts them.
 
 Learns how often the draft at each place is accepted if all before it are, and what steps of each width cost. Chooses
-the width with the most tokens per unit of time. Now and then it tries another width, so that a change of text, load or
-machine is noticed; the time lost to trials is bounded. Deterministic, without a clock. Part of the scheduler's state;
-asked by the planner, fed by planner and settle.
+the width with the most tokens per unit of time; for each row, and each length that a lookup may match, whether what was
+looked up is worth more than that, and how much of it. Now and then it tries another width, so that a change of text,
+load or machine is noticed; the time lost to trials is bounded. Deterministic, without a clock. Part of the scheduler's
+state; asked by the planner, fed by planner and settle.
 """
 
 from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
-from roost.draft_length.lookups import Repeat
+from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, tokens_of
 from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
@@ -21,6 +22,8 @@ _TRIAL_SHARE = 0.02  # of the time that trials may cost
 _TRIALS_MAX = 2.0  # most credit for trials, in steps; also what there is at the start
 _TRIAL_LEAST = 0.1  # least price of a trial, in steps, so that trials do not follow each other
 _NEAR = 0.9  # of the best rate: a width that comes so close is measured until its median is full
+_EDGE = 0.03  # of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
+_STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
 _DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
 
 
@@ -62,6 +65,7 @@ class DraftLengthPolicy:
         self._widths, self._times = widths, times
         self._acceptance = Acceptance(max(1, widths.shape.steps))
         self._costs = Costs(batch_sizes(rounds_max))
+        self.lookups = Lookups(widths.shape.depth_max)
         self._num_steps = 0  # planned
         self._drafted_at = 0  # number of the last step with drafts
         self._credit = _TRIALS_MAX
@@ -71,8 +75,8 @@ class DraftLengthPolicy:
         """The width of the next step's rounds. Asking again gives the same answer."""
         menu = self._widths.of(num_rounds)
         self._price = 0.0
-        if len(menu) == 1:
-            return menu[0]
+        if len(menu) == 1 or (self._widths.narrows and not self._widths.shape.pair):
+            return menu[0]  # the narrowest: what is looked up is wider where it is worth it
         tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu, has_chunks=has_prefill)
         rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
         best = rates.index(max(rates))
@@ -86,6 +90,33 @@ class DraftLengthPolicy:
             return menu[best]
         self._price = price
         return menu[trial]
+
+    def lookup_widths(self, rows: Sequence[RowDrafts], width: int, widest: Sequence[int]) -> list[list[int]]:
+        """For each round of a step, and each length of a match: nodes of what was looked up; 0: the head drafts.
+
+        Rounds that the head drafts for verify `width` nodes; others `widest` of each, all or none, unless the length is
+        chosen and rounds are narrowed to what was drafted: then any width up to that.
+        """
+        if not rows:
+            return []
+        worth = _Worth(self, len(rows), width) if self._widths.is_auto and self._widths.narrows else None
+        return [self._of_row(row, width, most, worth) for row, most in zip(rows, widest, strict=True)]
+
+    def _of_row(self, row: RowDrafts, width: int, widest: int, worth: "_Worth | None") -> list[int]:
+        found = [0]
+        for match_len in range(1, MATCH_MAX + 1):
+            seen_len = max(match_len, row.repeat_len) if match_len == MATCH_MAX else match_len
+            share = self.lookups.lookup_share(row, seen_len)
+            head_share = self.lookups.head_share(row, match_len) if self._widths.shape.pair else 0.0
+            if worth is not None:
+                found.append(worth.width(share, head_share))
+            else:
+                found.append(widest if share > head_share + _EDGE else 0)
+        return found
+
+    def repeat(self, row: RowDrafts, unknown_len: int) -> Repeat:
+        """A row that was last seen to repeat a text, with so many tokens in flight that may be added since."""
+        return Repeat(self.lookups.lookup_share(row, row.repeat_len), unknown_len)
 
     def widen(self, num_rounds: int, width: int, repeats: Sequence[Repeat]) -> tuple[int, list[int]]:
         """A wider width for some of those of so many rounds that repeat a text, and which; the others' is `width`."""
@@ -108,6 +139,18 @@ class DraftLengthPolicy:
                     best, found = rate, (each, order[:place])
         return found
 
+    def menu_of(self, num_rounds: int) -> tuple[int, ...]:
+        """Widths that looked-up drafts may have in a step of so many rounds."""
+        return self._widths.of(num_rounds) + self._widths.wide_of(num_rounds)
+
+    def tokens_of(self, width: int) -> float:
+        """Tokens that a round of that width adds, as far as is known."""
+        return self._acceptance.tokens(width)[-1]
+
+    def costs_of(self, num_rounds: int, widths: Sequence[int]) -> list[float]:
+        """Costs of such rounds in a step without prompts."""
+        return self._costs.of(num_rounds, widths, has_chunks=False)
+
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
         has_choice = num_rounds > 0 and len(self._widths.of(num_rounds)) > 1
@@ -120,28 +163,31 @@ class DraftLengthPolicy:
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
-    def collected(self, step: TimedStep, accept_lens: list[int], wide: int = 0, num_wide: int = 0) -> None:
-        """A step was collected; `accept_lens` are those of its live rounds, but for the `num_wide` of width `wide`."""
+    def collected(self, step: TimedStep, accept_lens: list[int], looked_up: Sequence[int] = ()) -> None:
+        """A step was collected: `accept_lens` of the live rounds that its width was meant for, nodes of all others."""
         if not step.num_rounds:
             return
         self._acceptance.note(step.width - 1 if accept_lens else 0, accept_lens)
         if step.time and step.is_alone:
-            self._note_alone(step, wide, num_wide)
+            self._note_alone(step, looked_up)
         elif step.time:
             rest = self._times.prompt_tokens.rest(step.num_tokens, step.time)
             if rest is not None:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
-    def _note_alone(self, step: TimedStep, wide: int, num_wide: int) -> None:
-        """Take in the time of a step of rounds alone; of one with both widths what the narrow one would have taken."""
-        if num_wide == step.num_rounds:
-            self._costs.note(step.num_rounds, wide, step.time)
+    def _note_alone(self, step: TimedStep, looked_up: Sequence[int]) -> None:
+        """Take in the time of a step of rounds alone; of one with several widths what its own would have taken."""
+        number, width, time = step.num_rounds, step.width, step.time
+        if len(looked_up) == number:
+            self._costs.note(number, _all_looked_up(round(sum(looked_up) / number)), time)
             return
-        time, part = step.time, num_wide / step.num_rounds
-        if num_wide:
-            narrow, widened = self._costs.of(step.num_rounds, (step.width, wide), has_chunks=False)
-            time = max(1, round(time * narrow / (narrow + part * (widened - narrow))))
-        self._costs.note(step.num_rounds, step.width, time)
+        if looked_up:
+            own, usual, *others = self._costs.of(
+                number, (width, *map(_all_looked_up, (width, *looked_up))), has_chunks=False
+            )
+            more = sum(each - usual for each in others) / number
+            time = max(1, round(time * own / max(own / 2, own + more)))
+        self._costs.note(number, width, time)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""
@@ -168,3 +214,38 @@ class DraftLengthPolicy:
         if found:
             return max(found, key=lambda number: rates[number])
         return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts
+
+
+class _Worth:
+    """What a round is worth in one step, by who drafts it and how many: its tokens, less those its time would bring."""
+
+    def __init__(self, policy: DraftLengthPolicy, num_rounds: int, width: int) -> None:
+        self._width = width
+        self._menu = [each for each in policy.menu_of(num_rounds) if each > 1]
+        costs = policy.costs_of(num_rounds, [width, *map(_all_looked_up, (1, width, *self._menu))])
+        own, first, same, *others = costs
+        # of a step, how many tokens of one of its rounds go with its cost
+        rate = policy.tokens_of(width) / own
+        self._prices = [rate * (cost - first) for cost in others]  # of one round, wherever all have such
+        self._head_price = rate * (same - first) + (rate * (own - same) if num_rounds == 1 else 0.0)
+        self._found: dict[tuple[int, int], int] = {}
+
+    def width(self, share: float, head_share: float) -> int:
+        """Nodes of what was looked up, if that is worth more than what the head drafts; else 0."""
+        key = round(share * _STEP), round(head_share * _STEP)
+        if key not in self._found:
+            self._found[key] = self._best(key[0] / _STEP, key[1] / _STEP)
+        return self._found[key]
+
+    def _best(self, share: float, head_share: float) -> int:
+        head = tokens_of(head_share, self._width) - self._head_price
+        worth = [
+            tokens_of(share, each) * (1 - _EDGE) - price for each, price in zip(self._menu, self._prices, strict=True)
+        ]
+        best = max(worth, default=head)
+        return self._menu[worth.index(best)] if best > head else 0
+
+
+def _all_looked_up(width: int) -> int:
+    """Whose cost it is: rounds of that width whose drafts are all looked up."""
+    return -width if width > 1 else 1

@@ -2,7 +2,8 @@
 
 Absolute times drift as texts grow and machines get busy. So two running medians are kept for each load: the pace (how
 long steps take now), from steps of the same width as the one before, and the relative cost of each width, from steps of
-another width than the one before. A single late step does not move a median. Part of the draft-length policy.
+another width than the one before. A single late step does not move a median. A width below 0 is one of rounds whose
+drafts are all looked up, so that no head runs. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
@@ -117,7 +118,7 @@ class Costs:
 
 def _nearest(costs: Mapping[int, Median], width: int) -> int:
     """The measured width nearest to `width`; if there is none, 1 (no drafts)."""
-    return min(costs, key=lambda each: (abs(each - width), each), default=1)
+    return min(costs, key=lambda each: (abs(abs(each) - abs(width)), each * width < 0, each), default=1)
 
 
 def _expected(costs: Mapping[int, Median], num_rounds: int, width: int) -> float:
@@ -129,4 +130,4 @@ def _expected(costs: Mapping[int, Median], num_rounds: int, width: int) -> float
 
 def _prior(num_rounds: int, width: int) -> float:
     """Cost assumed before anything is known: with many rounds a step is bound by compute."""
-    return 1 + _DRAFT_COST * (width - 1) + _TOKEN_COST * num_rounds * width
+    return 1 + _DRAFT_COST * max(0, width - 1) + _TOKEN_COST * num_rounds * abs(width)

@@ -43,9 +43,11 @@ class JointDrafter:
         looked_up = torch.cat([roots[:, None], drafts[:, : width - 1]], dim=1)
         if self._is_host and bool(is_used.all()):
             return chains(looked_up)
-        head_width = 1 + self._shape.head_steps_of(width)
+        head_width = min(self._lookup.head_width, 1 + self._shape.head_steps_of(width))
         own = None if forced is None else forced[:, : head_width - 1]
-        drafted = self.head.propose(rounds, roots, head_width, own).tokens
+        drafted = roots[:, None]
+        if head_width > 1:
+            drafted = self.head.propose(rounds, roots, head_width, own).tokens
         beyond = drafted.new_full((len(drafted), width - head_width), _NO_TOKEN)
         return chains(torch.where(is_used[:, None], looked_up, torch.cat([drafted, beyond], dim=1)))
 

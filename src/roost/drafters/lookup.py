@@ -1,7 +1,7 @@
 """Lookup: the texts of all rows, the drafts that are found in them, and which rounds take these.
 
 Keeps the tokens of every row on the device, of a row that has ended until it begins again: no weights, no KV. Whose
-texts a row may see, its scope says; from which match on a row takes what is found, the plan. Used by the drafters that
+texts a row may see, its scope says; after which matches a row takes what is found, the plan. Used by the drafters that
 look drafts up, and by the runner, which tells the scheduler what was found.
 """
 
@@ -16,7 +16,7 @@ from roost.config.options import NO_LOOKUP, SHARED_LOOKUP
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.protocol import Pairs
-from roost.layers.lookup import NOBODY, Found, Texts, empty_texts
+from roost.layers.lookup import MATCH_MAX, NOBODY, Found, Texts, empty_texts
 from roost.layers.rounds import NOTHING
 from roost.layers.segments import Segments
 from roost.step import RowSetup
@@ -30,8 +30,10 @@ class Lookup:
     def __init__(self, texts: Texts, find_drafts: FindDrafts, count: int, device: Device) -> None:
         self._texts, self._find_drafts, self._device, self.count = texts, find_drafts, device, count
         num_rows, on = len(texts.tokens), device.torch
-        self._leasts_host = np.ones(num_rows, dtype=np.int64)
-        self._leasts = torch.ones(num_rows, dtype=torch.int64, device=on)  # by row: a match that is long enough
+        self.head_width = texts.width  # nodes of a round whose drafts are not looked up, at most
+        # by row and match length: whether what follows is drafted, if above 0
+        self._widths_host = np.ones((num_rows, MATCH_MAX + 1), dtype=np.int64)
+        self._widths = torch.ones((num_rows, MATCH_MAX + 1), dtype=torch.int64, device=on)
         # by row: what the last round that drafted found, and whether it was used
         self._match_lens = torch.zeros(num_rows, dtype=torch.int64, device=on)
         self._is_used = torch.zeros(num_rows, dtype=torch.bool, device=on)
@@ -49,12 +51,16 @@ class Lookup:
         """Remember the tokens of a step."""
         self._texts.tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)
 
-    def want(self, rows: np.ndarray, leasts: np.ndarray) -> None:
-        """Say how many tokens must have been found again, for each of some rows, so that what followed is drafted."""
-        if not np.array_equal(self._leasts_host[rows], leasts):
-            self._leasts_host[rows] = leasts
-            sent = self._device.send({"rows": rows, "leasts": leasts})
-            self._leasts.index_copy_(0, sent["rows"], sent["leasts"])
+    def want(self, rows: np.ndarray, widths: np.ndarray, head_width: int) -> None:
+        """Say of some rows after which matches what followed is drafted: [R, MATCH_MAX + 1], not where it is 0.
+
+        Where nobody captures the step, a head need not draft for more than `head_width` nodes.
+        """
+        self.head_width = head_width
+        if not np.array_equal(self._widths_host[rows], widths):
+            self._widths_host[rows] = widths
+            sent = self._device.send({"rows": rows, "widths": widths})
+            self._widths.index_copy_(0, sent["rows"], sent["widths"])
 
     def find(self, rounds: Segments, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Drafts [R, count] for rounds, and which of them [R] are to be used.
@@ -63,7 +69,7 @@ class Lookup:
         """
         rows = rounds.rows
         found = self._found(rounds, forced)
-        is_used = found.match_lens >= self._leasts.index_select(0, rows)
+        is_used = self._widths[rows, found.match_lens] > 0
         for by_row, own in (
             (self._match_lens, found.match_lens),
             (self._is_used, is_used),

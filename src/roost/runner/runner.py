@@ -7,6 +7,7 @@ the executor.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device, Fetched
 from roost.drafters.accept import Accepted
+from roost.drafters.tree import Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunk_columns, plan_layout
 from roost.forward.passes import Passes, TargetOutput
@@ -62,6 +64,7 @@ class Runner:
                 if self.mixed_graphs is not None:
                     self.mixed_graphs.warm_up_logits()
         self._grammars = None if new_matcher is None else GrammarRows(new_matcher)
+        self._narrows = resolved.widths.narrows and not device.runs_beside_the_host
         self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
@@ -82,8 +85,8 @@ class Runner:
         starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
         layout = self._layout(plan)
-        if self.passes.lookup is not None and plan.lookup_leasts is not None:
-            self.passes.lookup.want(plan.rows, plan.lookup_leasts)
+        if self.passes.lookup is not None and plan.lookup_widths is not None:
+            self.passes.lookup.want(plan.rows, plan.lookup_widths, plan.head_width)
         constraint = constraint_of(self._grammars, plan, layout)
         graph, layout = self._graph(plan, layout, starts, constraint)
         if graph is not None:
@@ -92,6 +95,9 @@ class Runner:
             layout = self._sent(plan, layout).at(self._sent_rows(plan.rows), plan.rows, starts)
             forced = None if constraint is None else constraint.forced(layout, self._device)
             proposed = self.passes.draft(layout, forced)
+            if proposed is not None and self._narrows:
+                narrow, layout, proposed = self._narrowed(plan, layout, proposed, starts, forced)
+                constraint = None if constraint is None else constraint_of(self._grammars, narrow, layout)
             if constraint is not None and proposed is not None:
                 proposed = constraint.edit(proposed, layout, self._device)
             target = self.passes.forward(layout, proposed)
@@ -188,6 +194,26 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
+    def _narrowed(
+        self, plan: StepPlan, layout: StepLayout, proposed: Trees, starts: np.ndarray | None, forced: Tensor | None
+    ) -> tuple[StepPlan, StepLayout, Trees | None]:
+        """The step with rounds that verify no more than was drafted for each."""
+        assert self.passes.lookup is not None and plan.lookup_widths is not None
+        match_lens, _, _ = self.passes.lookup.last_found(layout.rows)
+        widths = plan.lookup_widths[np.arange(len(plan.rows)), match_lens.numpy()]
+        nodes = np.where(widths > 0, widths, plan.head_width)
+        if forced is not None:
+            nodes[layout.drafting] = np.maximum(nodes[layout.drafting], 1 + (forced >= 0).sum(dim=1).numpy())
+        nodes = np.where(plan.is_prefill, plan.query_lens, np.minimum(nodes, plan.query_lens))
+        if np.array_equal(nodes, plan.query_lens):
+            return plan, layout, proposed
+        plan = replace(plan, query_lens=nodes)
+        narrowed = self._sent(plan, self._layout(plan)).at(layout.rows, plan.rows, starts)
+        if not len(narrowed.drafting):
+            return plan, narrowed, None
+        still = torch.from_numpy(np.flatnonzero(nodes[layout.drafting] > 1))
+        return plan, narrowed, chains(proposed.tokens[still, : narrowed.tree_width])
+
     def _needs_logits(self, plan: StepPlan, layout: StepLayout) -> bool:
         """Whether a step is asked for more than the best token after each node."""
         return plan.num_top_logprobs.max() >= 0 or not self._sampler.is_plain(plan.rows[layout.sampling].tolist())
@@ -247,12 +273,13 @@ class Runner:
         if not layout.is_rounds:
             prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
         lookups = None
-        if self.passes.lookup is not None and len(layout.drafting):
+        if self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1:
             lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
         fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *(lookups or ())])
         if constraint is not None:
             constraint.follow(fetched)
-        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, lookups is not None)
+        num_nodes = layout.query_lens if lookups is not None else None
+        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, num_nodes)
         return partial(own, fetched, constraint)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
@@ -291,7 +318,7 @@ def _result(
     plan: StepPlan,
     wanting: np.ndarray,
     has_prompt_logprobs: bool,
-    has_lookups: bool,
+    num_nodes: np.ndarray | None,
     fetched: Fetched,
     constraint: Constraint | None,
 ) -> StepResult:
@@ -301,9 +328,14 @@ def _result(
     tokens = np.zeros((len(result), plan.shape.accept_max), dtype=np.int32)
     tokens[:, : found.shape[1]] = found
     logprobs = prompt = lookups = None
-    if has_lookups:
+    if num_nodes is not None:  # something was looked up
         *columns, match_lens, is_used, drafts = columns
-        lookups = LookupColumns(match_lens=match_lens.astype(np.int32), is_used=is_used, drafts=drafts.astype(np.int32))
+        lookups = LookupColumns(
+            match_lens=match_lens.astype(np.int32),
+            is_used=is_used,
+            drafts=drafts.astype(np.int32),
+            num_nodes=num_nodes.astype(np.int32),
+        )
     if len(wanting):
         counts = np.zeros(len(result), dtype=np.int64)
         counts[wanting] = accept_lens[wanting]

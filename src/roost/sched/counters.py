@@ -25,6 +25,10 @@ class Totals:
     sessions_expired: int = 0
     endings: dict[str, int] = field(default_factory=dict)  # requests by finish reason
 
+    def count_round(self, width: int) -> None:
+        """A live round verified `width` nodes."""
+        self.draft_lengths[width - 1] = self.draft_lengths.get(width - 1, 0) + 1
+
 
 @dataclass(slots=True, kw_only=True)
 class SpecCounters:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roost.clients import scoped
 from roost.config.resolved import Resolved
+from roost.draft_length.lookups import RowDrafts
 from roost.errors import CapacityError, RequestError
 from roost.grammar.build import NO_GRAMMARS
 from roost.kv.lease import TurnId
@@ -159,7 +160,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         reply=reply,
         arrival=state.num_arrived,
         spec_counters=SpecCounters(accept_max=state.resolved.spec.accept_max),
-        drafts=state.lookups.new_row(),
+        drafts=RowDrafts(),
         max_new_tokens=submit.max_new_tokens or 0,
         stop_finder=_stop_finder(state, submit),
         deadline=None if submit.timeout_ms is None else state.now + submit.timeout_ms * 1_000_000,

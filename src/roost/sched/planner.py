@@ -5,7 +5,7 @@ prompts share the prefill of a step. Reserves KV pages for each row's worst case
 opens the claims. Keeps to the step size in force. Never reads a result. Called by the loop.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
@@ -14,7 +14,6 @@ from typing import TypedDict
 import numpy as np
 
 from roost.config.options import SHARED_LOOKUP
-from roost.draft_length.lookups import Repeat
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, Lease, TurnId
 from roost.kv.pages import BookId
@@ -31,11 +30,19 @@ Candidate = tuple[Request, Lease, int]  # who may run, with the upper bound of i
 
 
 @dataclass(frozen=True, slots=True)
+class Rounds:
+    """How wide the rounds of the next step may be, and what is drafted for them."""
+
+    width: int  # nodes of each, but for those whose drafts are looked up
+    widest: Mapping[TurnId, int]  # at most; without an entry `width`
+    lookup_widths: Mapping[TurnId, Sequence[int]]  # as a plan has them; without an entry nothing is looked up
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """The rows of the next step, as columns: each runs a chunk of its prompt, or a round (chunk 0)."""
 
-    round_width: int  # nodes that each round verifies
-    wide_width: int  # the same for rounds that repeat a text
+    rounds: Rounds
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # prompt tokens to run
@@ -54,13 +61,14 @@ def plan(state: State, step: StepId) -> LaunchedStep | None:
     num_chunk_tokens = sum(chosen.chunks)
     state.prefilled_last = num_chunk_tokens > 0
     num_rounds, num_out = chosen.chunks.count(0), len(state.in_flight)
-    state.step_times.planned(step, num_rounds, chosen.round_width, num_chunk_tokens, num_out=num_out, now=state.now)
+    width = chosen.rounds.width
+    state.step_times.planned(step, num_rounds, width, num_chunk_tokens, num_out=num_out, now=state.now)
     if state.resolved.widths.is_auto:
-        state.draft_policy.planned(num_rounds, chosen.round_width)
-    widths = {chosen.round_width, chosen.wide_width}
-    of_rounds = {width: Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(width)) for width in widths}
-    for lease, chunk, width in zip(chosen.leases, chosen.chunks, chosen.widths, strict=True):
-        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_rounds[width])
+        state.draft_policy.planned(num_rounds, width)
+    accept_max_of = cache(state.resolved.spec.accept_max_of)
+    for lease, chunk, num_nodes in zip(chosen.leases, chosen.chunks, chosen.widths, strict=True):
+        of_a_round = Claim(step=step, size=1, most=accept_max_of(num_nodes))
+        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_a_round)
     return launched
 
 
@@ -90,16 +98,17 @@ def _choose_from(state: State, ready: list[Request]) -> Chosen | None:
         elif _decodes_on(state, request, lease, hi):
             decode.append((request, lease, hi))
     width = _round_width(state, len(decode), has_prefill=bool(prefill))
+    rounds = _rounds(state, decode, width, has_prefill=bool(prefill))
     if not prefill:
-        return _with_room(state, decode, {}, width, *_wide_rounds(state, decode, width))
+        return _with_room(state, decode, {}, rounds)
     if state.resolved.sched.mixed:
         shares = _shares(prefill, _budget(state, prefill, len(decode), width))
         in_order = sorted(prefill + decode, key=lambda candidate: candidate[0].order)
-        return _with_room(state, in_order, shares, width)
+        return _with_room(state, in_order, shares, rounds)
     shares = _shares(prefill, _budget(state, prefill, 0, width, delays=bool(decode)))
     if state.prefilled_last:  # decode alternates with prefill, however many prompts keep coming
-        return _with_room(state, decode, {}, width) or _with_room(state, prefill, shares, width)
-    return _with_room(state, prefill, shares, width) or _with_room(state, decode, {}, width)
+        return _with_room(state, decode, {}, rounds) or _with_room(state, prefill, shares, rounds)
+    return _with_room(state, prefill, shares, rounds) or _with_room(state, decode, {}, rounds)
 
 
 def _budget(state: State, prefill: Sequence[Candidate], num_rounds: int, width: int, *, delays: bool = False) -> int:
@@ -124,14 +133,26 @@ def _round_width(state: State, num_rounds: int, *, has_prefill: bool) -> int:
     return min(width, max((each for each in allowed if each * num_rounds <= room), default=min(allowed)))
 
 
-def _wide_rounds(state: State, decode: Sequence[Candidate], width: int) -> tuple[int, Set[TurnId]]:
-    """A wider width for rounds that repeat a text, and whose they are, in a step without prompts."""
+def _rounds(state: State, decode: Sequence[Candidate], width: int, *, has_prefill: bool) -> Rounds:
+    """The rounds of the next step, of which those that the head drafts for verify `width` nodes."""
+    widths, policy, is_limited = state.resolved.widths, state.draft_policy, state.step_limits.is_in_force
+    turns = [request.turn.id for request, _, _ in decode]
+    widest = dict.fromkeys(turns, width)
+    if not widths.shape.lookup_steps or (width == 1 and not widths.narrows):
+        return Rounds(width, {}, {})
     repeating = [(request, lease, hi) for request, lease, hi in decode if request.drafts.repeat_len]
-    if not repeating or state.step_limits.is_in_force:
-        return width, frozenset()
-    repeats = [Repeat(request.drafts.repeats, hi - lease.settled_len) for request, lease, hi in repeating]
-    wide_width, which = state.draft_policy.widen(len(decode), width, repeats)
-    return wide_width, frozenset(repeating[number][0].turn.id for number in which)
+    if widths.narrows and not is_limited:
+        widest = dict.fromkeys(turns, max(width, *policy.menu_of(len(decode)))) if turns else {}
+    elif repeating and not has_prefill and not is_limited:
+        repeats = [policy.repeat(request.drafts, hi - lease.settled_len) for request, lease, hi in repeating]
+        wide, which = policy.widen(len(decode), width, repeats)
+        widest |= {repeating[number][0].turn.id: wide for number in which}
+    if not widths.shape.pair and not widths.narrows:
+        return Rounds(width, widest, {})
+    tables = policy.lookup_widths([request.drafts for request, _, _ in decode], width, list(widest.values()))
+    if widths.narrows:
+        widest = {turn: max(width, *table) for turn, table in zip(turns, tables, strict=True)}
+    return Rounds(width, widest, dict(zip(turns, tables, strict=True)))
 
 
 def _decodes_on(state: State, request: Request, lease: Lease, hi: int) -> bool:
@@ -147,14 +168,9 @@ def _with_room(
     state: State,
     candidates: Sequence[Candidate],
     shares: Mapping[TurnId, int],
-    round_width: int,
-    wide_width: int = 0,
-    wide: Set[TurnId] = frozenset(),
+    rounds: Rounds,
 ) -> Chosen | None:
-    """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill.
-
-    Rounds of the turns `wide` verify `wide_width` nodes.
-    """
+    """Those for whom there are pages, as many as one step may hold; `shares` are the prompts' parts of the prefill."""
     rows: list[tuple[Request, Lease, int, int, int]] = []  # in the order of Chosen
     limits, row_width, reserves = state.step_limits, state.resolved.row_width, state.resolved.reserves
     reserve_max, is_limited = max(reserves), limits.is_in_force
@@ -170,7 +186,7 @@ def _with_room(
             chunk = limits.tokens_left(num_tokens, share)
             if not chunk:
                 continue
-        width = chunk or (wide_width if request.turn.id in wide else round_width)
+        width = chunk or rounds.widest.get(request.turn.id, rounds.width)
         if is_limited and not limits.has_place(len(rows), num_tokens, width):
             continue
         needs = (chunk,) * len(reserves) if chunk else reserves
@@ -182,7 +198,7 @@ def _with_room(
             num_tokens += width
         if chunk:
             unused += shares[request.turn.id] - (chunk if has_room else 0)
-    return Chosen(round_width, wide_width if wide else round_width, *zip(*rows, strict=True)) if rows else None
+    return Chosen(rounds, *zip(*rows, strict=True)) if rows else None
 
 
 def _shares(prefill: Sequence[Candidate], budget: int) -> dict[TurnId, int]:
@@ -208,9 +224,12 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
     """The plan of the chosen rows."""
     requests, leases, num_rows = chosen.requests, chosen.leases, len(chosen.requests)
     shape, books, window_book = state.resolved.spec, range(len(state.resolved.books)), state.store.window_book
-    chunks = _chunk_columns(chosen) if any(chosen.chunks) else _round_columns(num_rows, chosen.round_width)
-    if chosen.wide_width != chosen.round_width:  # then there are no chunks
-        chunks = {**chunks, "query_lens": _ints(chosen.widths)}
+    if any(chosen.chunks):
+        chunks = _chunk_columns(chosen)
+    elif len(set(chosen.widths)) == 1:
+        chunks = _round_columns(num_rows, chosen.widths[0])
+    else:
+        chunks = _ChunkColumns(**{**_round_columns(num_rows, 1), "query_lens": _ints(chosen.widths)})
     firsts = _zeros(len(books), num_rows)
     if window_book is not None:
         firsts = firsts.copy()
@@ -230,17 +249,15 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         **chunks,
         setups=tuple(_setup(state, request) for request in requests if request.row_begins),
         deltas=tuple(_delta(chosen, book) for book in books),
-        lookup_leasts=_ints([request.drafts.lookup_least for request in requests])
-        if shape.pair and shape.lookup_steps
-        else None,
+        lookup_widths=_lookup_widths(chosen),
+        head_width=chosen.rounds.width,
     )
     return LaunchedStep(
         plan=plan,
         requests=requests,
         leases=leases,
         chunks=chosen.chunks,
-        round_width=chosen.round_width,
-        wide_width=chosen.wide_width,
+        round_width=chosen.rounds.width,
     )
 
 
@@ -279,7 +296,7 @@ def _chunk_columns(chosen: Chosen) -> _ChunkColumns:
     """Those of a step with chunks: as of rounds, then written over where a row runs a chunk."""
     num_rows = len(chosen.chunks)
     is_prefill, is_final = np.zeros(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    query_lens, start_positions = _full(num_rows, chosen.round_width), _full(num_rows, -1)
+    query_lens, start_positions = _ints(chosen.widths), _full(num_rows, -1)
     next_tokens = _full(num_rows, SAMPLED)
     prompt_logprob_starts, prompt_logprob_ends = _full(num_rows, -1), _full(num_rows, -1)
     tokens = []
@@ -288,7 +305,7 @@ def _chunk_columns(chosen: Chosen) -> _ChunkColumns:
             continue
         start, request = chosen.device_lens_max[i], chosen.requests[i]
         turn, end = request.turn, start + chunk
-        is_prefill[i], query_lens[i], start_positions[i] = True, chunk, start
+        is_prefill[i], start_positions[i] = True, start
         tokens.append(turn.record.slice(start, end))
         is_final[i] = end == turn.prefill_len
         if end < turn.prefill_len:
@@ -305,6 +322,15 @@ def _chunk_columns(chosen: Chosen) -> _ChunkColumns:
         prompt_logprob_starts=prompt_logprob_starts,
         prompt_logprob_ends=prompt_logprob_ends,
     )
+
+
+def _lookup_widths(chosen: Chosen) -> Ints | None:
+    """What is looked up for each row; None if nothing is, or nothing else is done."""
+    tables = chosen.rounds.lookup_widths
+    if not tables:
+        return None
+    none = [0] * len(next(iter(tables.values())))
+    return _ints([tables.get(request.turn.id, none) for request in chosen.requests])
 
 
 def _scored(request: Request, start: int, end: int) -> tuple[int, int]:

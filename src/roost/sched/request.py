@@ -114,5 +114,4 @@ class LaunchedStep:
     requests: tuple[Request, ...]
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round
-    round_width: int  # nodes that each of its rounds verifies
-    wide_width: int  # the same for those that repeat a text; `round_width` where they are no wider
+    round_width: int  # nodes of its rounds, but for those whose drafts are looked up

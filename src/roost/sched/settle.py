@@ -13,7 +13,7 @@ from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
 from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.state import State
-from roost.step import LogprobColumns, StepId, StepPlan, StepResult
+from roost.step import LogprobColumns, LookupColumns, StepId, StepPlan, StepResult
 
 StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
 
@@ -30,8 +30,10 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.totals.steps += 1
     state.step_limits.worked(plan)
     has_window = state.store.window_book is not None
-    round_lens = []  # tokens that live rounds accepted, but for those that repeat a text
-    columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final, plan.query_lens)
+    rounds: list[tuple[int, int, bool]] = []  # of live ones: tokens accepted, nodes, whether its drafts were looked up
+    is_looked_up = _looked_up(plan, result)
+    num_nodes = plan.query_lens if result.lookups is None else result.lookups.num_nodes
+    columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final, num_nodes)
     rows = zip(
         launched.requests, launched.leases, launched.chunks, *(column.tolist() for column in columns), strict=True
     )
@@ -40,14 +42,13 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
             continue
         state.store.settle(lease, plan.step, chunk or accept_len)
         if not chunk:
-            if width == launched.round_width:
-                round_lens.append(accept_len)
-            state.totals.draft_lengths[width - 1] = state.totals.draft_lengths.get(width - 1, 0) + 1
+            rounds.append((accept_len, width, is_looked_up[i]))
+            state.totals.count_round(width)
             _take_tokens(state, request, result, i, tokens[:accept_len], width)
         else:
             _take_prompt_logprobs(state, request, plan, result, i)
             if is_final:
-                _take_tokens(state, request, result, i, tokens[:accept_len], 1)
+                _take_tokens(state, request, result, i, tokens[:accept_len], 0)
         if request.row is None:  # it has ended
             continue
         if request.num_failures and lease.settled_len > request.failed_len:  # past where it broke
@@ -58,12 +59,23 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
             state.store.slide(lease)
     timed = state.step_times.collected(plan.step, state.now)
     if state.resolved.widths.is_auto:
-        num_wide = int((plan.query_lens > launched.round_width)[~plan.is_prefill].sum())
-        state.draft_policy.collected(timed, round_lens, launched.wide_width, num_wide)
+        accept_lens = [accept_len for accept_len, _, is_found in rounds if not is_found]
+        state.draft_policy.collected(timed, accept_lens, [width for _, width, is_found in rounds if is_found])
+
+
+def _looked_up(plan: StepPlan, result: StepResult) -> list[bool]:
+    """For each row whether its drafts were looked up, where another way to draft was open to it."""
+    if result.lookups is None or plan.lookup_widths is None:
+        return [False] * len(plan.rows)
+    found: list[bool] = result.lookups.is_used.tolist()
+    return found
 
 
 def _take_tokens(state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int) -> None:
-    """Add tokens sampled at `width` nodes to the output, cut at its end, and finish the request if that is here."""
+    """Add sampled tokens to the output, cut at its end, and finish the request if that is here.
+
+    They are those of a round of `width` nodes, or a prompt's first.
+    """
     if row in result.errors:  # the step is good, and what this row drew means nothing
         abort(state, request, "error", result.errors[row])
         return
@@ -73,6 +85,8 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
     may_stop = request.stop_finder is not None or not submit.stop_token_ids.isdisjoint(tokens)
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
+    if result.lookups is not None and width > 0:
+        _learn(state, request, result.lookups, row, tokens, width)
     if width > 1:  # plain decoding, and a round without drafts, say nothing about speculation
         _count_round(state, request, result, row, tokens, width, kept)
     record.append(tokens)
@@ -85,23 +99,27 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
         finish(state, request, reason, known_len + kept, matched)
 
 
+def _learn(state: State, request: Request, lookups: LookupColumns, row: int, tokens: list[int], width: int) -> None:
+    """Learn who drafts well from a round of `width` nodes that said `tokens`."""
+    shape = state.resolved.spec
+    num_head_drafts = shape.head_steps_of(width) if shape.pair and not lookups.is_used[row] else 0
+    match_len, drafts = int(lookups.match_lens[row]), lookups.drafts[row].tolist()
+    state.draft_policy.lookups.note(request.drafts, match_len, drafts, tokens, num_head_drafts)
+
+
 def _count_round(
     state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int, kept: int
 ) -> None:
-    """Count a round of `width` nodes that said `tokens`, and learn from it who drafts well."""
+    """Count a round of `width` nodes that said `tokens`."""
     shape, lookups = state.resolved.spec, result.lookups
     num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
     offered, looked_up, right = width - 1, 0, 0
-    if lookups is not None:
-        drafts, match_len = lookups.drafts[row].tolist(), int(lookups.match_lens[row])
-        if shape.pair and lookups.is_used[row]:
-            looked_up = shape.lookup_nodes_of(width)
-            pairs = zip(drafts[:looked_up], tokens[:-1], strict=False)
-            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        elif shape.pair and shape.topk == 1:  # behind the head's drafts there is nothing
-            offered = shape.head_steps_of(width)
-        num_head_drafts = 0 if looked_up or not shape.pair else shape.head_steps_of(width)
-        state.lookups.note(request.drafts, match_len, drafts, tokens, num_head_drafts)
+    if lookups is not None and shape.pair and lookups.is_used[row]:
+        looked_up = shape.lookup_nodes_of(width)
+        pairs = zip(lookups.drafts[row, :looked_up].tolist(), tokens[:-1], strict=False)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    elif lookups is not None and shape.pair and shape.topk == 1:  # behind the head's drafts there is nothing
+        offered = shape.head_steps_of(width)
     for counters in (request.spec_counters, state.spec_counters):
         counters.count_round(offered, len(tokens), kept, num_forced, lookup_offered=looked_up, lookup_accepted=right)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from roost.config.resolved import Resolved
 from roost.draft_length.choice import DraftLengthPolicy
-from roost.draft_length.lookups import Lookups
 from roost.kv.lease import TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Reply
@@ -53,7 +52,6 @@ class State:
     spec_counters: SpecCounters
     step_times: StepTimes
     draft_policy: DraftLengthPolicy
-    lookups: Lookups
     step_limits: StepLimits = field(default_factory=StepLimits)
     totals: Totals = field(default_factory=Totals)
     new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
@@ -124,7 +122,6 @@ def new_state(
         spec_counters=SpecCounters(accept_max=resolved.spec.accept_max),
         step_times=step_times,
         draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, step_times),
-        lookups=Lookups(has_head=resolved.spec.pair, lookup_steps=resolved.spec.depth_max),
         new_stop_finder=new_stop_finder,
         start_compiling=start_compiling,
     )
