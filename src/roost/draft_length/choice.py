@@ -10,7 +10,7 @@ state; asked by the planner, fed by planner and settle.
 from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
-from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, tokens_of
+from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, class_of, tokens_of
 from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
@@ -24,6 +24,7 @@ _TRIAL_LEAST = 0.1  # least price of a trial, in steps, so that trials do not fo
 _NEAR = 0.9  # of the best rate: a width that comes so close is measured until its median is full
 _EDGE = 0.03  # of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
+_DECIDED_FOR = 4  # rounds of a row for which a decision stands
 _DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
 
 
@@ -97,12 +98,16 @@ class DraftLengthPolicy:
         Rounds that the head drafts for verify `width` nodes; others `widest` of each, all or none, unless the length is
         chosen and rounds are narrowed to what was drafted: then any width up to that.
         """
-        if not rows:
-            return []
-        worth = _Worth(self, len(rows), width) if self._widths.is_auto and self._widths.narrows else None
-        return [self._of_row(row, width, most, worth) for row, most in zip(rows, widest, strict=True)]
+        worth: _Worth | None = None
+        for row, most in zip(rows, widest, strict=True):
+            key = (len(rows), width, most, row.num_noted // _DECIDED_FOR, class_of(row.repeat_len))
+            if row.decided[0] != key:
+                if worth is None and self._widths.narrows:
+                    worth = _Worth(self, len(rows), width)
+                row.decided = key, self._of_row(row, most, worth)
+        return [row.decided[1] for row in rows]
 
-    def _of_row(self, row: RowDrafts, width: int, widest: int, worth: "_Worth | None") -> list[int]:
+    def _of_row(self, row: RowDrafts, widest: int, worth: "_Worth | None") -> list[int]:
         found = [0]
         for match_len in range(1, MATCH_MAX + 1):
             seen_len = max(match_len, row.repeat_len) if match_len == MATCH_MAX else match_len

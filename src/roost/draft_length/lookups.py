@@ -50,6 +50,9 @@ class RowDrafts:
     head_beside: list[Share] = field(default_factory=_by_class)  # the same by what a lookup found again beside it
     looked_up: list[Share] = field(default_factory=_by_class)
     repeat_len: int = 0  # tokens that the row was last seen to repeat; 0: it is not known to repeat a text
+    num_noted: int = 0  # rounds
+    # what was last decided for it, and for what: rows, width, rounds that were noted
+    decided: tuple[tuple[int, ...], list[int]] = ((), [])
 
 
 class Lookups:
@@ -68,7 +71,8 @@ class Lookups:
             for each in (row, self._all):
                 each.head.note(num_right, min(num_right + 1, num_head_drafts))
                 if match_len:
-                    each.head_beside[_class_of(match_len)].note(num_right, min(num_right + 1, num_head_drafts))
+                    each.head_beside[class_of(match_len)].note(num_right, min(num_right + 1, num_head_drafts))
+        row.num_noted += 1
         found_len, row.repeat_len = max(match_len, row.repeat_len), 0
         if not match_len:
             return
@@ -76,18 +80,18 @@ class Lookups:
         while num_right < num_seen and drafts[num_right] == said[num_right]:
             num_right += 1
         for each in (row, self._all):
-            each.looked_up[_class_of(found_len)].note(num_right, min(num_right + 1, num_seen))
+            each.looked_up[class_of(found_len)].note(num_right, min(num_right + 1, num_seen))
         if num_right == num_seen:
             row.repeat_len = found_len + num_right
 
     def lookup_share(self, row: RowDrafts, match_len: int) -> float:
         """How often the next draft is right that was looked up after so many tokens that were found again."""
-        at = _class_of(match_len)
+        at = class_of(match_len)
         return row.looked_up[at].value(self._all.looked_up[at].value(_FIRST_SHARES[at], _FIRST_WEIGHT), _COMMON_WEIGHT)
 
     def head_share(self, row: RowDrafts, match_len: int) -> float:
         """The same of the head's drafts there: where tokens come again, it knows better what follows, too."""
-        at, usual = _class_of(match_len), self._all.head.value(_FIRST_HEAD_SHARE, _FIRST_WEIGHT)
+        at, usual = class_of(match_len), self._all.head.value(_FIRST_HEAD_SHARE, _FIRST_WEIGHT)
         common = self._all.head_beside[at].value(usual, _COMMON_WEIGHT)
         return row.head_beside[at].value(row.head.value(common, _COMMON_WEIGHT), _COMMON_WEIGHT)
 
@@ -110,5 +114,6 @@ class Repeat:
         return still * tokens_of(self.share, width) + (1 - still) * usual
 
 
-def _class_of(match_len: int) -> int:
+def class_of(match_len: int) -> int:
+    """Matches of one class are as good as each other; -1: nothing was found again."""
     return bisect_right(_MATCH_LENS, match_len) - 1

@@ -32,12 +32,10 @@ class Lookup:
         num_rows, on = len(texts.tokens), device.torch
         self.head_width = texts.width  # nodes of a round whose drafts are not looked up, at most
         # by row and match length: whether what follows is drafted, if above 0
-        self._widths_host = np.ones((num_rows, MATCH_MAX + 1), dtype=np.int64)
         self._widths = torch.ones((num_rows, MATCH_MAX + 1), dtype=torch.int64, device=on)
-        # by row: what the last round that drafted found, and whether it was used
-        self._match_lens = torch.zeros(num_rows, dtype=torch.int64, device=on)
-        self._is_used = torch.zeros(num_rows, dtype=torch.bool, device=on)
-        self._drafts = torch.zeros((num_rows, count), dtype=torch.int64, device=on)
+        self._widths_host = np.ones((num_rows, MATCH_MAX + 1), dtype=np.int32)
+        # by row, of the last round that drafted: tokens that were found again, whether what followed was used, and that
+        self._found = torch.zeros((num_rows, 2 + count), dtype=torch.int64, device=on)
 
     def begin(self, setup: RowSetup) -> None:
         """Take a row's tokens; those of its prompt may be cached, and never run."""
@@ -59,33 +57,28 @@ class Lookup:
         self.head_width = head_width
         if not np.array_equal(self._widths_host[rows], widths):
             self._widths_host[rows] = widths
-            sent = self._device.send({"rows": rows, "widths": widths})
-            self._widths.index_copy_(0, sent["rows"], sent["widths"])
+            self._send_widths(rows, widths)
 
     def find(self, rounds: Segments, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Drafts [R, count] for rounds, and which of them [R] are to be used.
 
         `forced` [R, n], if it is known, are the first of them, NOTHING from there on: they count as said.
         """
-        rows = rounds.rows
-        found = self._found(rounds, forced)
-        is_used = self._widths[rows, found.match_lens] > 0
-        for by_row, own in (
-            (self._match_lens, found.match_lens),
-            (self._is_used, is_used),
-            (self._drafts, found.drafts),
-        ):
-            by_row.index_copy_(0, rows, own)
+        found = self._look_up(rounds, forced)
+        is_used = self._widths[rounds.rows, found.match_lens] > 0
+        columns = (found.match_lens[:, None], is_used[:, None], found.drafts)
+        self._found.index_copy_(0, rounds.rows, torch.cat(columns, dim=1))
         return found.drafts, is_used
 
-    def last_found(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of rows that have drafted: tokens that were found again, whether the drafts were used, and the drafts."""
-        match_lens, is_used, drafts = (
-            each.index_select(0, rows) for each in (self._match_lens, self._is_used, self._drafts)
-        )
-        return match_lens, is_used, drafts
+    def last_found(self, rows: Tensor) -> Tensor:
+        """Of rows [R] that have drafted [R, 2 + count]: tokens found again, whether the drafts were used, and these."""
+        return self._found.index_select(0, rows)
 
-    def _found(self, rounds: Segments, forced: Tensor | None) -> Found:
+    def _send_widths(self, rows: np.ndarray, widths: np.ndarray) -> None:
+        sent = self._device.send({"rows": rows, "widths": widths})
+        self._widths.index_copy_(0, sent["rows"], sent["widths"])
+
+    def _look_up(self, rounds: Segments, forced: Tensor | None) -> Found:
         if forced is None:
             return self._find_drafts(self._texts, rounds.rows, rounds.start_positions, self.count)
         drafts, match_lens = forced.new_zeros(len(forced), self.count), forced.new_zeros(len(forced))
@@ -99,13 +92,42 @@ class Lookup:
         return Found(drafts=drafts, match_lens=match_lens)
 
 
-def make_lookup(resolved: Resolved, find_drafts: FindDrafts, device: Device) -> Lookup | None:
-    """That of an engine, if drafts are looked up in it."""
+class HostLookup(Lookup):
+    """The same where tensors are in the host's memory: torch takes longer for its operations than they do."""
+
+    def __init__(self, texts: Texts, find_drafts: FindDrafts, count: int, device: Device) -> None:
+        super().__init__(texts, find_drafts, count, device)
+        self._tokens_host, self._found_host = texts.tokens.numpy(), self._found.numpy()
+
+    def extend(self, pairs: Pairs) -> None:
+        """Remember the tokens of a step."""
+        self._tokens_host[pairs.rows.numpy(), pairs.positions.numpy() + 1] = pairs.tokens.numpy()
+
+    def find(self, rounds: Segments, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Drafts [R, count] for rounds, and which of them [R] are to be used."""
+        found, rows = self._look_up(rounds, forced), rounds.rows.numpy()
+        match_lens = found.match_lens.numpy()
+        is_used = self._widths_host[rows, match_lens] > 0
+        self._found_host[rows, 0], self._found_host[rows, 1] = match_lens, is_used
+        self._found_host[rows, 2:] = found.drafts.numpy()
+        return found.drafts, torch.from_numpy(is_used)
+
+    def nodes(self, rows: np.ndarray) -> np.ndarray:
+        """Nodes of rounds [R] that have drafted: as many as were looked up, or as the head drafts for."""
+        widths: np.ndarray = self._widths_host[rows, self._found_host[rows, 0]]
+        return np.where(widths > 0, widths, self.head_width)
+
+    def _send_widths(self, rows: np.ndarray, widths: np.ndarray) -> None:
+        """They are here."""
+
+
+def make_lookup(resolved: Resolved, find_drafts: FindDrafts, device: Device, *, is_host: bool) -> Lookup | None:
+    """That of an engine, if drafts are looked up in it; `is_host`: the host computes."""
     if resolved.lookup == NO_LOOKUP or not resolved.spec.speculates:
         return None
     num_rows, width = resolved.num_rows + 1, resolved.row_width + 1  # the padding row; a root behind the last position
     texts = empty_texts(num_rows, width, is_shared=resolved.lookup == SHARED_LOOKUP, device=device.torch)
-    return Lookup(texts, find_drafts, resolved.spec.depth_max, device)
+    return (HostLookup if is_host else Lookup)(texts, find_drafts, resolved.spec.depth_max, device)
 
 
 def _number_of(scope: str | None) -> int:

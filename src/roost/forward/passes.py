@@ -81,7 +81,7 @@ class Passes:
         ]
         # how rows are drawn: the sampler writes it, drafters read it
         self.draws = RowDraws.empty(resolved.num_rows + 1, resolved.vocab_size, device.torch)
-        self.lookup = make_lookup(resolved, self.ops.find_drafts, device)
+        self.lookup = make_lookup(resolved, self.ops.find_drafts, device, is_host=self._is_host)
         self.drafter = self._drafter(resolved, head)
         self.padding_row = resolved.num_rows  # fills up the batches of graphs; all its pages are the null page
         self.lengths = Lengths(resolved.num_rows + 1, device.torch)  # the row state

@@ -24,7 +24,9 @@ def find_drafts(texts: Texts, rows: Tensor, lasts: Tensor, count: int) -> Found:
             scope = texts.scopes.numpy().item(row)
             if scope != NOBODY:
                 places, first = texts.places.numpy(), texts.shared_from.numpy().item(row)
-                _share(known, places, scope, row * width, range(max(last - 1 - count, GRAM - 1, first - 1), last))
+                _share(
+                    known, places, scope, row * width, range(last - 1, max(last - 2 - count, GRAM - 2, first - 2), -1)
+                )
                 place = _said_by_others(texts, places, scope, known, last)
                 if place is not None and place[1] > length:
                     length, source, at = place[1], *divmod(place[0], width)
@@ -32,8 +34,9 @@ def find_drafts(texts: Texts, rows: Tensor, lasts: Tensor, count: int) -> Found:
                     drafts = after + after[-1:] * (count - len(after))
         found.append(drafts)
         lens.append(length)
-    drafted = torch.from_numpy(np.array(found, dtype=np.int64).reshape(len(found), count))
-    return Found(drafts=drafted.clamp_(min=0), match_lens=torch.tensor(lens, dtype=torch.int64))
+    drafted = np.array(found, dtype=np.int64).reshape(len(found), count)
+    np.maximum(drafted, 0, out=drafted)
+    return Found(drafts=torch.from_numpy(drafted), match_lens=torch.from_numpy(np.array(lens, dtype=np.int64)))
 
 
 def _best_match(known: np.ndarray, last: int) -> tuple[int, int]:
@@ -60,9 +63,15 @@ def _entry(known: np.ndarray, end: int, scope: int, num_places: int) -> int:
 
 
 def _share(known: np.ndarray, places: np.ndarray, scope: int, first: int, ends: range) -> None:
-    """Enter places of a row whose first is `first`."""
+    """Enter places of a row whose first is `first`; `ends` are the latest first, and before one that stands all do."""
+    new = []
     for end in ends:
-        places[_entry(known, end, scope, len(places))] = first + end
+        entry = _entry(known, end, scope, len(places))
+        if places.item(entry) == first + end:
+            break
+        new.append((entry, first + end))
+    for entry, place in reversed(new):  # of equal ones the latest stands
+        places[entry] = place
 
 
 def _said_by_others(

@@ -17,6 +17,7 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device, Fetched
 from roost.drafters.accept import Accepted
+from roost.drafters.lookup import HostLookup
 from roost.drafters.tree import Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import StepLayout, chunk_columns, plan_layout
@@ -64,7 +65,7 @@ class Runner:
                 if self.mixed_graphs is not None:
                     self.mixed_graphs.warm_up_logits()
         self._grammars = None if new_matcher is None else GrammarRows(new_matcher)
-        self._narrows = resolved.widths.narrows and not device.runs_beside_the_host
+        self._narrows = resolved.widths.narrows and isinstance(self.passes.lookup, HostLookup)
         self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
@@ -96,8 +97,11 @@ class Runner:
             forced = None if constraint is None else constraint.forced(layout, self._device)
             proposed = self.passes.draft(layout, forced)
             if proposed is not None and self._narrows:
-                narrow, layout, proposed = self._narrowed(plan, layout, proposed, starts, forced)
-                constraint = None if constraint is None else constraint_of(self._grammars, narrow, layout)
+                layout, proposed = self._narrowed(plan, layout, proposed, starts, forced)
+                if constraint is not None:
+                    constraint = constraint_of(
+                        self._grammars, replace(plan, query_lens=layout.query_lens.astype(np.int32)), layout
+                    )
             if constraint is not None and proposed is not None:
                 proposed = constraint.edit(proposed, layout, self._device)
             target = self.passes.forward(layout, proposed)
@@ -196,23 +200,25 @@ class Runner:
 
     def _narrowed(
         self, plan: StepPlan, layout: StepLayout, proposed: Trees, starts: np.ndarray | None, forced: Tensor | None
-    ) -> tuple[StepPlan, StepLayout, Trees | None]:
+    ) -> tuple[StepLayout, Trees | None]:
         """The step with rounds that verify no more than was drafted for each."""
-        assert self.passes.lookup is not None and plan.lookup_widths is not None
-        match_lens, _, _ = self.passes.lookup.last_found(layout.rows)
-        widths = plan.lookup_widths[np.arange(len(plan.rows)), match_lens.numpy()]
-        nodes = np.where(widths > 0, widths, plan.head_width)
+        assert isinstance(self.passes.lookup, HostLookup)
+        nodes = self.passes.lookup.nodes(plan.rows)
         if forced is not None:
             nodes[layout.drafting] = np.maximum(nodes[layout.drafting], 1 + (forced >= 0).sum(dim=1).numpy())
         nodes = np.where(plan.is_prefill, plan.query_lens, np.minimum(nodes, plan.query_lens))
         if np.array_equal(nodes, plan.query_lens):
-            return plan, layout, proposed
-        plan = replace(plan, query_lens=nodes)
-        narrowed = self._sent(plan, self._layout(plan)).at(layout.rows, plan.rows, starts)
+            return layout, proposed
+        found = self._layouts.get((len(nodes), int(nodes[0]))) if nodes.min() == nodes.max() else None
+        if found is None or not found.is_sent or plan.has_chunks:
+            plan = replace(plan, query_lens=nodes)
+            found = self._sent(plan, self._layout(plan))
+        narrowed, tokens = found.at(layout.rows, plan.rows, starts), proposed.tokens
         if not len(narrowed.drafting):
-            return plan, narrowed, None
-        still = torch.from_numpy(np.flatnonzero(nodes[layout.drafting] > 1))
-        return plan, narrowed, chains(proposed.tokens[still, : narrowed.tree_width])
+            return narrowed, None
+        if len(narrowed.drafting) < len(tokens):
+            tokens = tokens[torch.from_numpy(np.flatnonzero(nodes[layout.drafting] > 1))]
+        return narrowed, chains(tokens[:, : narrowed.tree_width])
 
     def _needs_logits(self, plan: StepPlan, layout: StepLayout) -> bool:
         """Whether a step is asked for more than the best token after each node."""
@@ -275,7 +281,8 @@ class Runner:
         lookups = None
         if self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1:
             lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
-        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *(lookups or ())])
+        found = () if lookups is None else (lookups,)
+        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *found])
         if constraint is not None:
             constraint.follow(fetched)
         num_nodes = layout.query_lens if lookups is not None else None
@@ -329,11 +336,11 @@ def _result(
     tokens[:, : found.shape[1]] = found
     logprobs = prompt = lookups = None
     if num_nodes is not None:  # something was looked up
-        *columns, match_lens, is_used, drafts = columns
+        columns, found_again = columns[:-1], columns[-1].astype(np.int32)
         lookups = LookupColumns(
-            match_lens=match_lens.astype(np.int32),
-            is_used=is_used,
-            drafts=drafts.astype(np.int32),
+            match_lens=found_again[:, 0],
+            is_used=found_again[:, 1] > 0,
+            drafts=found_again[:, 2:],
             num_nodes=num_nodes.astype(np.int32),
         )
     if len(wanting):
