@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,17 @@ CONTEXT = 3072
 
 
 def ways() -> dict[str, SpecConfig]:
-    """Ways to draft; the folder of the head is loaded elsewhere."""
-    chains = {f"chain S {steps}": SpecConfig(spec="eagle3", draft="-", spec_steps=steps) for steps in (2, 4, 6)}
+    """Ways to draft; the folder of the head is loaded elsewhere. Texts of other requests are never looked up in."""
+    alone = SpecConfig(spec="eagle3", draft="-", spec_lookup="off")
+    chains = {f"chain S {steps}": replace(alone, spec_steps=steps) for steps in (2, 4, 6)}
     trees = {
-        f"tree K {topk} S {steps} T {tokens}": SpecConfig(
-            spec="eagle3", draft="-", spec_steps=steps, spec_topk=topk, spec_tokens=tokens
-        )
+        f"tree K {topk} S {steps} T {tokens}": replace(alone, spec_steps=steps, spec_topk=topk, spec_tokens=tokens)
         for topk, steps, tokens in ((4, 4, 16), (8, 5, 32))
     }
-    return {**chains, **trees, "n-gram S 4": SpecConfig(spec="ngram", spec_steps=4)}
+    heads = {**chains, **trees, "auto": alone}
+    both = {f"{name} + lookup": replace(spec, spec_lookup="own") for name, spec in heads.items()}
+    lookup = SpecConfig(spec="ngram", spec_lookup="own")
+    return {**heads, **both, "n-gram S 4": replace(lookup, spec_steps=4), "n-gram auto": lookup}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +198,7 @@ def main() -> int:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--running", type=int, default=16)
     parser.add_argument("--weights", choices=["int8", "fp32", "bf16"], default=None, help="as the device would have it")
-    parser.add_argument("--ways", nargs="+", choices=list(ways()), default=list(ways()))
+    parser.add_argument("--ways", nargs="+", choices=list(ways()), default=[each for each in ways() if "S" in each])
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,10 +1,10 @@
 """Speculation under load: `python -m bench.spec_load --draft FOLDER --kinds all --json PATH`, side by side.
 
-Plain decoding, drafts of a fixed length and of a length chosen by cost, n-gram or the head in --draft, with 1 to many
-requests at once: all turns of conversations of each file or kind, greedily, to the end of each answer; without either
-the project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that only decode, with
-as many requests as there may be, and of everything, prefill included, against plain's under the same conditions. Cases
-take turns, so that a busy machine is busy for all.
+Plain decoding, drafts of a fixed length and of a length chosen by cost: n-gram lookup, the head in --draft, and both
+(`auto`), with 1 to many requests at once: all turns of conversations of each file or kind, to the end of each answer;
+without either the project's own questions, and a task whose answer repeats its prompt. Tokens a second of steps that
+only decode, with as many requests as there may be, and of everything, prefill included, against plain's under the same
+conditions. Cases take turns, so that a busy machine is busy for all.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
+from roost.sampling.params import SamplingParams
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 from roost.step import StepPlan, Ticket
@@ -127,6 +128,7 @@ class Case:
             request_id=str(number),
             tokens=self._prompts[number],
             max_new_tokens=self._args.new_tokens,
+            sampling=SamplingParams(temperature=self._args.temperature, seed=number),
             stop_token_ids=self._parts.stop_ids,
         )
 
@@ -190,7 +192,10 @@ def _of_auto(case: dict[str, Any]) -> str:
 def load(args: argparse.Namespace) -> Parts:
     """The model, the head, the prompts, and the cases."""
     device = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
-    weights, ops = "int8" if device.type == "cpu" else "bf16", ops_of(backend_of(EngineConfig(), device))
+    weights, ops = (
+        args.weights or ("int8" if device.type == "cpu" else "bf16"),
+        ops_of(backend_of(EngineConfig(), device)),
+    )
     source = open_source(find_model(args.model)[1])
     model = load_decoder(source, weights=weights, device=device, ops=ops)
     head, spec = None, SpecConfig(spec="ngram")
@@ -203,11 +208,13 @@ def load(args: argparse.Namespace) -> Parts:
     talker = Talker(model=model, head=head, language=language, device=device, running=args.talks)
     prompts = {}
     for text, talks in texts(args.prompts, args.kinds).items():
-        prompts[text] = conversations(talker, spread(talks, args.talks), 0.0, args.new_tokens)
+        prompts[text] = conversations(talker, spread(talks, args.talks), args.temperature, args.new_tokens)
     if not prompts:
         prompts = {"questions": read_prompts(None, language, args.talks), "repetition": [repetition]}
-    lengths: list[int | str] = [*args.steps, AUTO]
-    cases = {str(steps): SpecConfig(spec=spec.spec, draft=spec.draft, spec_steps=steps) for steps in lengths}
+    cases = {str(steps): replace(spec, spec_steps=steps) for steps in args.steps}
+    if head is not None:
+        cases |= {"head": replace(spec, spec_lookup="off"), "n-gram": SpecConfig(spec="ngram", spec_lookup="own")}
+    cases[AUTO] = replace(spec, spec_lookup="own")
     return Parts(
         model=model,
         head=head,
@@ -232,9 +239,11 @@ def main() -> int:
     parser.add_argument("--steps", type=_numbers, default=[2, 4], help="fixed lengths beside auto; may be empty")
     parser.add_argument("--talks", type=int, default=16, help="different conversations of each file")
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--depth", type=int, choices=(0, 1), default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the model, on a CPU")
+    parser.add_argument("--weights", choices=["int8", "fp32", "bf16", "gguf"], default=None, help="as the device would")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -248,7 +257,10 @@ def main() -> int:
     for text, number in itertools.product(parts.prompts, args.concurrency):
         rows.append(compare(parts, text, number, args))
         if args.json is not None:  # after each, since the next may be cut
-            args.json.write_text(json.dumps({**told, "depth": args.depth, "rows": rows}, indent=1) + "\n")
+            args.json.write_text(
+                json.dumps({**told, "depth": args.depth, "temperature": args.temperature, "rows": rows}, indent=1)
+                + "\n"
+            )
     return 0
 
 

@@ -156,6 +156,10 @@ class DraftLengthPolicy:
         """Costs of such rounds in a step without prompts."""
         return self._costs.of(num_rounds, widths, has_chunks=False)
 
+    def node_cost(self, num_rounds: int) -> float:
+        """Cost of a node more, of one round of such a step."""
+        return self._costs.node(num_rounds)
+
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
         has_choice = num_rounds > 0 and len(self._widths.of(num_rounds)) > 1
@@ -181,18 +185,14 @@ class DraftLengthPolicy:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
     def _note_alone(self, step: TimedStep, looked_up: Sequence[int]) -> None:
-        """Take in the time of a step of rounds alone; of one with several widths what its own would have taken."""
-        number, width, time = step.num_rounds, step.width, step.time
-        if len(looked_up) == number:
-            self._costs.note(number, _all_looked_up(round(sum(looked_up) / number)), time)
-            return
-        if looked_up:
-            own, usual, *others = self._costs.of(
-                number, (width, *map(_all_looked_up, (width, *looked_up))), has_chunks=False
-            )
-            more = sum(each - usual for each in others) / number
-            time = max(1, round(time * own / max(own / 2, own + more)))
-        self._costs.note(number, width, time)
+        """Take in the time of a step of rounds alone, some of which verified so many nodes that were looked up."""
+        number, width = step.num_rounds, step.width
+        if not looked_up or all(each == width for each in looked_up):
+            self._costs.note(number, width, step.time)
+        elif number == 1:
+            self._costs.note(number, _all_looked_up(looked_up[0]), step.time)
+        else:
+            self._costs.note_mixed(number, width, sum(looked_up) - width * len(looked_up), step.time)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""
@@ -225,14 +225,14 @@ class _Worth:
     """What a round is worth in one step, by who drafts it and how many: its tokens, less those its time would bring."""
 
     def __init__(self, policy: DraftLengthPolicy, num_rounds: int, width: int) -> None:
-        self._width = width
-        self._menu = [each for each in policy.menu_of(num_rounds) if each > 1]
-        costs = policy.costs_of(num_rounds, [width, *map(_all_looked_up, (1, width, *self._menu))])
-        own, first, same, *others = costs
-        # of a step, how many tokens of one of its rounds go with its cost
-        rate = policy.tokens_of(width) / own
-        self._prices = [rate * (cost - first) for cost in others]  # of one round, wherever all have such
-        self._head_price = rate * (same - first) + (rate * (own - same) if num_rounds == 1 else 0.0)
+        self._width, self._menu = width, [each for each in policy.menu_of(num_rounds) if each > 1]
+        own, *looked_up = policy.costs_of(num_rounds, [width, *map(_all_looked_up, self._menu)])
+        rate = num_rounds * policy.tokens_of(width) / own  # tokens that go with the cost of a step
+        if num_rounds == 1:  # if it is looked up, no head runs
+            self._prices, self._head_price = [rate * cost for cost in looked_up], rate * own
+        else:
+            node = rate * policy.node_cost(num_rounds)
+            self._prices, self._head_price = [node * (each - 1) for each in self._menu], node * (width - 1)
         self._found: dict[tuple[int, int], int] = {}
 
     def width(self, share: float, head_share: float) -> int:
