@@ -151,7 +151,7 @@ def test_a_request_preempted_for_want_of_pages_is_exact(depth: int, page_size: i
 @DEPTHS
 @PAGE_SIZES
 def test_a_prompt_found_in_the_prefix_tree_is_exact(depth: int, page_size: int) -> None:
-    (prompt,) = prompts(37, seed=22)
+    (prompt,) = prompts(37, seed=23)
     submits = [replace(each, tokens=prompt) for each in asked()]
     served = Served(tiny("llama").model(), configure(depth=depth, page_size=page_size, chunk=5))
     served.submit("first", prompt, 1)

@@ -16,6 +16,7 @@ from tests.planted.fusion_bugs import FUSION_BUGS
 from tests.planted.grammar_bugs import GRAMMAR_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
+from tests.planted.lookup_bugs import LOOKUP_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.numba_bugs import NUMBA_BUGS
 from tests.planted.progress_bugs import PROGRESS_BUGS
@@ -31,8 +32,8 @@ _SIMULATED = (
     Bug(
         "bonus_claim",
         "roost.sched.planner",
-        "    of_a_round = Claim(step=step, size=1, most=state.resolved.spec.accept_max_of(chosen.round_width))",
-        "    of_a_round = Claim(step=step, size=0, most=state.resolved.spec.accept_max_of(chosen.round_width))",
+        "        of_a_round = Claim(step=step, size=1, most=accept_max_of(num_nodes))",
+        "        of_a_round = Claim(step=step, size=0, most=accept_max_of(num_nodes))",
         "1: a round in flight promises nothing, so a turn that ends hands over one token too few",
     ),
     Bug(
@@ -144,8 +145,8 @@ _SIMULATED = (
     Bug(
         "branches_apart",
         "roost.spec_shape",
-        "        return max(0, self.accept_max - 2) if self.pair else 0",
-        "        return max(0, self.accept_max - 3) if self.pair else 0",
+        "        return max(0, self.head_steps_of(self.tokens) - 1) if self.pair else 0",
+        "        return max(0, self.head_steps_of(self.tokens) - 2) if self.pair else 0",
         "7: branches lie one position too close, and write over their neighbours' drafts",
     ),
     Bug(
@@ -334,8 +335,8 @@ _SIMULATED = (
     Bug(
         "global_statistics",
         "roost.sched.settle",
-        "        for counters in (request.spec_counters, state.spec_counters):",
-        "        for counters in (request.spec_counters,):",
+        "    for counters in (request.spec_counters, state.spec_counters):",
+        "    for counters in (request.spec_counters,):",
         "2: the global counter and the sum over requests part",
     ),
     Bug(
@@ -410,6 +411,7 @@ BUGS = (
     *SESSION_BUGS,
     *CONVERSATION_BUGS,
     *SPEC_BUGS,
+    *LOOKUP_BUGS,
     *DEVICE_BUGS,
     *BRANCH_BUGS,
     *FUSION_BUGS,

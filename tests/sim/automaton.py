@@ -4,14 +4,11 @@ As a matcher it stands where llguidance's does on a real device, so that the cod
 The oracle follows an output with one of its own, from its first token on.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.grammar.matcher import Mask, num_words
-from roost.sched.request import Request
-from tests.sim.model import Model, Sequence, mix, mix_all, predict_round
+from tests.sim.model import Model, mix, mix_all
 
 END = 1  # the end token
 _LAST, _ONE = 1, 3  # of 12 states: the grammar is finished; up to here one token may come
@@ -106,58 +103,3 @@ def expected_output(model: Model, states: list[int], output: list[int], grammar:
         expected.append(choose(model.next_token(state), automaton.allowed()))
         automaton.consume(token)
     return expected
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedRound:
-    """What a round must accept, the bonus token last, and how many of its drafts were forced."""
-
-    tokens: list[int]
-    num_forced: int
-
-
-def predict_row(model: Model, request: Request, num_drafts: int, *, is_tree: bool) -> PredictedRound:
-    """The oracle of a request's next round: with its grammar, if it has one."""
-    record, sequence, state = request.turn.record, Sequence(model), 0
-    for token in record.slice(0, len(record)).tolist():
-        state = sequence.push(token)[2]
-    if not request.submit.grammar:
-        return PredictedRound(predict_round(sequence, state, num_drafts), 0)
-    length, automaton = len(sequence), Automaton(request.submit.grammar)
-    for token in record.slice(request.turn.prompt_len, len(record)).tolist():
-        automaton.consume(token)
-    chain, after = [], state
-    for depth in range(1, num_drafts + 1):
-        knows = model.draft_knows(after)
-        chain.append(model.next_token(after) if knows else model.wrong_token(after, depth))
-        after = sequence.push(chain[-1])[2]
-    sequence.cut(length)
-    places = _put_forced(automaton, chain, is_tree=is_tree)
-    tokens, after = [], state
-    while True:
-        tokens.append(choose(model.next_token(after), automaton.allowed()))
-        if len(tokens) > len(chain) or chain[len(tokens) - 1] != tokens[-1]:
-            break
-        automaton.consume(tokens[-1])
-        after = sequence.push(tokens[-1])[2]
-    sequence.cut(length)
-    return PredictedRound(tokens, sum(place < len(tokens) - 1 for place in places))
-
-
-def _put_forced(automaton: Automaton, chain: list[int], *, is_tree: bool) -> list[int]:
-    """Put forced tokens into drafts, wherever they stand on the way; into a tree only those right after its root."""
-    places: list[int] = []
-    num_consumed = 0
-    for place in range(len(chain)):
-        only = automaton.only()
-        if only is not None:
-            chain[place] = only
-            places.append(place)
-        elif is_tree:
-            del chain[place if places else len(chain) :]
-            break
-        if not automaton.consume(chain[place]):
-            break
-        num_consumed += 1
-    automaton.rollback(num_consumed)
-    return places

@@ -27,6 +27,7 @@ from roost.messages import (
 )
 from tests.sim.automaton import expected_output
 from tests.sim.model import U64, Model, mix, states_of
+from tests.sim.round_counts import RoundCounts, total
 from tests.sim.wishes import first_stop
 
 
@@ -83,8 +84,7 @@ class Ask:
     history: list[int] | None = None  # tokens before its input, known once it produces something
     begun: Begun | None = None
     ended: bool = False
-    num_rounds: int = 0  # live ones that carried drafts
-    num_forced: int = 0  # accepted drafts that its grammar left no choice about
+    counts: RoundCounts = field(default_factory=RoundCounts)  # of its live rounds
     num_open: int = 0  # requests that had not ended when it was sent
     met_busy: bool = False  # its session had a turn that had not ended
     aborted: bool = False
@@ -313,11 +313,9 @@ class Checker:
             )
         prompt = ask.prompt
         self._check_output(ask, event, prompt)
-        if event.spec.rounds != ask.num_rounds:
-            raise Broken(f"statistics: {ask.submit.request_id} had {ask.num_rounds} rounds with drafts: {event.spec}")
-        if event.spec.drafts_forced != ask.num_forced:
-            raise Broken(f"statistics: {ask.submit.request_id} had {ask.num_forced} forced drafts: {event.spec}")
-        self._add_spec(event.spec)
+        if (wrong := ask.counts.differ(event.spec)) is not None:
+            raise Broken(f"statistics: {ask.submit.request_id} had {wrong}: {event.spec}")
+        self.spec_sum = total(self.spec_sum, event.spec)
         self._check_cause(ask, event)
         if event.usage.completion_tokens != len(ask.output):
             raise Broken(f"usage: {len(ask.output)} tokens came, {event.usage} was told")
@@ -469,20 +467,6 @@ class Checker:
     def lost_residence(self, session_id: str) -> None:
         """A session was reclaimed, or a step broke: what it finds next depends on the tree."""
         self.conversations[session_id].cached = None
-
-    def _add_spec(self, spec: SpecStats) -> None:
-        total = self.spec_sum
-        self.spec_sum = SpecStats(
-            rounds=total.rounds + spec.rounds,
-            drafts_offered=total.drafts_offered + spec.drafts_offered,
-            drafts_accepted=total.drafts_accepted + spec.drafts_accepted,
-            drafts_forced=total.drafts_forced + spec.drafts_forced,
-            overshoot=total.overshoot + spec.overshoot,
-            lookup_rounds=total.lookup_rounds + spec.lookup_rounds,
-            lookup_offered=total.lookup_offered + spec.lookup_offered,
-            lookup_accepted=total.lookup_accepted + spec.lookup_accepted,
-            histogram=tuple(a + b for a, b in zip(total.histogram, spec.histogram, strict=True)),
-        )
 
     def closed(self, conversation: Conversation) -> None:
         """A session was closed; no turn of it may be left."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.draft_length.lookups import MATCH_MAX
+
 U64 = NDArray[np.uint64]
 MASK = 2**64 - 1
 
@@ -39,6 +41,7 @@ class Model:
     window_1: int | None  # of layer 1; None: full attention
     window_2: int | None  # of layer 2
     draft_skill: float  # share of positions at which the drafter knows the next token
+    lookup_skill: float | None = None  # share at which a lookup brings it; None: where the drafter knows it
 
     def next_token(self, state: int) -> int:
         """The target's next token."""
@@ -47,6 +50,16 @@ class Model:
     def draft_knows(self, state: int) -> bool:
         """Whether the drafter proposes the target's next token here; decided by the seed."""
         return mix(state, 2) / 2**64 < self.draft_skill
+
+    def match_len(self, state: int) -> int:
+        """How many tokens a lookup finds again here; decided by the seed."""
+        return min(MATCH_MAX, mix(state, 20) % (MATCH_MAX + 2))
+
+    def lookup_knows(self, state: int) -> bool:
+        """Whether what is looked up has the target's next token here; decided by the seed."""
+        if self.lookup_skill is None:
+            return self.draft_knows(state)
+        return mix(state, 4) / 2**64 < self.lookup_skill
 
     def wrong_token(self, state: int, salt: int) -> int:
         """A token that is not the target's next one."""
@@ -126,16 +139,3 @@ def _windowed(values: U64, window: int | None) -> U64:
     seen = sums.copy()
     seen[window:] -= sums[:-window]
     return seen
-
-
-def predict_round(sequence: Sequence, state: int, num_drafts: int) -> list[int]:
-    """The oracle of a round: the tokens that it must accept at this state, the bonus token last."""
-    model, length, tokens = sequence.model, len(sequence), []
-    while True:
-        token = model.next_token(state)
-        tokens.append(token)
-        if len(tokens) > num_drafts or not model.draft_knows(state):
-            break
-        state = sequence.push(token)[2]
-    sequence.cut(length)
-    return tokens

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 
 from roost.clients import ClientLimits
-from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SessionConfig, SpecConfig
+from roost.config.options import OWN_LOOKUP, EngineConfig, MemoryConfig, SchedConfig, SessionConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits, Resolved
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
@@ -55,7 +55,7 @@ def draw(seed: int) -> Options:
     """The options of a seed."""
     rng = random.Random(f"options {seed}")
     page_size = rng.choice([1, 1, 1, 2, 2, 4, 4, 4, 4, 16, 16, 16, 64, 64, 256, 512])
-    spec = _draw_spec(rng)
+    spec = _with_lookup(seed, _draw_spec(rng))
     vocab = rng.choice([2, 3, 5, 50])
     traits = rng.choice(
         [
@@ -81,10 +81,11 @@ def draw(seed: int) -> Options:
         memory=MemoryConfig(page_size=page_size, strict_memory=2),
         sched=sched,
         session=_draw_limits(seed, habits, context),
-        spec=_draw_auto(seed, spec) or spec_config(spec, _draw_max_batch(seed, spec)),
+        spec=_draw_spec_config(seed, spec),
         clients=_draw_clients(seed),
     )
-    resolved = _draw_pool(rng, config, traits)
+    lookup = random.Random(f"lookup {seed}")
+    resolved = _draw_pool(rng, config, traits, on_host=lookup.random() < 0.5)
     calm = rng.random() < 0.25  # some runs have no faults, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
@@ -106,6 +107,7 @@ def draw(seed: int) -> Options:
             window_1=None if full else traits.window,
             window_2=traits.window,
             draft_skill=rng.choice([0, 0.3, 0.7, 0.9, 1]),
+            lookup_skill=lookup.choice([0, 0.5, 0.8, 0.95, 1, 1]) if spec.pair else None,
         ),
         layer_books=(0 if full else window_book, window_book if traits.window is not None else 0),
         faults=_draw_sizes(seed, faults, resolved),
@@ -151,11 +153,21 @@ def _draw_max_batch(seed: int, spec: SpecShape) -> int | None:
     return rng.choice([None, None, None, None, 1, 2, 3, 4]) if spec.speculates else None
 
 
-def _draw_auto(seed: int, spec: SpecShape) -> SpecConfig | None:
-    """In some runs with chains, the draft length is chosen by cost (auto)."""
-    if not spec.speculates or spec.topk > 1 or random.Random(f"auto {seed}").random() > 0.3:
-        return None
-    return spec_config(spec, _draw_max_batch(seed, spec), auto=True)
+def _with_lookup(seed: int, spec: SpecShape) -> SpecShape:
+    """In some runs with a head, drafts are looked up beside it."""
+    if not (spec.pair and spec.speculates) or random.Random(f"beside {seed}").random() > (
+        0.25 if spec.topk > 1 else 0.5
+    ):
+        return spec
+    return replace(spec, reads_history=True, lookup_steps=spec.steps)
+
+
+def _draw_spec_config(seed: int, spec: SpecShape) -> SpecConfig:
+    """In some runs with chains, the draft length is chosen by cost (auto); others' texts may not be looked up in."""
+    is_auto = spec.speculates and spec.topk == 1 and random.Random(f"auto {seed}").random() <= 0.3
+    config = spec_config(spec, _draw_max_batch(seed, spec), auto=is_auto)
+    is_own = spec.reads_history and random.Random(f"own {seed}").random() < 0.2
+    return replace(config, spec_lookup=OWN_LOOKUP) if is_own else config
 
 
 def _full(vocab: int) -> ModelTraits:
@@ -197,14 +209,14 @@ def _draw_clients(seed: int) -> tuple[ClientLimits, ...]:
     )
 
 
-def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits) -> Resolved:
+def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits, *, on_host: bool) -> Resolved:
     """KV pools between what one request of full context length needs and what all need together."""
     page_size, context = config.memory.page_size, config.sched.context
     assert context is not None
 
     def with_pools(full: int, window: int) -> Resolved:
         memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window)
-        return resolve(replace(config, memory=memory), traits)
+        return resolve(replace(config, memory=memory), traits, on_host=on_host)
 
     ample = with_pools(10**6 * page_size, 10**6 * page_size)
     sizes = []

@@ -83,7 +83,8 @@ class Progress:
         absent = [each for each in ready if each.id not in in_step and self._wants_round(each)]
         num_rounds = len(absent) + int((~plan.is_prefill).sum())
         prompts = list(self._prompts(ready, plan, in_step))
-        widths = set(plan.query_lens[~plan.is_prefill].tolist()) or set(self._resolved.widths.of(num_rounds))
+        has_rounds = not plan.is_prefill.all()  # wider ones are those whose drafts are looked up
+        widths = {plan.head_width} if has_rounds else set(self._resolved.widths.of(num_rounds))
         self._check_needed(plan, requests)
         if not self._is_full(plan, max(widths)):
             self._check_rounds(plan, [each for each in absent if not self._is_excused(each)], had_chunks)

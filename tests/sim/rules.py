@@ -9,6 +9,7 @@ finds the leader's pages. Reads the engine's state; never changes it.
 from collections import Counter
 
 from roost.clients import scoped
+from roost.config.options import SHARED_LOOKUP
 from roost.config.resolved import Resolved
 from roost.kv.lease import Lease
 from roost.kv.ledger import describe, leased
@@ -22,6 +23,7 @@ from roost.sched.state import State
 from roost.sched.step_limits import PATIENCE
 from roost.step import RowSetup, StepPlan, StepResult
 from tests.sim.checker import Ask, Broken, Checker
+from tests.sim.width_rules import WidthRules
 
 Named = list[tuple[Request, Lease, int]]  # who a step's rows belong to: request, lease, epoch
 
@@ -31,6 +33,7 @@ class Rules:
 
     def __init__(self, state: State, checker: Checker, resolved: Resolved) -> None:
         self._state, self._checker, self._resolved = state, checker, resolved
+        self._widths = WidthRules(state)
         self._begins: set[str] = set()  # requests whose row the device has not been told of
         self._has_run: set[str] = set()  # requests that were ever admitted
         self._committed: dict[str, tuple[int, int]] = {}  # who shares: (length in the tree, evictions then)
@@ -232,21 +235,8 @@ class Rules:
         for setup in plan.setups:
             self._check_setup(self._checker.asks[rows[setup.row].id], setup)
         self._begins -= {request.id for request in requests}
-        self._check_widths(plan, requests)
+        self._widths.check(plan, requests)
         self._check_size(plan)
-
-    def _check_widths(self, plan: StepPlan, requests: list[Request]) -> None:
-        """All rounds of a step have one width: fixed, chosen, or 1 where more rows decode than may carry drafts."""
-        most, shape = self._resolved.widths.limit, self._resolved.spec
-        widths = {int(width) for width, is_chunk in zip(plan.query_lens, plan.is_prefill, strict=True) if not is_chunk}
-        num_rounds = len(requests) - int(plan.is_prefill.sum())
-        sitting = [each for each in self._state.running if each not in requests and not each.in_prefill]
-        menu = {1, 2, 3, 4, 5, 7} if self._resolved.widths.is_auto else {shape.tokens}
-        allowed = menu if most is None or num_rounds <= most else set()
-        if most is not None and num_rounds + len(sitting) > most:  # who sits out may have been counted
-            allowed |= {1}
-        if len(widths) > 1 or not widths <= allowed:
-            raise Broken(f"width: step {plan.step} has {num_rounds} rounds of {widths}, limit {most}, of {shape}")
 
     def _check_size(self, plan: StepPlan) -> None:
         """A step keeps to the engine's step limits; one row is always allowed."""
@@ -277,10 +267,17 @@ class Rules:
             set(setup.stop_ids),
             setup.tokens.tolist(),
             setup.grammar,
+            setup.scope,
         )
+        scope = self._scoped_salt(ask) if self._resolved.lookup == SHARED_LOOKUP else None
         least = len(prompt) + submit.min_new_tokens
-        if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens, submit.grammar):
-            raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}")
+        if told != (submit.sampling, len(prompt), least, set(submit.stop_token_ids), tokens, submit.grammar, scope):
+            raise Broken(f"setup: {submit.request_id} is set up as {setup}, its tokens are {tokens}, scope {scope}")
+
+    def _scoped_salt(self, ask: Ask) -> str:
+        """With whom a request shares: its client's, and of its session's salt."""
+        salt = ask.conversation.cache_salt if ask.conversation is not None else ask.submit.cache_salt
+        return scoped(ask.submit.client, salt)
 
     # --- pages -------------------------------------------------------------------------------------------------
 
@@ -359,8 +356,7 @@ class Rules:
         submit = ask.submit
         request = self._state.requests[request_id]
         session_id = scoped(submit.client, submit.session_id) if submit.session_id else ""
-        salt = self._checker.conversations[session_id].cache_salt if session_id else submit.cache_salt
-        scoped_salt = scoped(submit.client, salt)
+        scoped_salt = self._scoped_salt(ask)
         if request.lease.node.scoped_salt != scoped_salt:
             raise Broken(f"salt: {request_id} of '{scoped_salt}' shares pages of '{request.lease.node.scoped_salt}'")
         for name in (request_id, session_id):

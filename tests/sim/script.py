@@ -44,8 +44,10 @@ from roost.sched.state import State
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
 from tests.sim import model as oracle
+from tests.sim.drafting import Drafting
+from tests.sim.prediction import Oracle
 from tests.sim.promises import Promises
-from tests.sim.witness import Witness, drafts_of
+from tests.sim.witness import Witness
 from tests.support.spec_configs import spec_config
 
 VOCAB = 997
@@ -203,7 +205,6 @@ class Named:
     epoch: int
     row: int
     pages: list[list[PageId]]  # per book
-    num_drafts: int
 
 
 class Watch:
@@ -212,11 +213,12 @@ class Watch:
     state: State  # of the engine that launches here
     promises: Promises  # to its clients
 
-    def __init__(self, witness: Witness, model: oracle.Model) -> None:
+    def __init__(self, witness: Witness, rounds: Oracle) -> None:
         self.named: dict[int, list[Named]] = {}  # by step
         self.histograms: dict[str, list[int]] = {}  # by request: live rounds with drafts, by accept_len - 1
         self.plans: list[StepPlan] = []
-        self._witness, self._model = witness, model
+        self._witness, self._rounds = witness, rounds
+        self._out: dict[int, StepPlan] = {}  # by step
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Remember what the step names; no row of it may still be another's."""
@@ -232,21 +234,22 @@ class Watch:
                 epoch=user.lease.epoch,
                 row=user.row,
                 pages=[list(pages) for pages in user.lease.pages],
-                num_drafts=num_drafts,
             )
-            for user, num_drafts in zip(users, drafts_of(plan), strict=True)
+            for user in users
         ]
         self.plans.append(plan)
+        self._out[plan.step] = plan
         self.promises.launched(plan, users)
         return self._witness.launch(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold what each live row accepted against the oracle."""
-        named = self.named.pop(ticket.step)
+        named, plan = self.named.pop(ticket.step), self._out.pop(ticket.step)
         result = self._witness.collect(ticket)
-        for each, count, tokens in zip(named, result.accept_lens.tolist(), result.tokens.tolist(), strict=True):
-            if count and each.request.turn.lease is each.lease and each.lease.epoch == each.epoch:
-                self._check_row(each.request, tokens[:count], each.num_drafts)
+        for place, each in enumerate(named):
+            tokens = result.tokens[place, : result.accept_lens[place]].tolist()
+            if tokens and each.request.turn.lease is each.lease and each.lease.epoch == each.epoch:
+                self._check_row(plan, place, each.request, tokens)
         return result
 
     def check_pages(self) -> None:
@@ -260,15 +263,12 @@ class Watch:
                         fine = kind == 2 or account == ledger.leased(each.lease.id) or (kind == 3 and owner >= step)
                         assert fine, f"step {step} names page {page}, which is {ledger.describe(account)}"
 
-    def _check_row(self, request: Request, tokens: list[int], num_drafts: int) -> None:
-        record, shape = request.turn.record, self.state.resolved.spec
-        sequence, state = oracle.Sequence(self._model), 0
-        for token in record.slice(0, len(record)).tolist():
-            state = sequence.push(token)[2]
-        expected = oracle.predict_round(sequence, state, num_drafts)
-        assert tokens == expected, f"{request.id} accepted {tokens}, the oracle says {expected}"
-        if num_drafts:
-            self.histograms.setdefault(request.id, [0] * shape.accept_max)[len(tokens) - 1] += 1
+    def _check_row(self, plan: StepPlan, place: int, request: Request, tokens: list[int]) -> None:
+        expected = self._rounds.predict_round(plan, place, request)
+        assert tokens == expected.tokens, f"{request.id} accepted {tokens}, the oracle says {expected}"
+        if expected.drafted.num_nodes > 1:
+            histogram = self.histograms.setdefault(request.id, [0] * self.state.resolved.spec.accept_max)
+            histogram[len(tokens) - 1] += 1
 
 
 class Script:
@@ -279,7 +279,8 @@ class Script:
     ) -> None:
         resolved = resolved or setting.resolved()
         self.model = ScriptedModel(vocab=VOCAB, window_1=None, window_2=setting.window, draft_skill=setting.draft_skill)
-        self.watch = Watch(Witness(resolved, self.model, (0, len(resolved.books) - 1), decide), self.model)
+        witness = Witness(resolved, self.model, (0, len(resolved.books) - 1), decide)
+        self.watch = Watch(witness, Oracle(self.model, Drafting(resolved)))
         self._clock = VirtualClock()
         self.engine = Engine(resolved, self.watch, self._clock, Trace(self._noted))
         self.state = self.watch.state = self.engine.state

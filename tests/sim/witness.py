@@ -7,19 +7,31 @@ slots read and on the token. Steps run as late as stream order allows, or at onc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.config.resolved import Resolved
+from roost.draft_length.lookups import MATCH_MAX
 from roost.errors import StepFailure
 from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
 from roost.spec_shape import DraftKv
-from roost.step import SAMPLED, Ints, LogprobColumns, RowSetup, StepId, StepPlan, StepResult, Ticket
+from roost.step import (
+    SAMPLED,
+    Ints,
+    LogprobColumns,
+    LookupColumns,
+    RowSetup,
+    StepId,
+    StepPlan,
+    StepResult,
+    Ticket,
+)
 from tests.sim.automaton import Automaton, choose_masked
+from tests.sim.drafting import DraftedRound, Drafting, look_up
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
@@ -32,9 +44,9 @@ class Touched(AssertionError):
 
 
 def drafts_of(plan: StepPlan) -> list[int]:
-    """Per row, how many drafts its round verifies one after the other: none for a chunk and for a narrow round."""
+    """Per row, how many drafts a head makes for its round: none for a chunk and for a round of one node."""
     rows = zip(plan.is_prefill.tolist(), plan.query_lens.tolist(), strict=True)
-    return [0 if is_prefill else min(plan.shape.steps, width - 1) for is_prefill, width in rows]
+    return [0 if is_prefill else plan.shape.head_steps_of(width) for is_prefill, width in rows]
 
 
 class Row:
@@ -71,6 +83,16 @@ class Outcome:
     accepted: Scored
     prompt: Scored  # the prompt's own tokens that were to be scored
     num_forced: int = 0  # accepted drafts that its grammar left no choice about
+    drafted: DraftedRound | None = None  # of a round
+    found: list[int] = field(default_factory=list)  # what was looked up for it
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the target makes of a path of drafts."""
+
+    values: list[Values]  # of the root and the drafts
+    tokens: list[int]  # accepted, and the bonus
 
 
 class Witness:
@@ -93,7 +115,7 @@ class Witness:
             for _ in resolved.books
         ]
         sizes = [book.num_pages * resolved.page_size for book in resolved.books]
-        self._model = model
+        self._model, self._drafting = model, Drafting(resolved)
         self._books = layer_books  # the book of each of the target's two layers
         self._windows = (model.window_1, model.window_2)
         self._values = [np.zeros(sizes[book], dtype=np.uint64) for book in layer_books]
@@ -176,6 +198,22 @@ class Witness:
             if (plan.prompt_logprob_starts >= 0).any()
             else None,
             num_forced=np.array([each.num_forced for each in outcomes], dtype=np.int32),
+            lookups=self._lookups(plan, outcomes),
+        )
+
+    def _lookups(self, plan: StepPlan, outcomes: list[Outcome]) -> LookupColumns | None:
+        """What was looked up for the rounds of a step; of a row that looked up nothing, what is best not believed."""
+        count, depth = len(outcomes), plan.shape.depth_max
+        is_looked_up = [self._drafting.looks_up_for(plan, i) for i in range(count)]
+        if not any(is_looked_up):
+            return None
+        drafted = [each.drafted if own else None for each, own in zip(outcomes, is_looked_up, strict=True)]
+        num_nodes = [each.drafted.num_nodes if each.drafted else 0 for each in outcomes]
+        return LookupColumns(
+            match_lens=np.array([each.match_len if each else MATCH_MAX for each in drafted], dtype=np.int32),
+            is_used=np.array([each is None or each.is_used for each in drafted], dtype=np.bool_),
+            num_nodes=np.where(plan.is_prefill, plan.query_lens, num_nodes).astype(np.int32),
+            drafts=np.array([each.found or [0] * depth for each in outcomes], dtype=np.int32).reshape(count, depth),
         )
 
     def _follow(self, rows: list[int], accepted: list[Scored]) -> None:
@@ -285,51 +323,58 @@ class Witness:
 
     def _round(self, plan: StepPlan, i: int, row: Row) -> Outcome:
         """Draft, verify, accept, draft-extend for one row; the bonus is the last accepted token."""
-        width, num_drafts = int(plan.query_lens[i]), drafts_of(plan)[i]
         length, root = int(self._length[row.row]), int(self._root[row.row])
         sequence = self._sequence(row, length)
-        values = [sequence.push(root)]
-        self._check_setup(plan, row.row, values[0][2])
-        path = self._draft_path(plan, row, sequence, root, values, num_drafts) if num_drafts else []
-        forced = self._put_forced(plan, row.row, path)
-        if forced:
-            sequence.cut(length + 1)
-            values[1:] = [sequence.push(token) for token in path]
-        nodes = self._node_order(width, values[0][2], len(path))
-        self._verify(row, length, width, dict(zip(nodes, values, strict=True)))
-        draws = self._draws(row.row, [root, *path], [state for _, _, state in values])
-        accepted = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, draws, strict=False))]
-        bonus = draws[len(accepted)]
+        root_values = sequence.push(root)
+        state = root_values[2]
+        self._check_setup(plan, row.row, state)
+        has_grammar = plan.query_lens[i] > 1 and bool(self._grammars.places([row.row]))
+        way = self._grammars.only_way(row.row, int(plan.query_lens[i]) - 1) if has_grammar else []
+        drafted = self._drafting.of(plan, i, self._model.match_len(state), len(way))
+        found = look_up(sequence, state, plan.shape.depth_max) if self._drafting.looks_up_for(plan, i) else []
+        paths = drafted.paths(self._draft_path(plan, row, sequence, root, state, drafted.num_head), found)
+        forced: list[int] = []
+        if has_grammar and not drafted.is_tree and paths[0]:
+            forced = self._grammars.force(row.row, paths[0])
+        elif has_grammar and drafted.is_tree and way:
+            paths = [way[: plan.shape.accept_max_of(drafted.num_nodes) - 1]]  # the rest of the tree hangs on its root
+            forced = list(range(len(paths[0])))
+        said = [self._said(row.row, sequence, root, root_values, path) for path in paths]
+        best = max(said, key=lambda each: len(each.tokens))
+        path, accepted, bonus = paths[said.index(best)], best.tokens[:-1], best.tokens[-1]
+        nodes = self._node_order(drafted.num_nodes, state, len(path))
+        self._verify(row, length, drafted.num_nodes, dict(zip(nodes, best.values, strict=True)))
         self._move_accepted(row, length, nodes[: len(accepted) + 1])
         self._draft_extend(plan, row, length, [root, *accepted, bonus])
         self._length[row.row] = length + len(accepted) + 1
         self._root[row.row] = bonus
         return Outcome(
-            [(value[2], token) for value, token in zip(values, [*accepted, bonus], strict=False)],
+            [(value[2], token) for value, token in zip(best.values, best.tokens, strict=False)],
             [],
             sum(place < len(accepted) for place in forced),
+            drafted,
+            found,
         )
 
-    def _put_forced(self, plan: StepPlan, row: int, path: list[int]) -> list[int]:
-        """Put the tokens that a grammar forces into the drafts of a row, as the runner does; returns their places."""
-        if not path or not self._grammars.places([row]):
-            return []
-        if plan.shape.topk == 1:
-            return self._grammars.force(row, path)
-        if way := self._grammars.only_way(row, len(path)):
-            path[:] = way  # the rest of the tree hangs on its root
-        return list(range(len(way)))
+    def _said(self, row: int, sequence: Sequence, root: int, root_values: Values, path: list[int]) -> Said:
+        """What the target makes of a path of drafts."""
+        length = len(sequence)
+        values = [root_values, *(sequence.push(token) for token in path)]
+        sequence.cut(length)
+        draws = self._draws(row, [root, *path], [state for _, _, state in values])
+        accepted = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, draws, strict=False))]
+        return Said(values, [*accepted, draws[len(accepted)]])
 
     def _draft_path(
-        self, plan: StepPlan, row: Row, sequence: Sequence, root: int, values: list[Values], num_drafts: int
+        self, plan: StepPlan, row: Row, sequence: Sequence, root: int, state: int, num_drafts: int
     ) -> list[int]:
         """The drafter's best path: right at each node if the seed says so and every draft slot it reads is right."""
-        shape, length = plan.shape, len(sequence) - 1
-        branch = mix(values[0][2], 7) % shape.topk
+        shape, whole_len = plan.shape, len(sequence)
+        length = whole_len - 1
+        branch = mix(state, 7) % shape.topk
         has_kv = shape.draft_kv is not DraftKv.NONE
         path: list[int] = []
         for depth in range(1, num_drafts + 1):
-            state = values[-1][2]
             if has_kv and depth >= 2:
                 before, now = (root, *path)[-2:]
                 self._write_branches(plan, row, length, depth - 2, branch, (before, now))
@@ -337,7 +382,8 @@ class Witness:
             if has_kv:
                 right = right and self._draft_agrees(plan, row, length, branch, depth, state)
             path.append(self._model.next_token(state) if right else self._model.wrong_token(state, depth))
-            values.append(sequence.push(path[-1]))
+            state = sequence.push(path[-1])[2]
+        sequence.cut(whole_len)
         return path
 
     def _write_branches(

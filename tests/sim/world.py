@@ -17,7 +17,6 @@ from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
 from roost.step import StepPlan, StepResult, Ticket
-from tests.sim.automaton import predict_row
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.device_time import DeviceTime
@@ -25,9 +24,10 @@ from tests.sim.options import TICKS, Options, draw
 from tests.sim.promises import Promises
 from tests.sim.questions import Questions
 from tests.sim.report import Report
+from tests.sim.rounds import Rounds
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
-from tests.sim.wishes import SimStopFinder, compiles_at_once, draw_extras, first_stop, with_grammar
+from tests.sim.wishes import SimStopFinder, compiles_at_once, draw_extras, with_grammar
 from tests.sim.witness import Witness, drafts_of
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
@@ -47,6 +47,7 @@ class World:
         self.engine = Engine(resolved, self, self.clock, Trace(self._note), SimStopFinder, compiles_at_once)
         self.checker = Checker(options.model, resolved, has_step_faults=options.faults.step > 0)
         self.rules = Rules(self.engine.state, self.checker, resolved)
+        self.rounds = Rounds(self.engine.state, self.checker, options.model)
         self.report = Report(seed=options.seed)
         self.visits = Visits(options.seed, options.habits, self.engine, self.checker, self.rules, self.clock)
         self.questions = Questions(self.engine, self.checker, self.rules, self.visits, self.report.counts)
@@ -59,7 +60,7 @@ class World:
         self._wishing = random.Random(f"wishing {options.seed}")  # its own, so that a new option changes little
         self._asking = random.Random(f"asking {options.seed}")
         self._rows: dict[int, dict[str, int]] = {}
-        self._drafts: dict[int, list[int]] = {}
+        self._plans: dict[int, StepPlan] = {}
         self._pages: dict[int, list[list[list[PageId]]]] = {}
         prompts = [[self._token() for _ in range(resolved.context)] for _ in range(options.shared_prompts)]
         self._prompts = prompts
@@ -77,6 +78,7 @@ class World:
         named = [(by_row[row], by_row[row].lease, by_row[row].lease.epoch) for row in rows]
         self.rules.launched(plan, named)
         self.promises.launched(plan, [request for request, _, _ in named])
+        self.rounds.launched([request for request, _, _ in named])
         for step, before in self.rules.out.items():
             for request, _, _ in before:
                 user = by_row.get(self._rows[step][request.id])
@@ -90,7 +92,7 @@ class World:
         self._rows[plan.step] = {request.id: row for (request, _, _), row in zip(named, rows, strict=True)}
         if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
             self.witness.doomed.add(plan.step)
-        self._drafts[plan.step] = drafts_of(plan)
+        self._plans[plan.step] = plan
         self._pages[plan.step] = [[list(pages) for pages in lease.pages] for _, lease, _ in named]
         for request, _, _ in named:
             self.checker.asks[request.id].last_launch = plan.step
@@ -109,13 +111,13 @@ class World:
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Collect, and hold every live row against the oracle: tokens and accept count."""
-        named, drafts = self.rules.out.pop(ticket.step), self._drafts.pop(ticket.step)
+        named, plan = self.rules.out.pop(ticket.step), self._plans.pop(ticket.step)
         del self._rows[ticket.step], self._pages[ticket.step]
         self._collecting = ticket.step
         if self.troubled and self.rng.random() < self.options.faults.slow:
             self._count("fault: slow step")
             self.clock.advance(SLOW_NS)
-        self.clock.advance(self.options.draft_ns * (1 + sum(drafts)))
+        self.clock.advance(self.options.draft_ns * (1 + sum(drafts_of(plan))))
         self.clock.collected(ticket.step)
         self.checker.told_at = self.clock.now_ns()
         self.questions.num_broken += 1
@@ -123,23 +125,11 @@ class World:
         self.questions.num_broken -= 1
         self.questions.num_steps += 1
         self.rules.collected(named, result)
+        self.rounds.collected()
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
-                self._check_row(request, result.tokens[i, : result.accept_lens[i]].tolist(), drafts[i])
+                self.rounds.sampled(plan, i, request, result.tokens[i, : result.accept_lens[i]].tolist())
         return result
-
-    def _check_row(self, request: Request, tokens: list[int], num_drafts: int) -> None:
-        ask, is_tree = self.checker.asks[request.id], self.options.resolved.spec.topk > 1
-        predicted = predict_row(self.options.model, request, num_drafts, is_tree=is_tree)
-        expected = predicted.tokens
-        if len(tokens) != len(expected):
-            raise Broken(f"accept: {request.id} accepted {len(tokens)} tokens, the oracle says {len(expected)}")
-        if tokens != expected:
-            raise Broken(f"tokens: {request.id} sampled {tokens}, the oracle says {expected}")
-        ask.num_rounds += num_drafts > 0
-        ask.num_forced += predicted.num_forced
-        end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
-        ask.overshot = min(request.max_new_tokens, end) - len(ask.output) < len(tokens)
 
     def _decide(self, what: str) -> bool:
         if what == "early":
@@ -423,6 +413,7 @@ class World:
             self.rules.check_named_pages(step, named, self._pages[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
+        self.rounds.after_tick()
         self.promises.after_tick()
         self.visits.after_tick()
         self.report.audits += 1

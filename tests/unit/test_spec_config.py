@@ -2,14 +2,16 @@
 
 import pytest
 
+from roost.attention.registry import TRITON
 from roost.config.options import EngineConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
-from roost.config.speculation import drafter_of, spec_shape
+from roost.config.speculation import drafter_of, lookup_of, spec_shape
 from roost.drafters import registry
 from roost.drafters.registry import EAGLE, EAGLE3, NGRAM
 from roost.errors import ConfigError
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
+from tests.support.spec_configs import AUTO_CHAIN, AUTO_JOINT, AUTO_NGRAM
 
 HEAD = "some/head"
 
@@ -23,6 +25,12 @@ def _ngram(steps: int) -> SpecShape:
 
 
 def _shape(steps: int, topk: int, tokens: int) -> SpecShape:
+    """Of a head beside which drafts are looked up, as many as it drafts one after the other."""
+    joined = {"reads_history": steps > 0, "lookup_steps": steps}
+    return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR, **joined)
+
+
+def _alone(steps: int, topk: int, tokens: int) -> SpecShape:
     return SpecShape(steps=steps, topk=topk, tokens=tokens, draft_kv=DraftKv.PAIR)
 
 
@@ -36,15 +44,19 @@ def _drafters_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
     ("config", "shape"),
     [
         (SpecConfig(), PLAIN),
-        (SpecConfig(spec="auto"), _ngram(6)),  # without a head: n-gram
-        (SpecConfig(spec="ngram"), _ngram(6)),  # at most: the length is chosen by cost
-        (SpecConfig(spec="ngram", spec_steps="auto"), _ngram(6)),
+        (SpecConfig(spec="auto"), AUTO_NGRAM),  # without a head: n-gram
+        (SpecConfig(spec="ngram"), AUTO_NGRAM),  # at most: the length is chosen by cost
+        (SpecConfig(spec="ngram", spec_steps="auto"), AUTO_NGRAM),
         (SpecConfig(spec="ngram", spec_steps=7, spec_topk=1), _ngram(7)),
-        (_eagle(), _shape(6, 1, 7)),
-        (_eagle(spec_steps="auto", spec_topk=1), _shape(6, 1, 7)),
+        (_eagle(), AUTO_JOINT),
+        (_eagle(spec_lookup="own"), AUTO_JOINT),
+        (_eagle(spec_lookup="off"), AUTO_CHAIN),
+        (_eagle(spec_steps="auto", spec_topk=1), AUTO_JOINT),
         (_eagle(spec_tokens=5), _shape(4, 1, 5)),
-        (SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="vllm"), _shape(6, 1, 7)),
+        (SpecConfig(spec="eagle3", draft=HEAD, draft_layer_ids="vllm"), AUTO_JOINT),
         (_eagle(spec_steps=3), _shape(3, 1, 4)),
+        (_eagle(spec_steps=3, spec_lookup="off"), _alone(3, 1, 4)),
+        (_eagle(spec_steps=2, spec_topk=2, spec_lookup="off"), _alone(2, 2, 7)),
         (_eagle(spec_steps=0), _shape(0, 1, 1)),  # a drafter that only keeps up
         (_eagle(spec_topk=4), _shape(4, 4, 16)),
         (_eagle(spec_topk=2, spec_steps=2), _shape(2, 2, 7)),  # fewer candidates than 15: 2 + 1 * 4
@@ -108,6 +120,10 @@ def test_absent_values_are_filled_in(config: SpecConfig, shape: SpecShape) -> No
         (_eagle(spec_tokens=4), r"^--spec-tokens must be --spec-steps \+ 1 = 5 for a chain \(--spec-topk 1\), got 4$"),
         (_eagle(spec_topk=2, spec_tokens=16), r"^--spec-tokens must be in \[2, 15\]: .* has 14 candidates .*, got 16$"),
         (_eagle(spec_max_batch=0), r"^--spec-max-batch must be at least 1, got 0$"),
+        (SpecConfig(spec_lookup="own"), r"^--spec-lookup is for --spec ngram, eagle, eagle3 or auto, got --spec none$"),
+        (_eagle(spec_lookup="far"), r"^--spec-lookup must be one of shared, own, off, got far$"),
+        (SpecConfig(spec="ngram", spec_lookup="off"), r"^--spec-lookup off leaves --spec ngram nothing to draft: .*$"),
+        (_eagle(spec_steps=0, spec_lookup="own"), r"^--spec-lookup own needs --spec-steps of at least 1: without"),
         (_eagle(spec_steps=0, spec_max_batch=2), r"^--spec-max-batch needs --spec-steps of at least 1: without drafts"),
     ],
     ids=str,
@@ -127,7 +143,9 @@ def test_auto_without_a_head_is_ngram_and_the_others_are_themselves() -> None:
 def test_the_shape_of_rounds_says_what_their_drafter_declares() -> None:
     ngram, eagle = spec_shape(SpecConfig(spec="ngram")), spec_shape(_eagle())
     assert (ngram.reads_history, ngram.draft_kv) == (True, DraftKv.NONE)
-    assert (eagle.reads_history, eagle.draft_kv) == (False, DraftKv.PAIR)
+    assert (eagle.reads_history, eagle.draft_kv) == (True, DraftKv.PAIR)  # drafts are looked up beside it
+    alone = spec_shape(_eagle(spec_lookup="off"))
+    assert (alone.reads_history, alone.draft_kv) == (False, DraftKv.PAIR)
     assert not PLAIN.reads_history
 
 
@@ -155,3 +173,43 @@ def test_the_length_is_chosen_by_cost_where_a_chain_has_none_stated(config: Spec
     resolved = resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100))
     assert resolved.widths.is_auto == is_auto
     assert resolved.widths.of(1) == ((1, 2, 3, 4, 5, 7) if is_auto else (resolved.spec.tokens,))
+
+
+@pytest.mark.parametrize(
+    ("config", "lookup"),
+    [
+        (SpecConfig(), "off"),
+        (SpecConfig(spec="ngram"), "shared"),
+        (SpecConfig(spec="ngram", spec_lookup="own"), "own"),
+        (_eagle(), "shared"),
+        (_eagle(spec_topk=4), "shared"),
+        (_eagle(spec_steps=3, spec_lookup="own"), "own"),
+        (_eagle(spec_lookup="off"), "off"),
+    ],
+    ids=str,
+)
+def test_drafts_are_looked_up_in_what_all_say_unless_told(config: SpecConfig, lookup: str) -> None:
+    assert lookup_of(config) == lookup
+    assert resolve(EngineConfig(spec=config), ModelTraits(vocab_size=100)).lookup == lookup
+
+
+@pytest.mark.parametrize(
+    ("config", "narrows"),
+    [
+        (SpecConfig(), False),
+        (SpecConfig(spec="ngram"), True),
+        (SpecConfig(spec="ngram", spec_steps=4), False),
+        (_eagle(), True),
+        (_eagle(spec_steps=4), False),
+        (_eagle(spec_topk=2), False),
+        (_eagle(spec_lookup="off"), False),
+    ],
+    ids=str,
+)
+def test_rounds_are_narrowed_where_the_host_computes_and_the_length_is_chosen(
+    config: SpecConfig, narrows: bool
+) -> None:
+    engine, traits = EngineConfig(spec=config), ModelTraits(vocab_size=100)
+    assert resolve(engine, traits).widths.narrows == narrows
+    assert not resolve(engine, traits, on_host=False).widths.narrows
+    assert not resolve(engine, traits, TRITON).widths.narrows  # what is captured has its width

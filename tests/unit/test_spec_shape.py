@@ -8,6 +8,8 @@ from roost.spec_shape import PLAIN, DraftKv, SpecShape
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=5, topk=4, tokens=8, draft_kv=DraftKv.PAIR)
 WIDE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
+JOINT = SpecShape(steps=3, topk=1, tokens=7, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=6)
+JOINT_TREE = SpecShape(steps=5, topk=4, tokens=8, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=5)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,8 @@ WIDE = SpecShape(steps=5, topk=8, tokens=32, draft_kv=DraftKv.PAIR)
         (SpecShape(steps=1, topk=4, tokens=5, draft_kv=DraftKv.PAIR), 0, 0, 5),  # the first drafts are there already
         (SpecShape(steps=5, topk=4, tokens=3, draft_kv=DraftKv.PAIR), 1, 4, 4),  # no deeper than the nodes verified
         (SpecShape(steps=2, topk=4, tokens=8), 0, 0, 8),  # a drafter without KV
+        (JOINT, 2, 2, 7),  # what is looked up needs no passes
+        (JOINT_TREE, 4, 16, 16),
     ],
     ids=str,
 )
@@ -55,7 +59,19 @@ def test_a_round_adds_at_most_its_depth_and_the_bonus() -> None:
 def test_a_narrow_round_adds_at_most_what_it_verifies() -> None:
     assert [CHAIN.accept_max_of(width) for width in (1, 2, 4)] == [1, 2, 4]
     assert [TREE.accept_max_of(width) for width in (1, 3, 6, 8)] == [1, 3, 6, 6]
+    assert [JOINT.accept_max_of(width) for width in (1, 4, 5, 7)] == [1, 4, 5, 7]  # longer than its head drafts
     assert PLAIN.accept_max_of(1) == SpecShape(draft_kv=DraftKv.PAIR).accept_max_of(1) == 1
+
+
+def test_a_head_drafts_its_steps_and_lookup_the_rest_of_a_chain_or_half_of_a_tree() -> None:
+    widths = (1, 2, 4, 6, 7)
+    assert [JOINT.head_steps_of(width) for width in widths] == [0, 1, 3, 3, 3]
+    assert [JOINT.lookup_nodes_of(width) for width in widths] == [0, 1, 3, 5, 6]
+    assert [JOINT_TREE.lookup_nodes_of(width) for width in (2, 3, 8)] == [1, 1, 4]
+    assert [CHAIN.lookup_nodes_of(width) for width in (1, 4)] == [0, 0]
+    assert [shape.depth_max for shape in (PLAIN, CHAIN, JOINT, JOINT_TREE)] == [0, 3, 6, 5]
+    narrower = SpecShape(steps=6, topk=1, tokens=7, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=2)
+    assert (narrower.depth_max, narrower.lookup_nodes_of(7)) == (6, 2)
 
 
 def test_only_a_pair_drafters_slot_depends_on_the_next_token() -> None:
@@ -67,6 +83,10 @@ def test_only_a_pair_drafters_slot_depends_on_the_next_token() -> None:
     [
         (SpecShape(steps=3, topk=1, tokens=5), r"--spec-tokens must be --spec-steps \+ 1 = 4 .*, got 5"),
         (SpecShape(steps=3, topk=1, tokens=3), r"--spec-tokens must be --spec-steps \+ 1 = 4 .*, got 3"),
+        (
+            SpecShape(steps=3, topk=1, tokens=4, lookup_steps=6),
+            r"--spec-tokens must be --spec-steps \+ 1 = 7 .*, got 4",
+        ),
         (SpecShape(steps=2, topk=2, tokens=8, draft_kv=DraftKv.PAIR), r"--spec-tokens must be in \[2, 7\].*, got 8"),
         (SpecShape(steps=1, topk=4, tokens=6, draft_kv=DraftKv.PAIR), r"--spec-tokens must be in \[2, 5\].*, got 6"),
         (SpecShape(steps=2, topk=2, tokens=1, draft_kv=DraftKv.PAIR), r"--spec-tokens must be in \[2, 7\].*, got 1"),
@@ -88,6 +108,8 @@ def test_an_impossible_shape_is_refused_with_the_flag_and_its_range(shape: SpecS
         CHAIN,
         TREE,
         WIDE,
+        JOINT,
+        JOINT_TREE,
         SpecShape(draft_kv=DraftKv.PAIR),
         SpecShape(steps=3, topk=1, tokens=4),
         SpecShape(steps=2, topk=2, tokens=4),  # whether its drafter may propose trees, the drafter declares

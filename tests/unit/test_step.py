@@ -1,12 +1,12 @@
 """The step seam: nothing in flight can be changed."""
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
 
 from roost.spec_shape import PLAIN
-from roost.step import StepId, StepPlan, StepResult, TableDelta
+from roost.step import LookupColumns, StepId, StepPlan, StepResult, TableDelta
 
 
 def _ints(*values: int) -> np.ndarray:
@@ -26,6 +26,15 @@ def test_the_columns_of_a_result_cannot_be_written() -> None:
         result.accept_lens[0] = 2
     with pytest.raises(FrozenInstanceError):
         result.step = StepId(2)  # type: ignore[misc]
+
+
+def test_what_was_looked_up_cannot_be_written() -> None:
+    lookups = LookupColumns(
+        match_lens=_ints(3), is_used=np.array([True]), num_nodes=_ints(4), drafts=_ints(7, 8).reshape(1, 2)
+    )
+    for each in fields(LookupColumns):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(lookups, each.name)[...] = 0
 
 
 def test_the_columns_of_a_delta_cannot_be_written() -> None:
@@ -59,12 +68,13 @@ def _plan() -> StepPlan:
 
 
 def _columns() -> list[str]:
-    return [field.name for field in fields(StepPlan) if field.name not in ("step", "shape", "setups", "deltas")]
+    others = ("step", "shape", "setups", "deltas", "head_width")
+    return [field.name for field in fields(StepPlan) if field.name not in others]
 
 
 @pytest.mark.parametrize("name", _columns())
 def test_the_columns_of_a_plan_cannot_be_written(name: str) -> None:
-    plan = _plan()
+    plan = replace(_plan(), lookup_widths=_ints(0, 5).reshape(1, 2))
     with pytest.raises(ValueError, match="read-only"):
         getattr(plan, name)[...] = 0
     with pytest.raises(FrozenInstanceError):

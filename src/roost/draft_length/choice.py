@@ -114,7 +114,8 @@ class DraftLengthPolicy:
             share = self.lookups.lookup_share(row, seen_len)
             head_share = self.lookups.head_share(row, match_len) if self._widths.shape.pair else 0.0
             if worth is not None:
-                found.append(worth.width(share, head_share))
+                wanted = min(widest, worth.width(share, head_share))
+                found.append(wanted if wanted > 1 else 0)
             else:
                 found.append(widest if share > head_share + _EDGE else 0)
         return found

@@ -141,8 +141,9 @@ def _rounds(state: State, decode: Sequence[Candidate], width: int, *, has_prefil
     if not widths.shape.lookup_steps or (width == 1 and not widths.narrows):
         return Rounds(width, {}, {})
     repeating = [(request, lease, hi) for request, lease, hi in decode if request.drafts.repeat_len]
-    if widths.narrows and not is_limited:
-        widest = dict.fromkeys(turns, max(width, *policy.menu_of(len(decode)))) if turns else {}
+    if widths.narrows:
+        most = width if is_limited else widths.widest_of(len(decode))
+        widest = dict.fromkeys(turns, most)
     elif repeating and not has_prefill and not is_limited:
         repeats = [policy.repeat(request.drafts, hi - lease.settled_len) for request, lease, hi in repeating]
         wide, which = policy.widen(len(decode), width, repeats)
@@ -150,7 +151,7 @@ def _rounds(state: State, decode: Sequence[Candidate], width: int, *, has_prefil
     if not widths.shape.pair and not widths.narrows:
         return Rounds(width, widest, {})
     tables = policy.lookup_widths([request.drafts for request, _, _ in decode], width, list(widest.values()))
-    if widths.narrows:
+    if widths.narrows:  # what is not looked up needs no room
         widest = {turn: max(width, *table) for turn, table in zip(turns, tables, strict=True)}
     return Rounds(width, widest, dict(zip(turns, tables, strict=True)))
 

@@ -1,6 +1,6 @@
 """The pool of a GPU is what is left beside weights, captured steps and passes; too little is said with numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -103,8 +103,11 @@ def test_every_captured_width_is_counted() -> None:
 
     assert logits_of(SpecConfig()) == 1 + 2 + 4 + 8
     assert logits_of(SpecConfig(spec="ngram", spec_steps=4)) == 15 * 5
-    assert logits_of(SpecConfig(spec="ngram")) == 15 * (1 + 2 + 3 + 4 + 5 + 7)
-    assert logits_of(SpecConfig(spec="ngram", spec_max_batch=2)) == 3 * (1 + 2 + 3 + 4 + 5 + 7) + 12
+    menu, wide = 1 + 2 + 3 + 4 + 5 + 7, 9 + 17  # for those whose drafts are looked up
+    assert logits_of(SpecConfig(spec="ngram")) == 15 * (menu + wide)
+    assert logits_of(SpecConfig(spec="ngram", spec_max_batch=2)) == 3 * (menu + wide) + 12
+    eagle = SpecConfig(spec="eagle", draft="head")
+    assert logits_of(eagle) == 15 * (menu + wide) and logits_of(replace(eagle, spec_lookup="off")) == 15 * menu
 
 
 @pytest.mark.parametrize("rows", [1, 256])

@@ -20,10 +20,10 @@ def _let_in(num_pages: int, length: int, spec: str, *, overlap: bool) -> EngineC
     return at
 
 
-# positions past the prompt that each is charged: a round's one, or seven with drafts; two rounds can be in flight
+# positions past the prompt that each is charged: a round's one, or 17 with drafts; two rounds can be in flight
 @pytest.mark.parametrize(
     ("spec", "overlap", "past_the_prompt"),
-    [("none", False, 1), ("none", True, 2), ("ngram", False, 7), ("ngram", True, 14)],
+    [("none", False, 1), ("none", True, 2), ("ngram", False, 17), ("ngram", True, 34)],
 )
 @pytest.mark.parametrize("length", [4, 5, 6, 7, 8])
 def test_two_are_let_in_exactly_when_prompts_and_rounds_of_both_fit(

@@ -4,6 +4,7 @@ Counted, not timed: operations of the interpreter inside the engine, and tokens 
 """
 
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,9 @@ from roost.session.record import Record
 from roost.step import StepId, StepPlan, StepResult, Ticket
 
 PRODUCT = str(roost.__file__).removesuffix("__init__.py")
-PLAIN, CHAIN = SpecConfig(), SpecConfig(spec="eagle", draft="head", spec_steps=3)  # nobody reads the head here
+PLAIN = SpecConfig()
+JOINT = SpecConfig(spec="eagle", draft="head", spec_steps=3)  # nobody reads the head here
+CHAIN = replace(JOINT, spec_lookup="off")
 
 
 class Instant:
@@ -117,4 +120,10 @@ def _turn_after(history_len: int, page_size: int, spec: SpecConfig, window: int 
 def test_a_turn_costs_the_same_after_ten_thousand_tokens(page_size: int, spec: SpecConfig, window: int | None) -> None:
     short, long = (_turn_after(length, page_size, spec, window) for length in (160, 10_000))
     assert long[1] == short[1] <= 32  # its own tokens, and those a chunk looks ahead to
+    assert abs(long[0] - short[0]) <= 0.02 * short[0]
+
+
+def test_a_turn_whose_drafts_are_looked_up_tells_the_device_its_history_once() -> None:
+    short, long = (_turn_after(length, 16, JOINT, None) for length in (160, 10_000))
+    assert long[1] - short[1] == 10_000 - 160
     assert abs(long[0] - short[0]) <= 0.02 * short[0]
