@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
 from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, class_of, tokens_of
+from roost.draft_length.node_times import NodeTimes
 from roost.graph_sizes import batch_sizes
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
@@ -66,6 +67,7 @@ class DraftLengthPolicy:
         self._widths, self._times = widths, times
         self._acceptance = Acceptance(max(1, widths.shape.steps))
         self._costs = Costs(batch_sizes(rounds_max))
+        self._nodes = NodeTimes(batch_sizes(rounds_max))
         self.lookups = Lookups(widths.shape.depth_max)
         self._num_steps = 0  # planned
         self._drafted_at = 0  # number of the last step with drafts
@@ -157,9 +159,10 @@ class DraftLengthPolicy:
         """Costs of such rounds in a step without prompts."""
         return self._costs.of(num_rounds, widths, has_chunks=False)
 
-    def node_cost(self, num_rounds: int) -> float:
-        """Cost of a node more, of one round of such a step."""
-        return self._costs.node(num_rounds)
+    def node_price(self, num_rounds: int, width: int) -> float:
+        """Tokens that rounds of such a step would add in the time of a node more."""
+        tokens = num_rounds * self._acceptance.tokens(width)[-1]
+        return self._nodes.price(num_rounds, tokens, self._times.prompt_tokens.beside_rounds)
 
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
@@ -173,27 +176,31 @@ class DraftLengthPolicy:
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
-    def collected(self, step: TimedStep, accept_lens: list[int], looked_up: Sequence[int] = ()) -> None:
-        """A step was collected: `accept_lens` of the live rounds that its width was meant for, nodes of all others."""
+    def collected(self, step: TimedStep, accept_lens: list[int], looked_up: Sequence[tuple[int, int]] = ()) -> None:
+        """A step was collected: `accept_lens` of its live rounds, but for those whose drafts were looked up.
+
+        Of these the nodes and the accept length of each.
+        """
         if not step.num_rounds:
             return
         self._acceptance.note(step.width - 1 if accept_lens else 0, accept_lens)
         if step.time and step.is_alone:
-            self._note_alone(step, looked_up)
+            self._note_alone(step, sum(accept_lens), looked_up)
         elif step.time:
             rest = self._times.prompt_tokens.rest(step.num_tokens, step.time)
             if rest is not None:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
-    def _note_alone(self, step: TimedStep, looked_up: Sequence[int]) -> None:
-        """Take in the time of a step of rounds alone, some of which verified so many nodes that were looked up."""
-        number, width = step.num_rounds, step.width
-        if not looked_up or all(each == width for each in looked_up):
+    def _note_alone(self, step: TimedStep, num_tokens: int, looked_up: Sequence[tuple[int, int]]) -> None:
+        """Take in the time of a step of rounds alone, that of the costs of one width only where all have it."""
+        number, width, nodes = step.num_rounds, step.width, [each for each, _ in looked_up]
+        kind, num_others = (width, len(nodes) < number), number - len(nodes)
+        num_tokens += sum(accept_len for _, accept_len in looked_up)
+        self._nodes.note(number, kind, width * num_others + sum(nodes), num_tokens, step.time)
+        if not nodes:
             self._costs.note(number, width, step.time)
         elif number == 1:
-            self._costs.note(number, _all_looked_up(looked_up[0]), step.time)
-        else:
-            self._costs.note_mixed(number, width, sum(looked_up) - width * len(looked_up), step.time)
+            self._costs.note(number, _all_looked_up(nodes[0]), step.time)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""
@@ -227,12 +234,12 @@ class _Worth:
 
     def __init__(self, policy: DraftLengthPolicy, num_rounds: int, width: int) -> None:
         self._width, self._menu = width, [each for each in policy.menu_of(num_rounds) if each > 1]
-        own, *looked_up = policy.costs_of(num_rounds, [width, *map(_all_looked_up, self._menu)])
-        rate = num_rounds * policy.tokens_of(width) / own  # tokens that go with the cost of a step
         if num_rounds == 1:  # if it is looked up, no head runs
-            self._prices, self._head_price = [rate * cost for cost in looked_up], rate * own
+            own, *costs = policy.costs_of(num_rounds, [width, *map(_all_looked_up, self._menu)])
+            rate = policy.tokens_of(width) / own  # tokens that go with the cost of a step
+            self._prices, self._head_price = [rate * cost for cost in costs], rate * own
         else:
-            node = rate * policy.node_cost(num_rounds)
+            node = policy.node_price(num_rounds, width)
             self._prices, self._head_price = [node * (each - 1) for each in self._menu], node * (width - 1)
         self._found: dict[tuple[int, int], int] = {}
 

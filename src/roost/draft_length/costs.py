@@ -3,21 +3,18 @@
 Absolute times drift as texts grow and machines get busy. So two running medians are kept for each load: the pace (how
 long steps take now), from steps of the same width as the one before, and the relative cost of each width, from steps of
 another width than the one before. A single late step does not move a median. A width below 0 is one of rounds whose
-drafts are all looked up, so that no head runs. What single rounds cost that are wider than the others of their step is
-learned for each node. Part of the draft-length policy.
+drafts are all looked up, so that no head runs. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 
-from roost.step_times.median import Median, weighted_median
+from roost.step_times.median import Median
 
 NUM_KNOWN = 3  # samples after which the cost of a width counts as known
 # steps of a load after which a width that none of them had is unknown again; fewer at first, since machines warm up:
 # what was learned after some steps is trusted for about as many more
 _NUM_STEPS_KNOWN, _NUM_STEPS_FIRST = 512, 16
-_NUM_MIXED = 31  # steps with rounds of several widths of which the price of a node is the median
 _NUM_BUSY = 32  # steps in a row with prefill around after which they count; steps without are more exact
 # cost assumed before anything is known, relative to a step: of a draft, and of each token of any round
 _DRAFT_COST, _TOKEN_COST = 0.1, 1 / 32
@@ -36,8 +33,6 @@ class Costs:
         self._costs: list[dict[int, Median]] = [{} for _ in range(num_loads)]  # by load and width
         self._widths = [0] * num_loads  # by load: width of the last step
         self._num_steps = [0] * num_loads  # by load: number of steps noted
-        # by batch size: (cost of a node more, how many there were) in steps with rounds of several widths
-        self._nodes: list[deque[tuple[float, int]]] = [deque(maxlen=_NUM_MIXED) for _ in sizes]
         # (load, unmeasured width) -> (measured width, expected ratio); dropped when a width is measured first
         self._guesses: dict[tuple[int, int], tuple[int, float]] = {}
 
@@ -51,22 +46,6 @@ class Costs:
         if self.takes_busy(num_rounds):
             self._note(self._at(num_rounds, has_chunks), width, time)
         self._num_busy[self._size(num_rounds)] += 1
-
-    def note_mixed(self, num_rounds: int, width: int, num_nodes: int, time: int) -> None:
-        """Take in the time of a step of rounds alone with so many nodes more than rounds of one width would have."""
-        at = self._at(num_rounds, has_chunks=False)
-        pace, costs = self._paces[at], self._costs[at]
-        if width in costs and pace.num_samples and num_nodes > 0:
-            node = max(0.0, time / pace.value - costs[width].value) / num_nodes
-            self._nodes[self._size(num_rounds)].append((node, num_nodes))
-
-    def node(self, num_rounds: int) -> float:
-        """What a node more costs in a step of so many rounds, relative to its other costs."""
-        own = self._nodes[self._size(num_rounds)]
-        if own:
-            return weighted_median(own)
-        (plain,) = self.of(num_rounds, (1,), has_chunks=False)
-        return plain * _TOKEN_COST / _prior(num_rounds, 1)
 
     def takes_busy(self, num_rounds: int) -> bool:
         """Whether steps with prefill around count now."""

@@ -41,6 +41,7 @@ from roost.step import LookupColumns, StepPlan, StepResult
 
 Finish = Callable[[], StepResult]  # waits for what a step found
 _NO_ROWS = np.empty(0, dtype=np.int64)
+_LAYOUTS_MAX = 512  # some kilobytes each; rounds of one width come first, and are made again in no time
 
 
 class Runner:
@@ -66,7 +67,7 @@ class Runner:
                     self.mixed_graphs.warm_up_logits()
         self._grammars = None if new_matcher is None else GrammarRows(new_matcher)
         self._narrows = resolved.widths.narrows and isinstance(self.passes.lookup, HostLookup)
-        self._layouts: dict[tuple[int, int], StepLayout] = {}  # of rounds, by their number and width
+        self._layouts: dict[bytes, StepLayout] = {}  # of steps of rounds alone, by their widths
         self._rows: tuple[np.ndarray, Tensor] | None = None  # the last ones that were sent
 
     def apply(self, plan: StepPlan) -> None:
@@ -175,11 +176,13 @@ class Runner:
         return target, logits, graph.accepted.first(len(layout.sampling)), graph.result[: len(plan.rows)]
 
     def _layout(self, plan: StepPlan) -> StepLayout:
-        """Where everything lies, on the host; that of rounds of one width is kept."""
-        key = (len(plan.rows), int(plan.query_lens[0]))
-        if plan.has_chunks or np.count_nonzero(plan.query_lens != key[1]):
+        """Where everything lies, on the host; that of rounds alone is kept for the next ones of such widths."""
+        if plan.has_chunks:
             return plan_layout(plan)
+        key = plan.query_lens.tobytes()
         if key not in self._layouts:
+            if len(self._layouts) == _LAYOUTS_MAX:
+                del self._layouts[next(iter(self._layouts))]
             self._layouts[key] = plan_layout(plan)
         return self._layouts[key]
 
@@ -206,14 +209,12 @@ class Runner:
         nodes = self.passes.lookup.nodes(plan.rows)
         if forced is not None:
             nodes[layout.drafting] = np.maximum(nodes[layout.drafting], 1 + (forced >= 0).sum(dim=1).numpy())
-        nodes = np.where(plan.is_prefill, plan.query_lens, np.minimum(nodes, plan.query_lens))
+        nodes = np.where(plan.is_prefill, plan.query_lens, np.minimum(nodes, plan.query_lens)).astype(np.int32)
         if np.array_equal(nodes, plan.query_lens):
             return layout, proposed
-        found = self._layouts.get((len(nodes), int(nodes[0]))) if nodes.min() == nodes.max() else None
-        if found is None or not found.is_sent or plan.has_chunks:
-            plan = replace(plan, query_lens=nodes)
-            found = self._sent(plan, self._layout(plan))
-        narrowed, tokens = found.at(layout.rows, plan.rows, starts), proposed.tokens
+        plan = replace(plan, query_lens=nodes)
+        narrowed = self._sent(plan, self._layout(plan)).at(layout.rows, plan.rows, starts)
+        tokens = proposed.tokens
         if not len(narrowed.drafting):
             return narrowed, None
         if len(narrowed.drafting) < len(tokens):

@@ -60,7 +60,8 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     timed = state.step_times.collected(plan.step, state.now)
     if state.resolved.widths.is_auto:
         accept_lens = [accept_len for accept_len, _, is_found in rounds if not is_found]
-        state.draft_policy.collected(timed, accept_lens, [width for _, width, is_found in rounds if is_found])
+        looked_up = [(width, accept_len) for accept_len, width, is_found in rounds if is_found]
+        state.draft_policy.collected(timed, accept_lens, looked_up)
 
 
 def _looked_up(plan: StepPlan, result: StepResult) -> list[bool]:
