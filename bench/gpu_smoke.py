@@ -138,7 +138,9 @@ def drafting(model: Decoder, device: torch.device, weights: str, *, sure: bool) 
     ]
     if sure:
         own = TargetHead(model)
+        auto, alone = SpecConfig(spec="eagle", draft="-"), replace(chain, spec_lookup="off")
         ways += [("own chain", chain, own), ("own tree", tree, own), ("own wide tree", wide, own)]
+        ways += [("own auto", auto, own), ("own chain, nothing looked up", alone, own)]
     pages = (1, 16, 64) if sure else (64,)
     return [
         Case(name=name, depth=depth, page_size=page_size, spec=spec, head=head, backend=KERNELS, graphs=graphs)

@@ -26,7 +26,7 @@ VOCAB = 50_000
 PROMPT_LEN = 64
 EOS = 2  # a stop id that the outputs, all of token 7, never meet
 PLAIN = SpecConfig()
-CHAIN = SpecConfig(spec="eagle", draft="head", spec_steps=3)  # nobody reads the head here
+CHAIN = SpecConfig(spec="eagle", draft="head", spec_steps=3, spec_lookup="off")  # nobody reads the head here
 
 
 @dataclass(slots=True)

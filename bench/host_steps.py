@@ -38,7 +38,7 @@ from roost.sched.engine import Engine
 VOCAB, HIDDEN, PROMPT_LEN = 49152, 576, 64  # of SmolLM2-135M
 SPECS = {
     "plain": SpecConfig(),
-    "chain": SpecConfig(spec="eagle", draft="head", spec_steps=4),
+    "chain": SpecConfig(spec="eagle", draft="head", spec_steps=4, spec_lookup="off"),
     "ngram": SpecConfig(spec="ngram", spec_steps=4),
 }
 SAMPLINGS = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, top_p=0.9, seed=1)}

@@ -40,8 +40,8 @@ Item = TypeVar("Item")
 CASES: dict[str, SpecConfig] = {
     "plain": SpecConfig(),
     "ngram": SpecConfig(spec="ngram", spec_steps=4),
-    "chain": SpecConfig(spec="eagle3", draft="-", spec_steps=3),
-    "tree": SpecConfig(spec="eagle3", draft="-", spec_steps=4, spec_topk=4, spec_tokens=16),
+    "chain": SpecConfig(spec="eagle3", draft="-", spec_steps=3, spec_lookup="off"),
+    "tree": SpecConfig(spec="eagle3", draft="-", spec_steps=4, spec_topk=4, spec_tokens=16, spec_lookup="off"),
 }
 DRAFT_TOKENS = 8192  # vocabulary of the untrained head
 WIDTHS = (2, 3, 5, 9, 17, 33)  # T of rounds whose cost is measured

@@ -46,7 +46,7 @@ RECORD = {
     "required": ["destination", "sent_on", "weight_in_kilograms", "is_fragile", "handling_instructions", "recipient"],
     "additionalProperties": False,
 }
-SPECS = {"plain": SpecConfig(spec="none"), "head, 4 drafts": SpecConfig(spec="eagle3", spec_steps=4)}
+SPECS = {"plain": SpecConfig(spec="none"), "head, 4 drafts": SpecConfig(spec="eagle3", spec_steps=4, spec_lookup="off")}
 NUM_HARD = 50
 
 

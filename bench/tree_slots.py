@@ -18,8 +18,8 @@ from roost.sched.engine import Engine
 
 TREES = {
     "plain": SpecConfig(),
-    "K4 S4 T16": SpecConfig(spec="eagle3", draft="head", spec_topk=4, spec_steps=4, spec_tokens=16),
-    "K8 S5 T32": SpecConfig(spec="eagle3", draft="head", spec_topk=8, spec_steps=5, spec_tokens=32),
+    "K4 S4 T16": SpecConfig(spec="eagle3", draft="head", spec_topk=4, spec_steps=4, spec_tokens=16, spec_lookup="off"),
+    "K8 S5 T32": SpecConfig(spec="eagle3", draft="head", spec_topk=8, spec_steps=5, spec_tokens=32, spec_lookup="off"),
 }
 ANSWERS = {"short": (48, 64), "longer": (64, 256)}  # tokens of the prompt, and new ones
 PAGE_SIZES = (1, 16, 64, 256)

@@ -194,8 +194,8 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.02, help="of the times of steps")
     parser.add_argument("--modes", nargs="+", default=["plain", "eagle", "auto"])
     args = parser.parse_args()
-    specs = {"plain": SpecConfig(), "eagle": SpecConfig(spec="eagle", draft="head", spec_steps=3)}
-    specs["auto"] = SpecConfig(spec="eagle", draft="head", spec_steps="auto")
+    specs = {"plain": SpecConfig(), "eagle": SpecConfig(spec="eagle", draft="head", spec_steps=3, spec_lookup="off")}
+    specs["auto"] = SpecConfig(spec="eagle", draft="head", spec_steps="auto", spec_lookup="off")
     print(
         "mode at once    tok/s  TTFT mean/p99 ms  ITL p50/p99/max ms  idle"
         "   steps: rounds, chunks, mixed (mean ms), prompt tokens"
