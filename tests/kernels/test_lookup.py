@@ -48,3 +48,20 @@ def test_rows_side_by_side_are_searched_apart(device: torch.device) -> None:
     found = kernels.find_drafts(_on(texts, device), rows.to(device), lasts.to(device), 7)
     assert found.match_lens.tolist() == wanted.match_lens.tolist()
     assert found.drafts.tolist() == wanted.drafts.tolist()
+
+
+def test_a_text_of_several_chunks_is_searched_to_its_end(device: torch.device) -> None:
+    rng, chunk = random.Random(9), kernels._CHUNK
+    width = 2 * chunk + 3
+    texts = lookup.empty_texts(4, width, is_shared=False, device=torch.device("cpu"))
+    said, again = torch.tensor([rng.randrange(50) for _ in range(width)], dtype=torch.int32), torch.arange(60, 66)
+    for last in (chunk, chunk + 1, width - 1):
+        for place in (12, chunk - 8, last - 6):  # what the text ends in was said before, up to here
+            texts.tokens[1] = said
+            texts.tokens[1, last - 5 : last + 1] = again
+            texts.tokens[1, place - 5 : place + 1] = again
+            rows, lasts = torch.tensor([1]), torch.tensor([last])
+            wanted = lookup.find_drafts(texts, rows, lasts, 5)
+            found = kernels.find_drafts(_on(texts, device), rows.to(device), lasts.to(device), 5)
+            assert found.match_lens.tolist() == wanted.match_lens.tolist() and int(wanted.match_lens) >= 6
+            assert found.drafts.tolist() == wanted.drafts.tolist()

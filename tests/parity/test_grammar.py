@@ -109,6 +109,19 @@ def test_where_every_draft_is_right_and_prompts_come_in_pieces(mode: str, depth:
 
 
 @DEPTHS
+@pytest.mark.parametrize("mode", ["joint", "n-gram"])
+@pytest.mark.parametrize("preempt_ticks", [0, 3])
+def test_rounds_that_are_narrowed_to_what_was_looked_up_or_forced_follow_their_grammars(
+    mode: str, depth: int, preempt_ticks: int
+) -> None:
+    served, submits = Constrained(Setting(mode=mode, depth=depth), auto=True), several()
+    assert served.engine.state.resolved.widths.narrows
+    served.serve(submits, preempt_ticks)
+    check(served, submits)
+    assert sum(served.finish(each.request_id).spec.drafts_forced for each in submits) > 0
+
+
+@DEPTHS
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_that_another_request_left_has_its_own_grammar(mode: str, depth: int) -> None:
     served, submits = Constrained(Setting(mode=mode, depth=depth), max_running=2), several()

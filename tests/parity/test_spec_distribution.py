@@ -30,8 +30,15 @@ OPTIONS = {
     ),
 }
 
-DRAWN = [("warm", "tree", 1), ("cut", "chain", 1), ("cut", "n-gram", 1), ("penalised", "tree", 0)]
-PRODUCT = product(OPTIONS, ("chain", "tree", "n-gram"), (0, 1))
+DRAWN = [
+    ("warm", "tree", 1),
+    ("cut", "chain", 1),
+    ("cut", "n-gram", 1),
+    ("penalised", "tree", 0),
+    ("warm", "joint", 1),
+    ("cut", "joint tree", 0),
+]
+PRODUCT = product(OPTIONS, ("chain", "tree", "n-gram", "joint", "joint tree"), (0, 1))
 REST = [pytest.param(*each, marks=pytest.mark.full) for each in PRODUCT if each not in DRAWN]
 
 

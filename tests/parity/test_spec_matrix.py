@@ -3,9 +3,10 @@
 import pytest
 
 from roost.front.speculation import total
+from tests.support.spec_configs import AUTO_JOINT
 from tests.support.spec_matrix import ABORT_TICKS, CELLS, QUANTISED, Cell, Matrix, drawn, work
 
-DRAWN = drawn(num_together=3)
+DRAWN = drawn(num_together=3, joined=False) + drawn(num_together=2, joined=True)
 
 
 @pytest.mark.parametrize("cell", DRAWN, ids=lambda cell: cell.name)
@@ -47,7 +48,8 @@ def assert_load_was_met(served: Matrix) -> None:
     """What the cell is about did happen."""
     stats, load, shape = served.stats(), served.cell.load, served.cell.shape
     assert (stats.spec.rounds > 0) == shape.speculates
-    assert stats.spec.drafts_accepted > 0 or "target" not in served.cell.drafter
+    is_sure = "target" in served.cell.drafter and served.cell.shape != AUTO_JOINT  # which may leave drafts alone
+    assert stats.spec.drafts_accepted > 0 or not is_sure
     if load == "mixed":
         assert any(0 < plan.is_prefill.sum() < len(plan.rows) for plan in served.plans)
         assert any(plan.is_prefill.any() and not plan.is_final.any() for plan in served.plans)

@@ -151,14 +151,14 @@ def started(model: Path) -> Iterator[Callable[..., Running]]:
 @pytest.mark.parametrize(
     ("head", "options", "chosen"),
     [
-        (None, {}, ("ngram", "auto", 1, 7)),
+        (None, {}, ("ngram", "auto", 1, 17)),
         (None, {"spec_steps": 6}, ("ngram", 6, 1, 7)),
-        ("eagle", {}, ("eagle", "auto", 1, 7)),
-        ("eagle", {"spec_steps": "auto"}, ("eagle", "auto", 1, 7)),
+        ("eagle", {}, ("eagle", "auto", 1, 17)),
+        ("eagle", {"spec_steps": "auto"}, ("eagle", "auto", 1, 17)),
         ("eagle", {"spec_tokens": 5}, ("eagle", 4, 1, 5)),
         ("eagle3", {"spec_topk": 4}, ("eagle3", 4, 4, 16)),
         ("eagle3", {"spec_topk": 2, "spec_steps": 2}, ("eagle3", 2, 2, 7)),
-        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", "auto", 1, 7)),
+        ("counted", {"draft_layer_ids": "vllm"}, ("eagle3", "auto", 1, 17)),
     ],
 )
 def test_auto_takes_what_there_is_and_the_settings_say_it(

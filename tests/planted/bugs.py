@@ -120,6 +120,8 @@ _SIMULATED = (
         "        if last_step <= collected:",
         "        if last_step <= last_step:",
         "13: a row is reused while a launched step still reads it",
+        test="tests/sim/test_ownership_modes.py::"
+        "test_13_pages_and_row_of_an_aborted_request_rest_until_its_step_is_collected[chain]",
     ),
     Bug(
         "node_remembers_step",

@@ -22,7 +22,11 @@ _BITS = (
 )
 _GRAPHS = "tests/parity/test_graphs.py::test_chunks_are_replayed_too_final_or_not_alone_and_beside_rounds"
 
+_LOOKED_UP = "tests/unit/drafters/test_lookup.py::"
+_FOUND = "tests/unit/layers/test_lookup.py::"
+
 _EAGLE = "roost.drafters.eagle"
+_LOOKUP = "roost.drafters.lookup"
 _RUNNER = "roost.runner.runner"
 _PASSES = "roost.forward.passes"
 _BATCH = "roost.forward.layout"
@@ -85,7 +89,7 @@ DEVICE_BUGS = (
     Bug(
         "drafts_follow_width",
         _EAGLE,
-        "        return self._shape.accept_max_of(width) - 1",
+        "        return self._shape.head_steps_of(width)",
         "        return self._shape.steps",
         "a narrow round drafts as much as the widest",
         test="tests/parity/test_spec_auto.py::test_a_round_runs_no_more_draft_passes_than_it_has_drafts",
@@ -432,22 +436,55 @@ DEVICE_BUGS = (
         "log-probabilities of many rows take memory that nobody counted",
         test="tests/unit/sampling/test_prompt_logprobs.py",
     ),
-    # --- n-gram ---
+    # --- lookup ---
     Bug(
         "history_is_extended",
-        "roost.drafters.ngram",
-        "        self._tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)",
-        "        self._tokens[pairs.rows, pairs.positions] = pairs.tokens.to(torch.int32)",
-        "n-gram drafts are looked up in a text that is off by one",
+        _LOOKUP,
+        "        self._texts.tokens[pairs.rows, pairs.positions + 1] = pairs.tokens.to(torch.int32)",
+        "        self._texts.tokens[pairs.rows, pairs.positions] = pairs.tokens.to(torch.int32)",
+        "drafts are looked up in a text that is off by one",
         test="tests/unit/drafters/test_ngram.py::test_what_a_step_adds_is_known_to_the_next",
     ),
     Bug(
         "match_before_the_root",
-        "roost.drafters.ngram",
-        "    return score.masked_fill(position >= lasts[:, None], -1).argmax(dim=1)",
-        "    return score.masked_fill(position > lasts[:, None], -1).argmax(dim=1)",
+        "roost.layers.host_lookup",
+        "    found = np.flatnonzero(known[:last] == known[last])",
+        "    found = np.flatnonzero(known[: last + 1] == known[last])",
         "the last tokens are found to be followed by what follows themselves",
-        test="tests/unit/drafters/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+        test=_FOUND + "test_in_the_own_text_the_longest_match_wins_then_the_latest",
+    ),
+    Bug(
+        "lookup_in_its_own_scope",
+        "roost.layers.host_lookup",
+        "    if texts.scopes.numpy().item(source) != scope:",
+        "    if source < 0:",
+        "drafts come from what another client says, once a row is taken by it",
+        test=_FOUND + "test_a_place_whose_text_is_gone_or_was_taken_by_another_scope_is_not_used",
+    ),
+    Bug(
+        "prompts_are_found_by_nobody_else",
+        _LOOKUP,
+        "        texts.shared_from[row] = setup.prompt_len",
+        "        texts.shared_from[row] = 0",
+        "others are drafted what a prompt says",
+        test=_LOOKED_UP + "test_a_prompt_is_found_by_nobody_else_and_an_output_is",
+    ),
+    Bug(
+        "row_begins_without_its_old_text",
+        _LOOKUP,
+        "        texts.tokens[row] = NOTHING",
+        "        pass",
+        "what a row said before it began again is found behind its new text",
+        test=_LOOKED_UP + "test_what_a_row_said_before_it_began_again_is_nobodys_any_more",
+    ),
+    Bug(
+        "lookup_goes_on_from_its_own_path",
+        "roost.drafters.tree",
+        "    above = torch.where(at == shared[:, None], node[:, None], number - 1)",
+        "    above = torch.where(at == shared[:, None], 0 * node[:, None], number - 1)",
+        "a looked-up path that a tree has in part hangs on its root",
+        test="tests/unit/drafters/test_with_lookup.py::"
+        "test_every_path_of_the_lookup_is_there_and_only_the_last_nodes_made_room",
     ),
     Bug(
         "mirror_follows_the_device",

@@ -29,7 +29,6 @@ _TESTS = {
     ("12", "abort_frees_twice"): _LENGTHS + "test_12_client_lost_while_it_gets_its_last_tokens_frees_once",
     ("13", "retire_before_reclaim"): _LENGTHS
     + "test_13_row_and_pages_rest_while_a_launched_step_may_write_them[chain]",
-    ("13", "row_rests"): _LENGTHS + "test_13_row_and_pages_rest_while_a_launched_step_may_write_them[chain]",
     ("14", "stale_draft_slot"): _LENGTHS
     + "test_14_next_turn_drafts_right_after_a_rewind_at_any_offset_in_a_page[chain-1]",
     ("15", "own_id_clears"): _SESSIONS

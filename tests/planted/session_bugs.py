@@ -101,6 +101,7 @@ SESSION_BUGS = (
         "            self._publish(session)",
         "            assert session.record",
         "a fork finds nothing of what its source holds",
+        test="tests/sim/test_rewind_modes.py::test_fork_and_source_go_on_side_by_side[16-full-chain-depth1]",
     ),
     Bug(
         "ttl_from_the_last_turn",

@@ -164,7 +164,8 @@ def _with_lookup(seed: int, spec: SpecShape) -> SpecShape:
 
 def _draw_spec_config(seed: int, spec: SpecShape) -> SpecConfig:
     """In some runs with chains, the draft length is chosen by cost (auto); others' texts may not be looked up in."""
-    is_auto = spec.speculates and spec.topk == 1 and random.Random(f"auto {seed}").random() <= 0.3
+    share = 0.6 if spec.lookup_steps else 0.3
+    is_auto = spec.speculates and spec.topk == 1 and random.Random(f"auto {seed}").random() <= share
     config = spec_config(spec, _draw_max_batch(seed, spec), auto=is_auto)
     is_own = spec.reads_history and random.Random(f"own {seed}").random() < 0.2
     return replace(config, spec_lookup=OWN_LOOKUP) if is_own else config

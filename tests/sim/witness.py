@@ -329,7 +329,8 @@ class Witness:
         state = root_values[2]
         self._check_setup(plan, row.row, state)
         has_grammar = plan.query_lens[i] > 1 and bool(self._grammars.places([row.row]))
-        way = self._grammars.only_way(row.row, int(plan.query_lens[i]) - 1) if has_grammar else []
+        num_drafts = plan.shape.accept_max_of(int(plan.query_lens[i])) - 1
+        way = self._grammars.only_way(row.row, num_drafts) if has_grammar else []
         drafted = self._drafting.of(plan, i, self._model.match_len(state), len(way))
         found = look_up(sequence, state, plan.shape.depth_max) if self._drafting.looks_up_for(plan, i) else []
         paths = drafted.paths(self._draft_path(plan, row, sequence, root, state, drafted.num_head), found)
@@ -337,8 +338,7 @@ class Witness:
         if has_grammar and not drafted.is_tree and paths[0]:
             forced = self._grammars.force(row.row, paths[0])
         elif has_grammar and drafted.is_tree and way:
-            paths = [way[: plan.shape.accept_max_of(drafted.num_nodes) - 1]]  # the rest of the tree hangs on its root
-            forced = list(range(len(paths[0])))
+            paths, forced = [way], list(range(len(way)))  # the rest of the tree hangs on its root
         said = [self._said(row.row, sequence, root, root_values, path) for path in paths]
         best = max(said, key=lambda each: len(each.tokens))
         path, accepted, bonus = paths[said.index(best)], best.tokens[:-1], best.tokens[-1]

@@ -32,6 +32,8 @@ MODES = {
     "chain": SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR),
     "tree": SpecShape(steps=4, topk=4, tokens=14, draft_kv=DraftKv.PAIR),
     "n-gram": SpecShape(steps=3, topk=1, tokens=4),
+    "joint": SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=3),
+    "joint tree": SpecShape(steps=4, topk=4, tokens=14, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=4),
 }
 NEAR = 1e-4  # log-probabilities differ by rounding at most
 NEAR_CODES = 0.02  # with quantised KV where sums have another order than the reference's: a code may be the next one

@@ -3,7 +3,7 @@
 A cell is one engine over a tiny checkpoint, with its work. Used by the parity test that runs them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
 
@@ -16,17 +16,23 @@ from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
 from tests.support.random_heads import make_head
 from tests.support.slow_reference import next_tokens
+from tests.support.spec_configs import AUTO_JOINT
 from tests.support.tiny_models import Served, configure, greedy, prompts, tiny
 from tests.support.workload import Work
 
 CHAIN = SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR)
 TREE = SpecShape(steps=3, topk=4, tokens=12, draft_kv=DraftKv.PAIR)
+JOINT = replace(CHAIN, reads_history=True, lookup_steps=3)
+JOINT_TREE = replace(TREE, reads_history=True, lookup_steps=3)
 # drafter -> its head, and the shape of its rounds; the target as its own drafter is often right, a random head seldom
 DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
     "plain": (None, PLAIN),
     "ngram": (None, SpecShape(steps=3, topk=1, tokens=4, reads_history=True)),
     **{f"{head}-chain": (head, CHAIN) for head in ("eagle", "eagle3", "target")},
     **{f"{head}-tree": (head, TREE) for head in ("eagle", "eagle3", "target")},
+    **{f"{head}-joint": (head, JOINT) for head in ("eagle3", "target")},  # drafts are looked up beside the head
+    "target-joint-tree": ("target", JOINT_TREE),
+    "target-joint-auto": ("target", AUTO_JOINT),
 }
 DEPTHS = (0, 1)
 PAGE_SIZES = (1, 4, 64, 256)
@@ -80,6 +86,7 @@ class Cell:
             max_running=MAX_RUNNING,
             context=CONTEXT,
             spec=self.shape,
+            auto=self.shape == AUTO_JOINT,
             kv_cache_dtype=self.kv_cache_dtype,
         )
 
@@ -112,10 +119,14 @@ QUANTISED = [
 ]
 
 
-def drawn(num_together: int) -> list[Cell]:
-    """Cells in which any values of any so many factors meet somewhere: the next is always one that adds most."""
+def drawn(num_together: int, *, joined: bool) -> list[Cell]:
+    """Cells in which any values of any so many factors meet somewhere: the next is always one that adds most.
+
+    Of all drafters beside which drafts are looked up, or of all others.
+    """
     found: list[Cell] = []
-    open_cells = {cell: set(combinations(enumerate(cell.factors), num_together)) for cell in CELLS}
+    cells = [cell for cell in CELLS if ("joint" in cell.drafter) == joined]
+    open_cells = {cell: set(combinations(enumerate(cell.factors), num_together)) for cell in cells}
     while True:
         best = max(open_cells, key=lambda cell: len(open_cells[cell]))  # the first of several
         if not (met := open_cells.pop(best)):

@@ -25,11 +25,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from roost.attention.kv_cache import KvCache
 from roost.attention.registry import BACKENDS
 from roost.clock import VirtualClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve
 from roost.drafters.eagle import EagleDrafter
+from roost.drafters.joint import JointDrafter
 from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
@@ -208,16 +210,16 @@ class Served:
         config: EngineConfig,
         head: Head | None = None,
         new_stop_finder: NewStopFinder | None = None,
+        *,
+        on_host: bool = True,
     ) -> None:
         if BACKEND.graphs and not GRAPHS:
             config = replace(config, sched=replace(config.sched, graphs=False))
-        resolved = resolve(config, model.traits, BACKEND)
+        resolved = resolve(config, model.traits, BACKEND, on_host=on_host and DEVICE.type == "cpu")
         self.notes: list[Note] = []
         self.events: list[Event] = []
         self.executor = TorchExecutor(model, resolved, DEVICE, head)
-        drafter = self.executor.runner.passes.drafter
-        own = [drafter.kv_cache] if isinstance(drafter, EagleDrafter) else []
-        for each in self.executor.runner.passes.kv_caches + own:
+        for each in self.kv_caches:
             for buffer in (each.keys, each.values, each.scales):
                 if buffer is not None and buffer.dtype != torch.int8:  # whose scales are enough
                     buffer.fill_(torch.nan)
@@ -225,6 +227,14 @@ class Served:
             torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()
         self.engine = Engine(resolved, self.executor, self.clock, Trace(self.notes.append), new_stop_finder)
+
+    @property
+    def kv_caches(self) -> list[KvCache]:
+        """Of every book, and the drafter's own."""
+        passes = self.executor.runner.passes
+        drafter = passes.drafter.head if isinstance(passes.drafter, JointDrafter) else passes.drafter
+        own = [drafter.kv_cache] if isinstance(drafter, EagleDrafter) else []
+        return passes.kv_caches + own
 
     def post(self, command: Command) -> None:
         """Hand a command to the engine."""

@@ -6,6 +6,7 @@ decides nothing, or only how good a guess is, says so. Whoever adds a number add
 
 _INTAKE = "tests/unit/sched/test_intake.py::test_what_is_just_allowed_is_taken_and_one_more_is_refused"
 _SAMPLING = "tests/unit/test_sampling.py::test_an_option_has_the_range_that_it_says"
+_LOOKUP = "tests/unit/layers/test_lookup.py::"
 _GUMBEL = "tests/unit/layers/test_gumbel.py::"
 _HOST_DRAW = "tests/unit/sampling/test_host_draw.py::"
 _SESSION_TABLE = "tests/unit/server/test_session_table.py::"
@@ -91,7 +92,17 @@ TESTED: dict[str, str] = {
     "roost.step_times.prompt_tokens._REST_LEAST": _CHUNKS
     + "test_where_a_chunk_takes_almost_all_of_a_step_nothing_is_said_of_its_rounds",
     "roost.spec_widths.AUTO_STEPS_MAX": "tests/unit/test_spec_widths.py::test_what_may_be_chosen_is_captured",
-    "roost.drafters.ngram.MATCH_MAX": "tests/unit/drafters/test_ngram.py::test_the_longest_match_wins_then_the_latest",
+    "roost.spec_widths.LOOKUP_STEPS_MAX": "tests/unit/test_spec_widths.py::"
+    "test_the_fewer_rounds_share_a_step_the_wider_are_those_that_repeat_a_text",
+    "roost.layers.lookup.MATCH_MAX": _LOOKUP + "test_in_the_own_text_the_longest_match_wins_then_the_latest",
+    "roost.layers.lookup.GRAM": _LOOKUP + "test_what_others_say_is_found_by_four_tokens_and_by_no_fewer",
+    "roost.layers.lookup.NOBODY": _LOOKUP + "test_nothing_is_found_in_another_scope",
+    "roost.layers.lookup._PLACES_MAX": _LOOKUP + "test_the_table_of_places_is_a_power_of_two_and_one_and_at_most_8_mb",
+    "roost.kernels.lookup._CHUNK": _KERNELS + "test_lookup.py::test_a_text_of_several_chunks_is_searched_to_its_end",
+    "roost.draft_length.lookups.MATCH_MAX": "tests/unit/draft_length/test_lookups.py::"
+    "test_the_scheduler_and_the_device_mean_the_same_matches",
+    "roost.drafters.joint._NO_TOKEN": "tests/unit/drafters/test_joint.py::"
+    "test_what_is_looked_up_goes_on_where_the_head_has_no_more",
     "roost.sampling.params.TOP_K_MAX": _SAMPLING,
     "roost.sampling.params.SEED_END": _SAMPLING,
     "roost.sampling.params.LOGIT_BIAS_MAX": _SAMPLING,
@@ -376,6 +387,19 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.records.NUM_FIELDS": _NUMBER,
     "roost.numba_kernels.simd.LANES": _NUMBER,
     "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
+    **dict.fromkeys((f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR")), _GUESS),
+    **dict.fromkeys(
+        (
+            f"roost.draft_length.lookups.{name}"
+            for name in ("_FIRST_HEAD_SHARE", "_FIRST_WEIGHT", "_COMMON_WEIGHT", "_MEMORY")
+        ),
+        _GUESS,
+    ),
+    **dict.fromkeys(
+        (f"roost.draft_length.node_times.{name}" for name in ("_NUM_PAIRS", "_PROMPT_NODES", "_MEMORY", "_NODE_SHARE")),
+        _GUESS,
+    ),
+    "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",
     "roost.draft_length.choice._FIRST_SHARE": _GUESS,
     "roost.draft_length.choice._MEMORY": _GUESS,
     "roost.draft_length.choice._TRIAL_SHARE": _GUESS,

@@ -88,7 +88,8 @@ class Runner:
         self._check(plan, starts)
         layout = self._layout(plan)
         if self.passes.lookup is not None and plan.lookup_widths is not None:
-            self.passes.lookup.want(plan.rows, plan.lookup_widths, plan.head_width)
+            head_width = plan.head_width if self._narrows else int(plan.query_lens.max())
+            self.passes.lookup.want(plan.rows, plan.lookup_widths, head_width)
         constraint = constraint_of(self._grammars, plan, layout)
         graph, layout = self._graph(plan, layout, starts, constraint)
         if graph is not None:

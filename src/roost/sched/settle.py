@@ -13,7 +13,7 @@ from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
 from roost.sched.ending import abort, finish, start_followers, suspend
 from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.state import State
-from roost.step import LogprobColumns, LookupColumns, StepId, StepPlan, StepResult
+from roost.step import LogprobColumns, StepId, StepPlan, StepResult
 
 StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
 
@@ -44,11 +44,12 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
         if not chunk:
             rounds.append((accept_len, width, is_looked_up[i]))
             state.totals.count_round(width)
+            _learn(state, request, plan, result, i, tokens[:accept_len], width)
             _take_tokens(state, request, result, i, tokens[:accept_len], width)
         else:
             _take_prompt_logprobs(state, request, plan, result, i)
             if is_final:
-                _take_tokens(state, request, result, i, tokens[:accept_len], 0)
+                _take_tokens(state, request, result, i, tokens[:accept_len], 1)
         if request.row is None:  # it has ended
             continue
         if request.num_failures and lease.settled_len > request.failed_len:  # past where it broke
@@ -68,15 +69,12 @@ def _looked_up(plan: StepPlan, result: StepResult) -> list[bool]:
     """For each row whether its drafts were looked up, where another way to draft was open to it."""
     if result.lookups is None or plan.lookup_widths is None:
         return [False] * len(plan.rows)
-    found: list[bool] = result.lookups.is_used.tolist()
+    found: list[bool] = (result.lookups.is_used & (plan.query_lens > 1)).tolist()
     return found
 
 
 def _take_tokens(state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int) -> None:
-    """Add sampled tokens to the output, cut at its end, and finish the request if that is here.
-
-    They are those of a round of `width` nodes, or a prompt's first.
-    """
+    """Add tokens sampled at `width` nodes to the output, cut at its end, and finish the request if that is here."""
     if row in result.errors:  # the step is good, and what this row drew means nothing
         abort(state, request, "error", result.errors[row])
         return
@@ -86,8 +84,6 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
     may_stop = request.stop_finder is not None or not submit.stop_token_ids.isdisjoint(tokens)
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
-    if result.lookups is not None and width > 0:
-        _learn(state, request, result.lookups, row, tokens, width)
     if width > 1:  # plain decoding, and a round without drafts, say nothing about speculation
         _count_round(state, request, result, row, tokens, width, kept)
     record.append(tokens)
@@ -100,9 +96,13 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
         finish(state, request, reason, known_len + kept, matched)
 
 
-def _learn(state: State, request: Request, lookups: LookupColumns, row: int, tokens: list[int], width: int) -> None:
-    """Learn who drafts well from a round of `width` nodes that said `tokens`."""
-    shape = state.resolved.spec
+def _learn(
+    state: State, request: Request, plan: StepPlan, result: StepResult, row: int, tokens: list[int], width: int
+) -> None:
+    """Learn who drafts well from a round of `width` nodes that said `tokens`, if it was planned to have drafts."""
+    shape, lookups = state.resolved.spec, result.lookups
+    if lookups is None or plan.query_lens[row] == 1:
+        return
     num_head_drafts = shape.head_steps_of(width) if shape.pair and not lookups.is_used[row] else 0
     match_len, drafts = int(lookups.match_lens[row]), lookups.drafts[row].tolist()
     state.draft_policy.lookups.note(request.drafts, match_len, drafts, tokens, num_head_drafts)
@@ -119,8 +119,8 @@ def _count_round(
         looked_up = shape.lookup_nodes_of(width)
         pairs = zip(lookups.drafts[row, :looked_up].tolist(), tokens[:-1], strict=False)
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    elif lookups is not None and shape.pair and shape.topk == 1:  # behind the head's drafts there is nothing
-        offered = shape.head_steps_of(width)
+    elif lookups is not None and shape.pair and shape.topk == 1:  # behind the head's drafts are forced ones, or none
+        offered = max(shape.head_steps_of(width), len(tokens) - 1)
     for counters in (request.spec_counters, state.spec_counters):
         counters.count_round(offered, len(tokens), kept, num_forced, lookup_offered=looked_up, lookup_accepted=right)
 

@@ -93,6 +93,26 @@ def test_only_what_follows_the_prompt_is_shared(find: Find) -> None:
 
 
 @every_form
+def test_what_others_say_is_found_by_four_tokens_and_by_no_fewer(find: Find) -> None:
+    story = list(range(20, 60))
+    texts = texts_of({0: story, 1: [1, *story[9:12]], 2: [1, *story[8:12]]}, {0: MINE, 1: MINE, 2: MINE})
+    found_in(find, texts, {0: len(story) - 1}, count=40)
+    assert [length for length, _ in found_in(find, texts, {1: 3, 2: 4})] == [0, GRAM] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "entries"), [(1, 3, 4), (4, 64, 512), (128, 8191, 2**20), (128, 8192, 2**20)]
+)
+def test_the_table_of_places_is_a_power_of_two_and_one_and_at_most_8_mb(
+    num_rows: int, width: int, entries: int
+) -> None:
+    texts = empty_texts(num_rows, width, is_shared=True, device=torch.device("cpu"))
+    assert texts.places is not None and len(texts.places) == entries + 1
+    assert texts.places.nbytes <= 2**23 + 8
+    assert empty_texts(num_rows, width, is_shared=False, device=torch.device("cpu")).places is None
+
+
+@every_form
 def test_the_longer_match_is_taken_and_the_own_one_among_equals(find: Find) -> None:
     story = list(range(20, 60))
     near, far = [*story[8:12], 7, 8, *story[8:12]], [*story[10:12], 7, 8, *story[5:12]]

@@ -1,0 +1,223 @@
+"""What is looked up, and how much of it, for each round: where it is worth more than what the head drafts."""
+
+import pytest
+
+from roost.draft_length.choice import DraftLengthPolicy
+from roost.draft_length.costs import Costs
+from roost.draft_length.lookups import MATCH_MAX, Repeat, RowDrafts
+from roost.spec_shape import SpecShape
+from roost.spec_widths import Widths
+from roost.step import StepId
+from roost.step_times.times import StepTimes
+from tests.support.spec_configs import AUTO_JOINT, AUTO_NGRAM
+from tests.unit.draft_length.test_lookups import DRAFTS, learned
+
+MENU = (1, 2, 3, 4, 5, 7, 9, 17)
+CHEAP, DEAR = 2, 500  # what a node more costs, of a step of 1000
+LENGTHS = range(1, MATCH_MAX + 1)
+
+
+def policy_of(shape: SpecShape = AUTO_JOINT, *, narrows: bool = True, limit: int | None = None) -> DraftLengthPolicy:
+    """One that has seen nothing."""
+    is_auto = shape.tokens == 17
+    widths = Widths(shape=shape, is_auto=is_auto, limit=limit, narrows=narrows)
+    return DraftLengthPolicy(widths, 64, StepTimes(64, 1))
+
+
+def measured(policy: DraftLengthPolicy, node_cost: int, num_rounds: int = 1, draft_cost: int = 100) -> None:
+    """Have steps of every width been timed, and of rounds that are all looked up: without the head."""
+    for _ in range(2):
+        for width in MENU:
+            for _ in range(5):
+                time = 1000 + node_cost * (width - 1)
+                policy._costs.note(num_rounds, width, time + draft_cost * min(width - 1, 6))
+                policy._costs.note(num_rounds, 1 if width == 1 else -width, time)
+
+
+def row_of(policy: DraftLengthPolicy, num_right: dict[int, int], head_right: int | None = None) -> RowDrafts:
+    """A row in which so many drafts were right after matches of some lengths, and of the head's beside them."""
+    row = RowDrafts()
+    for match_len, right in num_right.items():
+        learned(policy.lookups, row, match_len, right, num_rounds=200)
+        drafts = [*DRAFTS[:right], *[1] * len(DRAFTS)]
+        for _ in range(0 if head_right is None else 200):
+            row.repeat_len = 0
+            policy.lookups.note(row, match_len, drafts, DRAFTS[: (head_right or 0) + 1], 6)
+    row.repeat_len = 0
+    return row
+
+
+def table_of(policy: DraftLengthPolicy, row: RowDrafts, width: int = 4, widest: int = 17) -> list[int]:
+    """What is looked up for one round; asking again gives the same answer."""
+    (found,) = policy.lookup_widths([row], width, [widest])
+    assert policy.lookup_widths([row], width, [widest]) == [found]
+    assert len(found) == MATCH_MAX + 1 and found[0] == 0, "nothing was found: nothing is looked up"
+    return found
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+def test_without_rounds_nothing_is_decided(narrows: bool) -> None:
+    assert policy_of(narrows=narrows).lookup_widths([], 4, []) == []
+
+
+def test_where_rounds_are_not_narrowed_a_lookup_goes_first_where_it_is_better_than_the_head() -> None:
+    policy = policy_of(narrows=False)
+    row = row_of(policy, {2: 0, 4: 12}, head_right=1)
+    assert [table_of(policy, row, widest=9)[length] for length in (2, 4)] == [0, 9]
+    better = policy_of(narrows=False)
+    sure_head = row_of(better, {2: 0, 4: 2}, head_right=6)
+    assert table_of(better, sure_head, widest=9)[4] == 0
+
+
+def test_without_a_head_whatever_was_found_is_better_than_nothing() -> None:
+    policy = policy_of(SpecShape(steps=3, topk=1, tokens=4, reads_history=True), narrows=False)
+    assert table_of(policy, RowDrafts(), 4, 4)[1:] == [4] * MATCH_MAX
+
+
+def test_rounds_that_are_narrowed_have_a_width_of_the_menu_and_none_where_nothing_is_worth_it() -> None:
+    policy = policy_of()
+    measured(policy, CHEAP)
+    sure, unsure = row_of(policy, {4: 15}), row_of(policy, {4: 0}, head_right=6)
+    found = table_of(policy, sure)
+    assert set(found) <= {0, *MENU[1:]} and found[4] == 17
+    assert table_of(policy, unsure)[4] == 0
+
+
+@pytest.mark.parametrize("num_right", [1, 2, 4, 15])
+def test_the_surer_a_lookup_and_the_cheaper_a_node_the_more_is_looked_up(num_right: int) -> None:
+    widths = []
+    for node_cost in (CHEAP, 60, DEAR):
+        policy = policy_of(AUTO_NGRAM)
+        measured(policy, node_cost)
+        row = row_of(policy, {3: num_right})
+        widths.append(table_of(policy, row, width=1)[3])
+    assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
+    assert widths[0] >= {1: 3, 2: 4, 4: 7, 15: 17}[num_right]
+
+
+def test_rows_are_decided_for_each_by_itself() -> None:
+    policy = policy_of()
+    measured(policy, CHEAP, num_rounds=4)
+    rows = [row_of(policy, {4: right}, head_right=2) for right in (15, 0, 15)] + [RowDrafts()]
+    together = policy.lookup_widths(rows, 4, [17] * 4)
+    assert together[0][4] > 4 and together[1][4] == 0 and together[2] == together[0]
+
+
+def test_above_the_limit_nothing_is_looked_up() -> None:
+    policy = policy_of(limit=1)
+    row = row_of(policy, {4: 15})
+    assert policy.lookup_widths([row, row], 1, [1, 1]) == [[0] * (MATCH_MAX + 1)] * 2
+
+
+def test_a_row_that_repeats_a_text_goes_by_how_long_it_has() -> None:
+    policy = policy_of()
+    measured(policy, CHEAP)
+    row = row_of(policy, {MATCH_MAX: 0}, head_right=2)
+    alone = table_of(policy, row)[MATCH_MAX]
+    row.repeat_len = 40
+    assert table_of(policy, row)[MATCH_MAX] > alone
+
+
+def test_where_everything_is_looked_up_and_rounds_are_narrowed_others_are_a_root_alone() -> None:
+    policy = policy_of(AUTO_NGRAM)
+    assert policy.choose(1, has_prefill=False) == policy.choose(8, has_prefill=True) == 1
+    assert policy_of(AUTO_NGRAM, narrows=False).choose(1, has_prefill=False) > 1
+
+
+# --- wider rounds, where all have their width before anything is drafted ------------------------------------------
+
+
+def repeats(*shares: float, unknown_len: int = 0) -> list[Repeat]:
+    """Rows that repeat a text as surely as that."""
+    return [Repeat(share, unknown_len) for share in shares]
+
+
+def captured(node_cost: int = CHEAP, num_rounds: int = 4) -> DraftLengthPolicy:
+    """One for a device that replays steps, which was timed."""
+    policy = policy_of(narrows=False)
+    measured(policy, node_cost, num_rounds)
+    return policy
+
+
+def test_rounds_of_rows_that_repeat_a_text_are_wider() -> None:
+    width, which = captured().widen(4, 5, repeats(0.4, 0.99, 0.999))
+    assert (width, sorted(which)) == (17, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "width", "sure"), [(4, 1, 0.99), (4, 5, 0.3), (40, 4, 0.99)], ids=["no drafts", "unsure", "many"]
+)
+def test_nobodys_round_is_wider_where_it_brings_nothing(num_rounds: int, width: int, sure: float) -> None:
+    assert captured(num_rounds=num_rounds).widen(num_rounds, width, repeats(sure)) == (width, [])
+    assert captured().widen(4, 5, []) == (5, [])
+    assert captured(DEAR).widen(4, 5, repeats(0.8)) == (5, [])
+
+
+def test_what_is_in_flight_may_have_ended_the_repeat() -> None:
+    policy = captured(60)
+    assert policy.widen(4, 5, repeats(0.97))[1] == [0]
+    assert policy.widen(4, 5, repeats(0.97, unknown_len=90)) == (5, [])
+
+
+def test_a_row_in_flight_repeats_what_it_was_last_seen_to() -> None:
+    policy, row = policy_of(narrows=False), RowDrafts()
+    policy.lookups.note(row, 8, DRAFTS, DRAFTS, 0)
+    assert policy.repeat(row, 5) == Repeat(policy.lookups.lookup_share(row, row.repeat_len), 5)
+
+
+# --- what steps without the head cost --------------------------------------------------------------------------
+
+
+def test_rounds_whose_drafts_are_all_looked_up_cost_no_draft_passes() -> None:
+    costs = Costs([1, 2, 4])
+    dear, cheap = costs.of(1, (7, -7), has_chunks=False)
+    assert cheap < dear
+    for _ in range(5):
+        for width, time in ((1, 1000), (5, 1900), (-5, 1080)):
+            costs.note(1, width, time)
+    one, drafted, looked_up = costs.of(1, (1, 5, -5), has_chunks=False)
+    assert drafted / one == pytest.approx(1.9, rel=0.1) and looked_up / one == pytest.approx(1.08, rel=0.1)
+    assert costs.num_samples(1, (5, -5, -7), has_chunks=False)[2] == 0
+
+
+def test_what_was_not_measured_is_guessed_from_its_like() -> None:
+    costs = Costs([1])
+    for _ in range(5):
+        for width, time in ((1, 1000), (4, 3000), (-4, 1100)):
+            costs.note(1, width, time)
+    drafted, looked_up = costs.of(1, (5, -5), has_chunks=False)
+    assert looked_up < 1.5
+    assert drafted > 2.5
+
+
+def test_a_step_teaches_what_its_own_rounds_bring_and_cost() -> None:
+    policy = policy_of()
+    measured(policy, CHEAP)
+    before = policy.tokens_of(5), *policy.costs_of(1, (5, -17))
+    for step in range(40):  # all looked up, and twice as dear as it was
+        policy._times.planned(StepId(step), 1, 5, 0, num_out=0, now=2068 * step)
+        policy.collected(policy._times.collected(StepId(step), 2068 * (step + 1)), [], [17])
+    tokens, drafted, looked_up = policy.tokens_of(5), *policy.costs_of(1, (5, -17))
+    assert tokens == pytest.approx(before[0], rel=0.2), "the head's drafts were not there to be judged"
+    assert drafted == before[1]
+    assert policy._costs.num_samples(1, (-17,), has_chunks=False)[0] > 0 and looked_up > 0
+    for step in range(40, 80):
+        policy._times.planned(StepId(step), 1, 5, 0, num_out=0, now=2068 * step)
+        policy.collected(policy._times.collected(StepId(step), 2068 * (step + 1)), [1])
+    assert policy.tokens_of(5) < 1.5 < before[0]
+
+
+def test_of_a_step_in_which_some_are_wider_their_own_time_is_taken_out() -> None:
+    times = {}
+    for is_wide in (False, True):
+        policy = policy_of(narrows=False)
+        measured(policy, 60, num_rounds=4)
+        wide_time = 1000 + 60 * 4 + 400 + (60 * 12 // 4 if is_wide else 0)
+        now = 0
+        for step in range(40):
+            policy._times.planned(StepId(step), 4, 5, 0, num_out=0, now=now)
+            now += wide_time
+            policy.collected(policy._times.collected(StepId(step), now), [3] * (3 + (not is_wide)), [17] * is_wide)
+        narrow, five = policy.costs_of(4, (1, 5))
+        times[is_wide] = five / narrow
+    assert times[True] == pytest.approx(times[False], rel=0.15)
