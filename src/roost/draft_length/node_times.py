@@ -1,8 +1,8 @@
 """Node times: what one node more costs a step of several rounds, in tokens that all would have had meanwhile.
 
-The time of a node is that by which steps differ that follow each other and differ in nodes, or at first that of a
-prompt token; the tokens a time are those of the last steps of as many rounds. Times are absolute here: what is wanted
-is their product, and both grow on a busy machine. Part of the draft-length policy.
+The time of a node is that by which steps differ that follow each other and differ in nodes, or at first a share of a
+step, or that of a prompt token; the tokens a time are those of the last steps of as many rounds. Times are absolute
+here: what is wanted is their product, and both grow on a busy machine. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from roost.step_times.median import weighted_median
 
 _NUM_PAIRS = 31  # pairs of steps of which the time of a node is the median
-_PROMPT_NODES = 16  # nodes that the time of a prompt token counts for among those
+_FIRST_NODES = 16  # nodes that what is assumed at first counts for among those
 _MEMORY = 1 - 1 / 32  # factor by which a step reduces the weight of earlier ones
-# before any time is known: the time of a node as a share of a step of no nodes
-_NODE_SHARE = 1 / 32
+_NODE_SHARE = 1 / 32  # of the time of a step without nodes that a node is assumed to take
 
 
 class NodeTimes:
@@ -26,7 +25,8 @@ class NodeTimes:
         # by batch size: (time of a node, nodes that two steps differed in)
         self._pairs: list[deque[tuple[float, int]]] = [deque(maxlen=_NUM_PAIRS) for _ in sizes]
         self._last: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)] * len(sizes)  # kind of step, nodes, time
-        self._tokens, self._time = [0.0] * len(sizes), [0.0] * len(sizes)  # of the last steps
+        # of the last steps
+        self._tokens, self._time, self._num_steps = [0.0] * len(sizes), [0.0] * len(sizes), [0.0] * len(sizes)
 
     def note(self, num_rounds: int, kind: tuple[int, ...], num_nodes: int, num_tokens: int, time: int) -> None:
         """Take in a step of rounds alone; those of one kind differ in nothing but nodes."""
@@ -38,11 +38,15 @@ class NodeTimes:
             self._pairs[at].append((max(0.0, (time - time_before) / apart), abs(apart)))
         self._tokens[at] = self._tokens[at] * _MEMORY + num_tokens
         self._time[at] = self._time[at] * _MEMORY + time
+        self._num_steps[at] = self._num_steps[at] * _MEMORY + 1
 
     def price(self, num_rounds: int, tokens: float, prompt_token_time: float | None) -> float:
         """Tokens that all rounds would have added in the time of one node more; they add `tokens` in a step."""
-        at = bisect_left(self._sizes, num_rounds)
-        pairs = [*self._pairs[at], *([] if prompt_token_time is None else [(prompt_token_time, _PROMPT_NODES)])]
-        if not pairs or not self._time[at]:
-            return tokens * _NODE_SHARE / (1 + _NODE_SHARE * num_rounds)
-        return weighted_median(pairs) * self._tokens[at] / self._time[at]
+        at, share = bisect_left(self._sizes, num_rounds), _NODE_SHARE / (1 + _NODE_SHARE * num_rounds)
+        if not self._time[at]:
+            return tokens * share
+        assumed = share * self._time[at] / self._num_steps[at]
+        if prompt_token_time is not None:  # alone in a step it takes too long, and many of them less than a node
+            assumed = min(assumed, prompt_token_time)
+        node = weighted_median([(assumed, _FIRST_NODES), *self._pairs[at]])
+        return node * self._tokens[at] / self._time[at]

@@ -25,15 +25,16 @@ def test_a_node_costs_the_tokens_that_come_in_its_time(node_time: int) -> None:
 
 def test_steps_of_different_kinds_are_not_compared() -> None:
     times = alternating(300, kinds=(KIND, (2, True)))
-    assert times.price(2, 3.0, None) == NodeTimes([1, 2, 4, 8]).price(2, 3.0, None)
+    assert not times._pairs[1]
 
 
-def test_before_steps_differ_in_nodes_a_node_takes_as_long_as_a_prompt_token() -> None:
+def test_before_steps_differ_in_nodes_a_node_takes_a_part_of_a_step_and_no_longer_than_a_prompt_token() -> None:
     times = NodeTimes([1, 2, 4, 8])
     assert times.price(2, 3.0, prompt_token_time=50) == times.price(2, 3.0, None) > 0  # nothing was timed at all
     for _ in range(40):
         times.note(2, KIND, 5, 3, 1000)
-    assert times.price(2, 3.0, prompt_token_time=50) == pytest.approx(50 * 3 / 1000)
+    assert times.price(2, 3.0, prompt_token_time=20) == pytest.approx(20 * 3 / 1000)
+    assert times.price(2, 3.0, prompt_token_time=5000) == times.price(2, 3.0, None) < 50 * 3 / 1000
 
 
 def test_each_batch_size_has_its_own_and_a_late_step_changes_nothing() -> None:
