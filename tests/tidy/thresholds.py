@@ -387,7 +387,9 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.records.NUM_FIELDS": _NUMBER,
     "roost.numba_kernels.simd.LANES": _NUMBER,
     "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
-    **dict.fromkeys((f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR")), _GUESS),
+    **dict.fromkeys(
+        (f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR", "_REST_LEAST")), _GUESS
+    ),
     **dict.fromkeys(
         (
             f"roost.draft_length.lookups.{name}"
@@ -396,7 +398,7 @@ UNTESTED: dict[str, str] = {
         _GUESS,
     ),
     **dict.fromkeys(
-        (f"roost.draft_length.node_times.{name}" for name in ("_NUM_PAIRS", "_PROMPT_NODES", "_MEMORY", "_NODE_SHARE")),
+        (f"roost.draft_length.node_times.{name}" for name in ("_NUM_PAIRS", "_FIRST_NODES", "_MEMORY", "_NODE_SHARE")),
         _GUESS,
     ),
     "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",

@@ -25,6 +25,7 @@ _TRIAL_LEAST = 0.1  # least price of a trial, in steps, so that trials do not fo
 _NEAR = 0.9  # of the best rate: a width that comes so close is measured until its median is full
 _EDGE = 0.03  # of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
+_REST_LEAST = 0.5  # of a step's time: with less of it left the rest is too inexact to count
 _DECIDED_FOR = 4  # rounds of a row for which a decision stands
 _DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
 
@@ -192,15 +193,18 @@ class DraftLengthPolicy:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
     def _note_alone(self, step: TimedStep, num_tokens: int, looked_up: Sequence[tuple[int, int]]) -> None:
-        """Take in the time of a step of rounds alone, that of the costs of one width only where all have it."""
+        """Take in the time of a step of rounds alone, as if those that were looked up had the others' width."""
         number, width, nodes = step.num_rounds, step.width, [each for each, _ in looked_up]
         kind, num_others = (width, len(nodes) < number), number - len(nodes)
         num_tokens += sum(accept_len for _, accept_len in looked_up)
         self._nodes.note(number, kind, width * num_others + sum(nodes), num_tokens, step.time)
-        if not nodes:
-            self._costs.note(number, width, step.time)
-        elif number == 1:
+        if number == 1 and nodes:
             self._costs.note(number, _all_looked_up(nodes[0]), step.time)
+        elif num_others:
+            more = sum(nodes) - width * len(nodes)
+            rest = step.time - more * self._nodes.of_one(number, self._times.prompt_tokens.beside_rounds)
+            if rest > _REST_LEAST * step.time:
+                self._costs.note(number, width, round(rest))
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""

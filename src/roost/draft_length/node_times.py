@@ -42,11 +42,20 @@ class NodeTimes:
 
     def price(self, num_rounds: int, tokens: float, prompt_token_time: float | None) -> float:
         """Tokens that all rounds would have added in the time of one node more; they add `tokens` in a step."""
-        at, share = bisect_left(self._sizes, num_rounds), _NODE_SHARE / (1 + _NODE_SHARE * num_rounds)
+        at = bisect_left(self._sizes, num_rounds)
         if not self._time[at]:
-            return tokens * share
-        assumed = share * self._time[at] / self._num_steps[at]
+            return tokens * _share(num_rounds)
+        return self.of_one(num_rounds, prompt_token_time) * self._tokens[at] / self._time[at]
+
+    def of_one(self, num_rounds: int, prompt_token_time: float | None) -> float:
+        """The time of one node more in a step of so many rounds, of which some were seen."""
+        at = bisect_left(self._sizes, num_rounds)
+        assumed = _share(num_rounds) * self._time[at] / self._num_steps[at]
         if prompt_token_time is not None:  # alone in a step it takes too long, and many of them less than a node
             assumed = min(assumed, prompt_token_time)
-        node = weighted_median([(assumed, _FIRST_NODES), *self._pairs[at]])
-        return node * self._tokens[at] / self._time[at]
+        return weighted_median([(assumed, _FIRST_NODES), *self._pairs[at]])
+
+
+def _share(num_rounds: int) -> float:
+    """What part of a step of so many rounds a node more is assumed to take."""
+    return _NODE_SHARE / (1 + _NODE_SHARE * num_rounds)
