@@ -83,7 +83,7 @@ LOOKUP_BUGS = (
     Bug(
         "head_offers_what_it_drafts",
         _SETTLE,
-        "        offered = shape.head_steps_of(width)",
+        "        offered = max(shape.head_steps_of(width), len(tokens) - 1)",
         "        offered = shape.depth_max",
         "a head is said to have drafted what nobody did",
     ),

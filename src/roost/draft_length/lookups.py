@@ -20,7 +20,7 @@ _FIRST_WEIGHT = 2.0  # drafts that what is assumed counts for
 _COMMON_WEIGHT = 16.0  # drafts of its own that what was seen of all rows counts for
 
 
-class Share:
+class DraftShare:
     """How often the next draft is right, where all before it were; recent rounds count most."""
 
     __slots__ = ("_num_right", "_num_seen")
@@ -38,17 +38,17 @@ class Share:
         return (self._num_right + assumed * weight) / (self._num_seen + weight)
 
 
-def _by_class() -> list[Share]:
-    return [Share() for _ in _MATCH_LENS]
+def _by_class() -> list[DraftShare]:
+    return [DraftShare() for _ in _MATCH_LENS]
 
 
 @dataclass(slots=True, kw_only=True)
 class RowDrafts:
     """What drafts have brought one row."""
 
-    head: Share = field(default_factory=Share)
-    head_beside: list[Share] = field(default_factory=_by_class)  # the same by what a lookup found again beside it
-    looked_up: list[Share] = field(default_factory=_by_class)
+    head: DraftShare = field(default_factory=DraftShare)
+    head_beside: list[DraftShare] = field(default_factory=_by_class)  # the same by what a lookup found again beside it
+    looked_up: list[DraftShare] = field(default_factory=_by_class)
     repeat_len: int = 0  # tokens that the row was last seen to repeat; 0: it is not known to repeat a text
     num_noted: int = 0  # rounds
     # what was last decided for it, and for what: rows, width, rounds that were noted

@@ -279,7 +279,10 @@ class Runner:
             columns = output_logprobs(logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
         prompt = None
         if not layout.is_rounds:
-            prompt = prompt_logprobs(plan, target.hidden, self.passes.model.logits, self._device)
+            ran = replace(
+                plan, query_lens=layout.query_lens.astype(np.int32)
+            )  # its rounds may be narrower than planned
+            prompt = prompt_logprobs(ran, target.hidden, self.passes.model.logits, self._device)
         lookups = None
         if self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1:
             lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
