@@ -23,7 +23,9 @@ _TRIAL_SHARE = 0.02  # of the time that trials may cost
 _TRIALS_MAX = 2.0  # most credit for trials, in steps; also what there is at the start
 _TRIAL_LEAST = 0.1  # least price of a trial, in steps, so that trials do not follow each other
 _NEAR = 0.9  # of the best rate: a width that comes so close is measured until its median is full
-_EDGE = 0.03  # of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
+# of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck, and shares of
+# drafts make too much of a few long runs
+_EDGE = 0.1
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
 _REST_LEAST = 0.5  # of a step's time: with less of it left the rest is too inexact to count
 _DECIDED_FOR = 4  # rounds of a row for which a decision stands

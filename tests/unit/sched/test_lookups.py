@@ -189,7 +189,7 @@ def test_a_plan_says_of_each_row_what_is_looked_up_and_nothing_of_prompts(on_hos
 
 
 def test_a_lookup_that_is_wrong_time_and_again_is_used_no_more() -> None:
-    served = Served(lambda first, number: Text(match_len=4, head_right=3, lookup_right=0))
+    served = Served(lambda first, number: Text(match_len=MATCH_MAX, head_right=3, lookup_right=0))
     served.submit(1, num_new=400)
     served.run()
     spec = served.spec(1)
