@@ -35,7 +35,8 @@ def sums(server: Server) -> SpecStats:
 def test_the_server_says_that_and_how_it_speculates(server: Server) -> None:
     settings = server.http.get("/server_info").json()["settings"]
     told = {name: value for name, value in settings.items() if name.startswith("spec")}
-    assert told == {"spec": "eagle3", "spec_steps": SPEC_STEPS, "spec_topk": 1, "spec_tokens": SPEC_STEPS + 1}
+    shape = {"spec_steps": SPEC_STEPS, "spec_topk": 1, "spec_tokens": SPEC_STEPS + 1}
+    assert told == {"spec": "eagle3", **shape, "spec_lookup": "shared"}
 
 
 def test_what_requests_are_told_adds_up_to_what_the_server_says_also_when_they_are_aborted(rested: Server) -> None:

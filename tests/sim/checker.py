@@ -332,6 +332,9 @@ class Checker:
             kept = len(ask.conversation.tokens)
             before = ask.conversation.cached  # its last token may have been about to run again
             ask.conversation.cached = None if before is None or ask.disturbed else (max(0, before[0] - 1), kept)
+            # while the turn ran, the window was kept behind its commit point alone
+            behind = max(0, kept - 1) // self._page_size * self._page_size
+            ask.conversation.window_from = max(ask.conversation.window_from, behind)
 
     def _check_cause(self, ask: Ask, event: Finished) -> None:
         """An abort was asked for, an error was injected, and an absent limit was filled in as allowed."""
