@@ -10,6 +10,8 @@ from enum import Enum
 
 from roost.errors import ConfigError
 
+MATCH_MAX = 8  # tokens that a lookup compares; a longer match is no better
+
 
 class DraftKv(Enum):
     """What a drafter stores per KV slot."""

@@ -13,13 +13,13 @@ from torch import Tensor
 from bench.heads import TargetHead
 from roost.config.options import EngineConfig
 from roost.draft_length.choice import DraftLengthPolicy
-from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts
+from roost.draft_length.lookups import Lookups, Repeat, RowDrafts
 from roost.drafters.eagle import EagleDrafter
 from roost.drafters.lookup import HostLookup, Lookup
 from roost.layers.segments import Segments
 from roost.models.model import Head
 from roost.sched.request import Request
-from roost.spec_shape import SpecShape
+from roost.spec_shape import MATCH_MAX, SpecShape
 from roost.step import StepPlan, StepResult, Ticket
 from tests.support import option_requests as option_asks
 from tests.support.forced_drafts import assert_every_page_is_back, close, drafted, model_of, null_prompts, plainly, turn

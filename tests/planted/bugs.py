@@ -32,8 +32,8 @@ _SIMULATED = (
     Bug(
         "bonus_claim",
         "roost.sched.planner",
-        "        of_a_round = Claim(step=step, size=1, most=accept_max_of(num_nodes))",
-        "        of_a_round = Claim(step=step, size=0, most=accept_max_of(num_nodes))",
+        "    of_rounds = {width: Claim(step=step, size=1, most=accept_max_of(width)) for width in set(chosen.widths)}",
+        "    of_rounds = {width: Claim(step=step, size=0, most=accept_max_of(width)) for width in set(chosen.widths)}",
         "1: a round in flight promises nothing, so a turn that ends hands over one token too few",
     ),
     Bug(

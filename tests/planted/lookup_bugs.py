@@ -13,8 +13,9 @@ LOOKUP_BUGS = (
     Bug(
         "wide_claim",
         _PLANNER,
-        "        of_a_round = Claim(step=step, size=1, most=accept_max_of(num_nodes))",
-        "        of_a_round = Claim(step=step, size=1, most=accept_max_of(chosen.rounds.width))",
+        "    of_rounds = {width: Claim(step=step, size=1, most=accept_max_of(width)) for width in set(chosen.widths)}",
+        "    narrow = Claim(step=step, size=1, most=accept_max_of(chosen.rounds.width))\n"
+        "    of_rounds = dict.fromkeys(chosen.widths, narrow)",
         "a wide round is charged for the step's own width: the next step has too few pages",
     ),
     Bug(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.draft_length.lookups import MATCH_MAX
+from roost.spec_shape import MATCH_MAX
 
 U64 = NDArray[np.uint64]
 MASK = 2**64 - 1

@@ -4,9 +4,9 @@ A step has one width; wider are only rounds whose drafts may be looked up, as it
 What a round may verify its claim covers. Reads the engine's state; never changes it.
 """
 
-from roost.draft_length.lookups import MATCH_MAX
 from roost.sched.request import Request
 from roost.sched.state import State
+from roost.spec_shape import MATCH_MAX
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 

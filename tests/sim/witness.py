@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.config.resolved import Resolved
-from roost.draft_length.lookups import MATCH_MAX
 from roost.errors import StepFailure
 from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
-from roost.spec_shape import DraftKv
+from roost.spec_shape import MATCH_MAX, DraftKv
 from roost.step import (
     SAMPLED,
     Ints,

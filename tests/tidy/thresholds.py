@@ -94,13 +94,11 @@ TESTED: dict[str, str] = {
     "roost.spec_widths.AUTO_STEPS_MAX": "tests/unit/test_spec_widths.py::test_what_may_be_chosen_is_captured",
     "roost.spec_widths.LOOKUP_STEPS_MAX": "tests/unit/test_spec_widths.py::"
     "test_the_fewer_rounds_share_a_step_the_wider_are_those_that_repeat_a_text",
-    "roost.layers.lookup.MATCH_MAX": _LOOKUP + "test_in_the_own_text_the_longest_match_wins_then_the_latest",
+    "roost.spec_shape.MATCH_MAX": _LOOKUP + "test_in_the_own_text_the_longest_match_wins_then_the_latest",
     "roost.layers.lookup.GRAM": _LOOKUP + "test_what_others_say_is_found_by_four_tokens_and_by_no_fewer",
     "roost.layers.lookup.NOBODY": _LOOKUP + "test_nothing_is_found_in_another_scope",
     "roost.layers.lookup._PLACES_MAX": _LOOKUP + "test_the_table_of_places_is_a_power_of_two_and_one_and_at_most_8_mb",
     "roost.kernels.lookup._CHUNK": _KERNELS + "test_lookup.py::test_a_text_of_several_chunks_is_searched_to_its_end",
-    "roost.draft_length.lookups.MATCH_MAX": "tests/unit/draft_length/test_lookups.py::"
-    "test_the_scheduler_and_the_device_mean_the_same_matches",
     "roost.drafters.joint._NO_TOKEN": "tests/unit/drafters/test_joint.py::"
     "test_what_is_looked_up_goes_on_where_the_head_has_no_more",
     "roost.sampling.params.TOP_K_MAX": _SAMPLING,

@@ -10,9 +10,10 @@ state; asked by the planner, fed by planner and settle.
 from collections.abc import Sequence
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
-from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, class_of, tokens_of
+from roost.draft_length.lookups import Lookups, Repeat, RowDrafts, class_of, tokens_of
 from roost.draft_length.node_times import NodeTimes
 from roost.graph_sizes import batch_sizes
+from roost.spec_shape import MATCH_MAX
 from roost.spec_widths import Widths
 from roost.step_times.median import NUM_KEPT
 from roost.step_times.times import StepTimes, TimedStep

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MATCH_MAX = 8  # tokens that lookups compare
 _MATCH_LENS = (1, 2, 3, 4, 6, 8, 16, 32)  # least of each class of matches; rows that repeat have the last ones
 # of drafts assumed to be right before any was seen, by class
 _FIRST_SHARES = (0.15, 0.35, 0.5, 0.6, 0.75, 0.85, 0.93, 0.97)

@@ -16,9 +16,10 @@ from roost.config.options import NO_LOOKUP, SHARED_LOOKUP
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.protocol import Pairs
-from roost.layers.lookup import MATCH_MAX, NOBODY, Found, Texts, empty_texts
+from roost.layers.lookup import NOBODY, Found, Texts, empty_texts
 from roost.layers.rounds import NOTHING
 from roost.layers.segments import Segments
+from roost.spec_shape import MATCH_MAX
 from roost.step import RowSetup
 
 FindDrafts = Callable[[Texts, Tensor, Tensor, int], Found]  # (texts, rows, positions of their last tokens, how many)

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from roost import spec_shape
 from roost.layers import lookup
 from roost.layers.lookup import Found, Texts
 
 _CHUNK = 1024  # positions of a program
-_MATCH_MAX, _GRAM = tl.constexpr(lookup.MATCH_MAX), tl.constexpr(lookup.GRAM)
+_MATCH_MAX, _GRAM = tl.constexpr(spec_shape.MATCH_MAX), tl.constexpr(lookup.GRAM)
 _PRIME, _FACTOR = tl.constexpr(lookup.PRIME), tl.constexpr(lookup.FACTOR)
 _NOBODY = tl.constexpr(lookup.NOBODY)
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.layers.lookup import FACTOR, GRAM, MATCH_MAX, NOBODY, PRIME, Found, Texts
+from roost.layers.lookup import FACTOR, GRAM, NOBODY, PRIME, Found, Texts
+from roost.spec_shape import MATCH_MAX
 
 
 def find_drafts(texts: Texts, rows: Tensor, lasts: Tensor, count: int) -> Found:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from roost.layers.rounds import NOTHING
+from roost.spec_shape import MATCH_MAX
 
-MATCH_MAX = 8  # tokens that are compared; a longer match is no better
 GRAM = 4  # tokens by which other rows' texts are found: fewer are said by chance
 PRIME, FACTOR = 2**31 - 1, 1103515245  # of the hash: every product fits 63 bits
 NOBODY = 0  # the scope of a row that shares with no other

@@ -101,9 +101,7 @@ class Runner:
             if proposed is not None and self._narrows:
                 layout, proposed = self._narrowed(plan, layout, proposed, starts, forced)
                 if constraint is not None:
-                    constraint = constraint_of(
-                        self._grammars, replace(plan, query_lens=layout.query_lens.astype(np.int32)), layout
-                    )
+                    constraint = constraint_of(self._grammars, _as_laid_out(plan, layout), layout)
             if constraint is not None and proposed is not None:
                 proposed = constraint.edit(proposed, layout, self._device)
             target = self.passes.forward(layout, proposed)
@@ -279,10 +277,7 @@ class Runner:
             columns = output_logprobs(logits, at, chosen, int(plan.num_top_logprobs[layout.sampling].max()))
         prompt = None
         if not layout.is_rounds:
-            ran = replace(
-                plan, query_lens=layout.query_lens.astype(np.int32)
-            )  # its rounds may be narrower than planned
-            prompt = prompt_logprobs(ran, target.hidden, self.passes.model.logits, self._device)
+            prompt = prompt_logprobs(_as_laid_out(plan, layout), target.hidden, self.passes.model.logits, self._device)
         lookups = None
         if self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1:
             lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
@@ -315,6 +310,11 @@ class Runner:
                     f"the plan holds [{firsts[i]}, {ends[i]}) and a length of at most "
                     f"{plan.device_lens_max[i]}, the row {table.row_width} positions"
                 )
+
+
+def _as_laid_out(plan: StepPlan, layout: StepLayout) -> StepPlan:
+    """The plan with the widths that its rounds really have, where they were narrowed."""
+    return replace(plan, query_lens=layout.query_lens.astype(np.int32))
 
 
 def _in_cells(tokens: Tensor, layout: StepLayout, target: TargetOutput) -> Tensor:

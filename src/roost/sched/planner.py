@@ -65,10 +65,10 @@ def plan(state: State, step: StepId) -> LaunchedStep | None:
     state.step_times.planned(step, num_rounds, width, num_chunk_tokens, num_out=num_out, now=state.now)
     if state.resolved.widths.is_auto:
         state.draft_policy.planned(num_rounds, width)
-    accept_max_of = cache(state.resolved.spec.accept_max_of)
+    accept_max_of = state.resolved.spec.accept_max_of
+    of_rounds = {width: Claim(step=step, size=1, most=accept_max_of(width)) for width in set(chosen.widths)}
     for lease, chunk, num_nodes in zip(chosen.leases, chosen.chunks, chosen.widths, strict=True):
-        of_a_round = Claim(step=step, size=1, most=accept_max_of(num_nodes))
-        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_a_round)
+        state.store.claim(lease, Claim(step=step, size=chunk, most=chunk) if chunk else of_rounds[num_nodes])
     return launched
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from roost.draft_length.choice import DraftLengthPolicy
 from roost.draft_length.costs import Costs
-from roost.draft_length.lookups import MATCH_MAX, Repeat, RowDrafts
-from roost.spec_shape import SpecShape
+from roost.draft_length.lookups import Repeat, RowDrafts
+from roost.spec_shape import MATCH_MAX, SpecShape
 from roost.spec_widths import Widths
 from roost.step import StepId
 from roost.step_times.times import StepTimes

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from roost.draft_length.lookups import MATCH_MAX, Lookups, Repeat, RowDrafts, tokens_of
-from roost.layers import lookup
+from roost.draft_length.lookups import Lookups, Repeat, RowDrafts, tokens_of
+from roost.spec_shape import MATCH_MAX
 
 STEPS = 16
 DRAFTS = list(range(100, 100 + STEPS))
@@ -24,10 +24,6 @@ def learned(
     """The same round again and again."""
     for _ in range(num_rounds):
         lookups.note(row, match_len, DRAFTS, said(num_right), num_head_drafts)
-
-
-def test_the_scheduler_and_the_device_mean_the_same_matches() -> None:
-    assert MATCH_MAX == lookup.MATCH_MAX
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0])

@@ -10,10 +10,11 @@ from roost.device.cpu import CpuDevice
 from roost.drafters.lookup import FindDrafts, HostLookup, Lookup
 from roost.drafters.protocol import Pairs
 from roost.layers import host_lookup, lookup
-from roost.layers.lookup import MATCH_MAX, empty_texts
+from roost.layers.lookup import empty_texts
 from roost.layers.rounds import NOTHING
 from roost.layers.segments import Segments
 from roost.sampling.params import SamplingParams
+from roost.spec_shape import MATCH_MAX
 from roost.step import RowId, RowSetup
 from tests.support.segments import make_segments
 

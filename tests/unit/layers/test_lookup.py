@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from roost.layers import host_lookup, lookup
-from roost.layers.lookup import GRAM, MATCH_MAX, NOBODY, Found, Texts, empty_texts
+from roost.layers.lookup import GRAM, NOBODY, Found, Texts, empty_texts
 from roost.layers.rounds import NOTHING
+from roost.spec_shape import MATCH_MAX
 
 Find = Callable[[Texts, torch.Tensor, torch.Tensor, int], Found]
 FORMS: dict[str, Find] = {"torch": lookup.find_drafts, "host": host_lookup.find_drafts}

@@ -11,8 +11,8 @@ from torch import Tensor
 from roost.config.options import SpecConfig
 from roost.device.cpu import CpuDevice
 from roost.errors import InvariantError
-from roost.layers.lookup import MATCH_MAX
 from roost.runner.runner import Runner
+from roost.spec_shape import MATCH_MAX
 from roost.step import StepPlan, StepResult
 from tests.support.step_plans import PAGE_SIZE, PAGES, Row, SuccessorModel, ints, plan_of, small
 

@@ -10,9 +10,10 @@ from roost.clock import VirtualClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
-from roost.draft_length.lookups import MATCH_MAX, Lookups, RowDrafts
+from roost.draft_length.lookups import Lookups, RowDrafts
 from roost.messages import Event, Finished, SpecStats, Submit
 from roost.sched.engine import Engine
+from roost.spec_shape import MATCH_MAX
 from roost.step import LookupColumns, RowSetup, StepId, StepPlan, StepResult, Ticket
 
 JOINT = SpecConfig(spec="eagle", draft="head")  # nobody reads the head here
