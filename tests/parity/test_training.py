@@ -7,17 +7,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from roost import LLM, EngineConfig, MemoryConfig, ModelConfig, Options, SchedConfig, SpecConfig
 from roost.cli.main import main
 from roost.cli.prompts import read_turns
+from roost.errors import ConfigError
 from roost.models.decoder import Decoder
+from roost.models.eagle import Eagle3
 from roost.models.model import Head
 from roost.train.answering import kept_answers, make_answers
 from roost.train.answers import TEMPERATURES, TrainingAnswer
 from roost.train.head import HeadShape, TrainableHead
-from roost.train.head_checkpoint import head_shape, warm_start, weight_sizes, write_head
+from roost.train.head_checkpoint import (
+    head_shape,
+    read_head,
+    warm_start,
+    weight_sizes,
+    with_vocabulary,
+    write_head,
+)
 from roost.train.job import Job
 from roost.train.loop import Agreement, Recipe, Trainer, TrainingState, schedule
 from roost.train.losses import LOSSES
@@ -254,6 +265,43 @@ def test_a_head_of_other_sizes_is_refused_before_anything_is_answered(
     assert not list((tmp_path / "out").glob("answers/*"))
 
 
+def test_another_vocabulary_keeps_the_rows_that_both_have_and_maps_the_targets_for_new_ones(tmp_path: Path) -> None:
+    state, (model, head) = tiny("llama").reference.state_dict(), started("llama")
+    turn, theirs = torch.linalg.qr(torch.randn(model.config.hidden_size, model.config.hidden_size))[0], state
+    head.load({**head.state(), "lm_head.weight": theirs["lm_head.weight"][IDS] @ turn})
+    write_head(tmp_path, head.state(), head.shape, IDS)
+    given, wanted = read_head(tmp_path), torch.arange(1, VOCAB, 3)
+    found = with_vocabulary(given, state, model.config, wanted)["lm_head.weight"]
+    is_known = torch.isin(wanted, IDS)
+    assert torch.equal(found[is_known], given.weights["lm_head.weight"].float()[torch.isin(IDS, wanted)])
+    expected = theirs["lm_head.weight"][wanted[~is_known]] @ turn
+    torch.testing.assert_close(found[~is_known], expected, rtol=0.1, atol=0.02)  # what was stored is bf16
+
+
+def test_an_lm_head_of_whole_numbers_stands_for_floats_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    model, head = started("llama")
+    write_head(tmp_path, head.state(), head.shape, IDS, "int8")
+    floats, whole = read_head(tmp_path).weights["lm_head.weight"], head.state()["lm_head.weight"]
+    assert (floats - whole).abs().max() <= whole.abs().max() / 254 * 1.01
+    served = load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
+    hidden = torch.randn(3, model.config.hidden_size)
+    assert isinstance(served, Eagle3)
+    normed = rms_norm(hidden, hidden.shape[-1:], head.state()["norm.weight"], model.config.norm_eps)
+    torch.testing.assert_close(served.logits(hidden), normed @ floats.t(), rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for changed, said in (
+        ({"quantization_config": {**config["quantization_config"], "format": "other"}}, "quantization_config"),
+        ({"quantization_config": None}, "torch.int8"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+        with pytest.raises(ConfigError, match=said):
+            load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
+    write_head(tmp_path, head.state(), head.shape, IDS)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"there is no lm_head\.weight_scale"):
+        load_head(tmp_path, "eagle3", model, layer_ids=None, weights="fp32", device=CPU)
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
     shares = [schedule(done / 100, 0.05) for done in range(101)]
     assert max(shares) == shares[5] == 1.0
@@ -284,15 +332,22 @@ def test_the_command_answers_trains_goes_on_and_its_head_speculates(tmp_path: Pa
     )
     assert main(again) == 0  # goes on
     assert main(again[:-2]) == 2  # what lies there was begun from a head
-    assert main([*again, *own]) == main([*again, "--feed-size", "99"]) == 2  # the head has both
+    assert main([*again, "--feed-size", "99"]) == 2  # the head has one
+    assert main([*again, "--draft-vocabulary", "31"]) == 2  # another folder's
+    wider = [*words, "--out", str(tmp_path / "wider"), *more, "--draft-vocabulary", "48", "--lm-head", "int8", *begun]
+    assert main(wider) == 0 == main(wider)  # goes on
+    kept = load_file(tmp_path / "wider" / "head" / "model.safetensors")
+    assert len(kept["d2t"]) == 48 and kept["lm_head.weight"].dtype == torch.int8
     options, model = Options(max_new_tokens=24, temperature=0), ModelConfig(weights="fp32")
     sched, memory = SchedConfig(context=128), MemoryConfig(pool_tokens=512)
-    spec = SpecConfig(spec="auto", draft=str(out / "head"))
-    with LLM(str(folder), EngineConfig(model=model, sched=sched, memory=memory, spec=spec)) as llm:
-        drafted_text = llm.generate("question 3", options).text
-        assert llm.stats().spec.rounds > 0
+    texts = set()
+    for head in (out / "head", tmp_path / "wider" / "head"):
+        spec = SpecConfig(spec="auto", draft=str(head))
+        with LLM(str(folder), EngineConfig(model=model, sched=sched, memory=memory, spec=spec)) as llm:
+            texts.add(llm.generate("question 3", options).text)
+            assert llm.stats().spec.rounds > 0
     with LLM(str(folder), EngineConfig(model=model, sched=sched, memory=memory)) as llm:
-        assert llm.generate("question 3", options).text == drafted_text
+        assert {llm.generate("question 3", options).text} == texts
 
 
 def test_processes_share_the_conversations_and_any_number_of_them_goes_on(tmp_path: Path) -> None:

@@ -438,6 +438,8 @@ UNTESTED: dict[str, str] = {
     "roost.layers.int4._SCALE_LEAST": _NUMBER,
     "roost.weights.int4_formats._PER_WORD": _NUMBER,
     "roost.weights.int4_formats._MIDDLE": _NUMBER,
+    "roost.weights.int8_lm_head._STEPS": _NUMBER,
+    "roost.weights.int8_lm_head._SCALE_LEAST": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
     "roost.kv.ledger._MOVES_KEPT": _KEPT,

@@ -71,7 +71,17 @@ class TrainConfig:
     )
     from_head: str | None = field(
         default=None,
-        metadata={"help": "folder of a head to start from, with its sizes; the model's own weights if absent"},
+        metadata={
+            "help": "folder of a head to start from, with its sizes and, without --draft-vocabulary, its vocabulary; "
+            "the model's own weights if absent"
+        },
+    )
+    lm_head: str = field(
+        default="bf16",
+        metadata={
+            "help": "how the head's output rows are stored; int8: half the bytes, but other engines do not read it",
+            "choices": ("bf16", "int8"),
+        },
     )
     row_tokens: int = field(default=1024, metadata={"help": "tokens of a packed row"})
     batch_rows: int = field(default=32, metadata={"help": "rows of a batch"})
@@ -121,6 +131,7 @@ def run(args: Namespace) -> int:
         vocabulary=config.draft_vocabulary,
         feed_size=config.feed_size,
         from_head=None if config.from_head is None else Path(config.from_head),
+        lm_head=config.lm_head,
     )
     recipe = Recipe(
         num_steps=config.unrolled_steps,
@@ -159,9 +170,8 @@ def _check(config: TrainConfig) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
     if config.micro_rows is not None and config.batch_rows % config.micro_rows:
         raise ConfigError(f"--micro-rows must divide --batch-rows {config.batch_rows}, got {config.micro_rows}")
-    for name in ("draft_vocabulary", "feed_size"):
-        if config.from_head is not None and getattr(config, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: the head of --from-head brings its own")
+    if config.from_head is not None and config.feed_size is not None:
+        raise ConfigError("--feed-size: the head of --from-head brings its own")
     for name in ("answers_s", "train_s", "learning_rate"):
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -20,6 +20,7 @@ from roost.errors import ConfigError
 from roost.layers.rotary import Rope
 from roost.models.decoder import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
+from roost.weights import int8_lm_head
 
 FEED = "midlayer.mlp.gate_proj.weight"
 NOISE = 0.02  # standard deviation of weights without a counterpart in the target
@@ -97,9 +98,14 @@ def warm_start(
     state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
     state["norm.weight"] = take("model.norm.weight")
-    head = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
-    state["lm_head.weight"] = take(head)[vocabulary.cpu()].clone()
+    state["lm_head.weight"] = _target_rows(weights, target, vocabulary)
     return state
+
+
+def _target_rows(weights: Mapping[str, Tensor], target: DecoderConfig, vocabulary: Tensor) -> Tensor:
+    """The rows of the target's LM head that can be drafted: [num_tokens, hidden_size]."""
+    name = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
+    return weights[name].to(torch.float32)[vocabulary.cpu()].clone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,13 +122,30 @@ class GivenHead:
         return len(self.weights[FEED])
 
 
+def with_vocabulary(
+    given: GivenHead, weights: Mapping[str, Tensor], target: DecoderConfig, vocabulary: Tensor
+) -> dict[str, Tensor]:
+    """The weights of a given head for another draft vocabulary.
+
+    Tokens that are new to it get the target's rows, mapped as best fits the rows that both have.
+    """
+    own = given.weights["lm_head.weight"].to(torch.float32)
+    theirs, wanted = (_target_rows(weights, target, ids) for ids in (given.vocabulary, vocabulary))
+    rows = wanted @ torch.linalg.lstsq(theirs, own).solution
+    at = torch.searchsorted(given.vocabulary, vocabulary.cpu()).clamp(max=len(own) - 1)
+    is_known = given.vocabulary[at] == vocabulary.cpu()
+    return {**given.weights, "lm_head.weight": torch.where(is_known[:, None], own[at], rows)}
+
+
 def read_head(folder: Path) -> GivenHead:
     """A head that `write_head` wrote."""
     try:
-        tensors = load_file(folder / "model.safetensors")
+        tensors: Mapping[str, Tensor] = load_file(folder / "model.safetensors")
+        if int8_lm_head.is_named_in(json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+            tensors = int8_lm_head.WithFloats(tensors)
         key = blake2b((folder / "model.safetensors").read_bytes(), digest_size=8).hexdigest()
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"--from-head {folder}: has no readable model.safetensors: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"--from-head {folder}: has no readable head: {error}") from error
     for name in ("d2t", FEED):
         if name not in tensors:
             raise ConfigError(f"--from-head {folder}: has no {name}, so it is no EAGLE-3 head with its own vocabulary")
@@ -131,13 +154,17 @@ def read_head(folder: Path) -> GivenHead:
     return GivenHead(weights=weights, vocabulary=vocabulary, key=key)
 
 
-def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor) -> None:
+def write_head(
+    folder: Path, state: Mapping[str, Tensor], shape: HeadShape, vocabulary: Tensor, lm_head: str = "bf16"
+) -> None:
     """Write a head's checkpoint: model.safetensors, atomically, and config.json."""
     layers, ids = shape.layers, vocabulary.cpu()
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
     marks = torch.zeros(layers.vocab_size, dtype=torch.bool)
     marks[ids] = True
+    is_rounded = lm_head == "int8"
+    tensors |= int8_lm_head.rounded(state[int8_lm_head.NAME]) if is_rounded else {}
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})
@@ -161,5 +188,6 @@ def write_head(folder: Path, state: Mapping[str, Tensor], shape: HeadShape, voca
         "draft_vocab_size": len(ids),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        **({int8_lm_head.KEY: int8_lm_head.QUANTISATION} if is_rounded else {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

@@ -44,7 +44,8 @@ class Job:
     row_len: int = 1024
     vocabulary: int | None = None  # size of the draft vocabulary; None: as before, or the default
     feed_size: int | None = None  # width of the head's feed-forward; None: as before, or the target's
-    from_head: Path | None = None  # a head to start from, with its vocabulary and its sizes
+    from_head: Path | None = None  # a head to start from, with its sizes and, unless told, its vocabulary
+    lm_head: str = "bf16"  # how its rows are stored
     held_out: float = 0.02  # share of the prompts whose answers are held out
 
     @property
@@ -124,7 +125,9 @@ def write_whole(path: Path, text: str) -> None:
 def _sizes(job: Job, config: DecoderConfig, given: GivenHead | None, noted: dict[str, Any] | None) -> dict[str, int]:
     """Sizes of the head's vocabulary and feed-forward: as given, as before, those of a given head, or the defaults."""
     if given is not None:
-        return {"draft_vocabulary": len(given.vocabulary), "feed_size": given.feed_size}
+        size = noted["draft_vocabulary"] if noted else len(given.vocabulary)
+        wanted = min(job.vocabulary or size, config.vocab_size)
+        return {"draft_vocabulary": wanted, "feed_size": given.feed_size}
     before = noted or {"draft_vocabulary": VOCABULARY, "feed_size": config.intermediate_size}
     feed_size = before["feed_size"] if job.feed_size is None else job.feed_size
     if feed_size < config.intermediate_size:

@@ -236,7 +236,8 @@ class Trainer:
         tokens, owners, is_said = self._on_device(batch)
         target = run_target(self._model, tokens, owners, self._aux_layers, self._vocabulary)
         seed = torch.randint(2**31, (), generator=self._random).to(self._device, non_blocking=True)
-        return self._fused_loss(target, owners, is_said, seed)
+        # made outside of what is compiled: there it would be arithmetic on 32-bit indices, too narrow for the noise
+        return self._fused_loss(target, owners, is_said, _places(owners), seed)
 
     def _unroll(self, target: TargetOutputs) -> list[Tensor]:
         """The head's logits of every step."""
@@ -246,9 +247,9 @@ class Trainer:
             return self.head.unroll(embedded, target.features.to(torch.float32), target.seen)
 
     def _loss_and_counts(
-        self, target: TargetOutputs, owners: Tensor, is_said: Tensor, seed: Tensor
+        self, target: TargetOutputs, owners: Tensor, is_said: Tensor, places: Tensor, seed: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        recipe, places = self._recipe, _places(owners)
+        recipe = self._recipe
         num_top = min(NUM_MATCHED, len(self._vocabulary)) if recipe.loss == "match" else 1
         top = target.logits.topk(num_top, dim=-1).indices if num_top > 1 else target.logits.argmax(-1, keepdim=True)
         loss, rights, counted = torch.zeros((), device=self._device), [], []

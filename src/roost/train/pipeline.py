@@ -5,7 +5,7 @@ head so far. What is there already is not computed again. Called by the training
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from roost.config.options import EngineConfig, ModelConfig
 from roost.errors import ConfigError
+from roost.models.decoder import DecoderConfig
 from roost.startup import backend_of, device_of, ops_of
 from roost.train.answering import kept_answers
 from roost.train.answers import TrainingAnswer
-from roost.train.head import TrainableHead
-from roost.train.head_checkpoint import GivenHead, head_shape, read_head, warm_start, write_head
+from roost.train.head import HeadShape, TrainableHead
+from roost.train.head_checkpoint import GivenHead, head_shape, read_head, warm_start, with_vocabulary, write_head
 from roost.train.job import Job, noted_of, read_note, write_whole
 from roost.train.loop import REPORT_EVERY, Recipe, Report, Trainer, TrainingState
 from roost.train.packing import draft_vocabulary, pack, share_said, split
@@ -52,7 +53,7 @@ def train_head(
     vocabulary = _vocabulary(job, learn, noted["draft_vocabulary"], given)
     aux_layers = default_aux_layers(len(model.config.layers))
     shape = head_shape(model.config, len(aux_layers), len(vocabulary), noted["feed_size"])
-    state = warm_start(source, model.config, shape, vocabulary) if given is None else given.weights
+    state = _first_weights(source, model.config, shape, vocabulary, given)
     trainer = Trainer(model, TrainableHead(shape, state, device), aux_layers, vocabulary.to(device), recipe)
     checkpoint, kept_head = job.folder / CHECKPOINT, job.folder / "head"
     if checkpoint.exists():
@@ -79,7 +80,7 @@ def train_head(
 
     def kept(standing: TrainingState, state: dict[str, Tensor] | None) -> None:
         if state is not None:
-            write_head(kept_head, state, shape, vocabulary)
+            write_head(kept_head, state, shape, vocabulary, job.lm_head)
         log.standing(standing)
         evaluated(standing)
 
@@ -101,12 +102,23 @@ def _refuse_too_few(job: Job, answers: Sequence[TrainingAnswer], learn: Sequence
 
 
 def _vocabulary(job: Job, learn: Sequence[TrainingAnswer], size: int, given: GivenHead | None) -> Tensor:
-    """The draft vocabulary, that of the given head if there is one; later runs keep it."""
+    """The draft vocabulary, that of the given head unless another was asked for; later runs keep it."""
     path = job.folder / "vocabulary.json"
     if not path.exists():
-        ids = (draft_vocabulary(learn, size, ALWAYS) if given is None else given.vocabulary).tolist()
+        is_given = given is not None and job.vocabulary is None and size == len(given.vocabulary)
+        ids = (given.vocabulary if given and is_given else draft_vocabulary(learn, size, ALWAYS)).tolist()
         write_whole(path, json.dumps({"covered": share_said(learn, ids), "ids": ids}) + "\n")
     return torch.tensor(read_note(path)["ids"])
+
+
+def _first_weights(
+    source: Mapping[str, Tensor], target: DecoderConfig, shape: HeadShape, vocabulary: Tensor, given: GivenHead | None
+) -> Mapping[str, Tensor]:
+    if given is None:
+        return warm_start(source, target, shape, vocabulary)
+    if torch.equal(given.vocabulary, vocabulary):
+        return given.weights
+    return with_vocabulary(given, source, target, vocabulary)
 
 
 class _Log:

@@ -21,6 +21,7 @@ from roost.models.eagle import LAYER_IDS
 from roost.models.family import Family, HeadFamily, HeadSizes, ModelSizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
+from roost.weights import int8_lm_head
 from roost.weights.folder import CONFIG, Folder, read_config
 from roost.weights.header import FLOATS, INTEGERS
 
@@ -58,7 +59,7 @@ def check_head(path: Path, kind: str, target: ModelSizes, *, layer_ids: str | No
     """Refuse a head whose config does not fit the target's, before any tensor is read."""
     head = _declared(kind)
     with _errors_name_draft(path):
-        config = _family(head).read_config(Fields(_config(path)))
+        config = _family(head).read_config(_fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
         _aux_layers(config, head, layer_ids, target.num_layers)
     if topk > config.num_tokens:
@@ -100,15 +101,26 @@ def _family(head: DraftHead) -> HeadFamily[Any]:
 
 
 def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weights: str, device: torch.device) -> Head:
-    family = _family(head)
-    config = family.read_config(Fields(_config(path)))
+    family, written = _family(head), _config(path)
+    config = family.read_config(_fields(written))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
-    return family.load(config, aux_layers, _Renamed(Folder(path, allowed=_dtypes)), model, weights, device)
+    tensors: Mapping[str, Tensor] = _Renamed(Folder(path, allowed=_dtypes))
+    if int8_lm_head.is_named_in(written):
+        tensors = int8_lm_head.WithFloats(tensors)
+    return family.load(config, aux_layers, tensors, model, weights, device)
+
+
+def _fields(config: dict[str, object]) -> Fields:
+    """A config as families read it: an LM head of whole numbers is found as floats."""
+    is_rounded = int8_lm_head.is_named_in(config)
+    return Fields({key: value for key, value in config.items() if key != int8_lm_head.KEY or not is_rounded})
 
 
 def _dtypes(name: str) -> tuple[str, ...]:
-    return INTEGERS if name in INTEGER_TENSORS else FLOATS
+    if name in INTEGER_TENSORS:
+        return INTEGERS
+    return (*FLOATS, "I8") if name == int8_lm_head.NAME else FLOATS
 
 
 def _config(path: Path) -> dict[str, object]:
