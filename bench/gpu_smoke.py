@@ -257,9 +257,11 @@ def check_no_waits(model: Decoder, prompts: list[tuple[int, ...]]) -> None:
                 runs.tick()
             longest = max(prompts, key=len)
             runs.post(Submit(request_id="beside", tokens=longest, max_new_tokens=8), lambda event: None)
+            had_chunks = False
             for _ in range(6):
                 runs.tick()
-            assert runs.state.prefilled_last, "chunks were to run beside the rounds"
+                had_chunks |= runs.state.prefilled_last  # not every step has one where rounds fill the budget
+            assert had_chunks, "chunks were to run beside the rounds"
         finally:
             torch.cuda.set_sync_debug_mode("default")
         while runs.has_work:

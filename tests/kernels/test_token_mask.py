@@ -24,8 +24,9 @@ def masks_of(number: int, vocab_size: int) -> torch.Tensor:
 def test_forbidden_tokens_become_impossible_and_nothing_else_changes(
     form: str, vocab_size: int, dtype: torch.dtype
 ) -> None:
-    logits = torch.randn((7, vocab_size), generator=torch.Generator().manual_seed(1)).to(dtype)
-    nodes, masks = torch.tensor([5, 0, 3]), masks_of(3, vocab_size)
+    device = torch.device("cuda" if form == "triton" and torch.cuda.is_available() else "cpu")
+    logits = torch.randn((7, vocab_size), generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    nodes, masks = torch.tensor([5, 0, 3], device=device), masks_of(3, vocab_size).to(device)
     expected, found = logits.clone(), logits.clone()
     mask_logits(expected, nodes, masks)
     FORMS[form](found, nodes, masks)

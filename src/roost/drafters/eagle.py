@@ -177,7 +177,8 @@ class EagleDrafter:
         """
         logits, shape = self._head.logits(hidden.reshape(-1, hidden.shape[-1])), (*hidden.shape[:-1], self._shape.topk)
         if not self._is_plain(rows):
-            at = rows.flatten(), positions.flatten() + 2
+            # of one row they are spread without memory of their own
+            at = rows.flatten().contiguous(), positions.flatten() + 2
             logits = self._ops.draft_scores(logits, self._token_ids, *at, self._draws)
         scores, ids = logits.to(torch.float32).log_softmax(dim=-1).topk(self._shape.topk, dim=-1)
         return self._token_ids[ids].view(shape), scores.view(shape)
