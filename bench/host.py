@@ -20,13 +20,16 @@ from roost.kv.lease import Claim, TurnId
 from roost.kv.store import Store
 from roost.messages import Event, Submit
 from roost.sched.engine import Engine
-from roost.step import StepId, StepPlan, StepResult, Ticket
+from roost.step import LookupColumns, StepId, StepPlan, StepResult, Ticket
 
 VOCAB = 50_000
 PROMPT_LEN = 64
 EOS = 2  # a stop id that the outputs, all of token 7, never meet
 PLAIN = SpecConfig()
 CHAIN = SpecConfig(spec="eagle", draft="head", spec_steps=3, spec_lookup="off")  # nobody reads the head here
+JOINT = SpecConfig(spec="eagle", draft="head")  # its length is chosen, and drafts are looked up beside it
+CASES = {"plain": PLAIN, "chain S=3": CHAIN, "auto, looked up": JOINT}
+MATCHES = (0, 1, 1, 2, 3)  # what lookups find again, row by row and step by step
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class Instant:
     """An executor that accepts everything at once; `spent` is the time it took itself."""
 
     accept_max: int
+    lookup_steps: int = 0  # drafts that are looked up for a round
     spent: float = 0.0
     lengths: dict[int, int] = field(default_factory=dict)
     results: dict[StepId, StepResult] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class Instant:
         """Make the result up."""
         started = time.perf_counter()
         count = len(plan.rows)
-        accept = np.where(plan.is_prefill, plan.is_final, self.accept_max).astype(np.int32)
+        accept = np.where(plan.is_prefill, plan.is_final, np.minimum(self.accept_max, plan.query_lens)).astype(np.int32)
         for row, is_prefill, end, a in zip(
             plan.rows, plan.is_prefill, plan.start_positions + plan.query_lens, accept, strict=True
         ):
@@ -54,9 +58,21 @@ class Instant:
             accept_lens=accept,
             tokens=np.full((count, self.accept_max), 7, dtype=np.int32),
             lengths=np.array([self.lengths[int(row)] for row in plan.rows], dtype=np.int32),
+            lookups=self._looked_up(plan) if self.lookup_steps and not plan.is_prefill.any() else None,
         )
         self.spent += time.perf_counter() - started
         return Ticket(step=plan.step)
+
+    def _looked_up(self, plan: StepPlan) -> LookupColumns:
+        """Short matches of what is not said next, and never drafted."""
+        count = len(plan.rows)
+        match_lens = np.array([MATCHES[(int(plan.step) + row) % len(MATCHES)] for row in range(count)], dtype=np.int32)
+        return LookupColumns(
+            match_lens=match_lens,
+            is_used=np.zeros(count, dtype=np.bool_),
+            drafts=np.full((count, self.lookup_steps), 8, dtype=np.int32),
+            num_nodes=plan.query_lens,
+        )
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Hand it over."""
@@ -76,7 +92,7 @@ def _ignore(event: Event) -> None:
 def tick_us(rows: int, strict: int, spec: SpecConfig, ticks: int) -> float:
     """Median host time of a steady decode tick, in microseconds."""
     resolved = _resolved(rows, strict, spec)
-    executor = Instant(resolved.spec.accept_max)
+    executor = Instant(3 if spec is JOINT else resolved.spec.accept_max, resolved.spec.lookup_steps)
     engine = Engine(resolved, executor, SystemClock())
     rng = np.random.default_rng(0)
     for i in range(rows):
@@ -133,7 +149,7 @@ def main() -> None:
     args = parser.parse_args()
     numbers: dict[str, float] = {}
     print(f"{'host time per tick':24} {'audit off':>22} {'sums every tick':>22} {'every page':>22}   (us, us per row)")
-    for name, spec in (("plain", PLAIN), ("chain S=3", CHAIN)):
+    for name, spec in CASES.items():
         for rows in (1, 8, 64, 512):
             cells = []
             for strict in (0, 1, 2):
