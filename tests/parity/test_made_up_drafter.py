@@ -6,7 +6,7 @@ by name, drafts in served requests, and changes no output.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class Quiet:
 
     aux_layers: tuple[int, ...] = ()
 
-    def begin(self, setup: RowSetup) -> None:
+    def begin(self, setups: Sequence[RowSetup]) -> None:
         """Nothing."""
 
     def extend(self, pairs: Pairs) -> None:
@@ -60,9 +60,10 @@ class First(Quiet):
     def __init__(self, num_rows: int, device: Device) -> None:
         self._firsts = torch.zeros(num_rows, dtype=torch.int64, device=device.torch)
 
-    def begin(self, setup: RowSetup) -> None:
+    def begin(self, setups: Sequence[RowSetup]) -> None:
         """Needs the history, which it declares."""
-        self._firsts[setup.row] = int(setup.tokens[0])
+        for setup in setups:
+            self._firsts[setup.row] = int(setup.tokens[0])
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """A chain."""

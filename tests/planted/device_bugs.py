@@ -464,15 +464,15 @@ DEVICE_BUGS = (
     Bug(
         "prompts_are_found_by_nobody_else",
         _LOOKUP,
-        "        texts.shared_from[row] = setup.prompt_len",
-        "        texts.shared_from[row] = 0",
+        '            "shared_from": np.array([setup.prompt_len for setup in setups]),',
+        '            "shared_from": np.array([0 for _ in setups]),',
         "others are drafted what a prompt says",
         test=_LOOKED_UP + "test_a_prompt_is_found_by_nobody_else_and_an_output_is",
     ),
     Bug(
         "row_begins_without_its_old_text",
         _LOOKUP,
-        "        texts.tokens[row] = NOTHING",
+        '        texts.tokens.index_fill_(0, sent["rows"], NOTHING)',
         "        pass",
         "what a row said before it began again is found behind its new text",
         test=_LOOKED_UP + "test_what_a_row_said_before_it_began_again_is_nobodys_any_more",

@@ -3,10 +3,10 @@
 from tests.planted.bug import Bug
 
 _PLANNER, _SETTLE = "roost.sched.planner", "roost.sched.settle"
-_STALE = """        if lease.epoch != epoch and request.row is not None and not chunk and result.lookups is not None:
-            _learn(state, request, result.lookups, i, tokens[:accept_len], width)"""
+_STALE = """        if lease.epoch != epoch and not chunk and lookups[i] is not None:
+            _learn(state, request, lookups[i], tokens[:accept_len], width)"""
 _STALE_COUNTED = """        if lease.epoch != epoch and request.row is not None and not chunk and width > 1:
-            _count_round(state, request, result, i, tokens[:accept_len], width, accept_len)"""
+            _count_round(state, request, lookups[i], tokens[:accept_len], width, accept_len, 0)"""
 _EPOCH = "        if lease.epoch != epoch:  # the request ended, was preempted or failed meanwhile"
 
 LOOKUP_BUGS = (
@@ -77,15 +77,15 @@ LOOKUP_BUGS = (
     Bug(
         "lookups_counted_by_their_own",
         _SETTLE,
-        "        looked_up = shape.lookup_nodes_of(width)",
-        "        looked_up = shape.head_steps_of(width)",
+        "            looked_up = shape.lookup_nodes_of(width)",
+        "            looked_up = shape.head_steps_of(width)",
         "looked-up drafts are counted as if the head had made them",
     ),
     Bug(
         "head_offers_what_it_drafts",
         _SETTLE,
-        "        offered = max(shape.head_steps_of(width), len(tokens) - 1)",
-        "        offered = shape.depth_max",
+        "            offered = max(shape.head_steps_of(width), len(tokens) - 1)",
+        "            offered = shape.depth_max",
         "a head is said to have drafted what nobody did",
     ),
     Bug(
@@ -98,7 +98,7 @@ LOOKUP_BUGS = (
     Bug(
         "head_is_judged_by_its_own",
         _SETTLE,
-        "    num_head_drafts = shape.head_steps_of(width) if shape.pair and not lookups.is_used[row] else 0",
+        "    num_head_drafts = shape.head_steps_of(width) if shape.pair and not is_used else 0",
         "    num_head_drafts = shape.head_steps_of(width) if shape.pair else 0",
         "what was looked up is learned as the head's",
     ),

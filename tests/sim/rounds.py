@@ -19,6 +19,8 @@ from tests.sim.model import Model
 from tests.sim.prediction import Oracle, PredictedRound
 from tests.sim.wishes import first_stop
 
+LearnedStep = tuple[list[int], list[int]]  # accept lengths of what was not looked up, nodes of what was planned wider
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
@@ -42,17 +44,19 @@ class Rounds:
         self._due: list[Lesson] = []  # of the step just collected
         self._learned: list[Lesson] = []
         # of each step: tokens that its live rounds brought, but for those whose drafts were looked up
-        self._steps_due: list[list[int]] = []
-        self._steps_learned: list[list[int]] = []
+        self._steps_due: list[LearnedStep] = []
+        self._steps_learned: list[LearnedStep] = []
         self._watch_learning()
 
     def launched(self, requests: Sequence[Request]) -> None:
         """Remember whose is what is learned."""
         self._names |= {id(request.drafts): request.id for request in requests}
 
-    def collected(self) -> None:
+    def collected(self, plan: StepPlan) -> None:
         """A step was collected; its live rows follow."""
-        self._steps_due.append([])
+        wide = [int(width) for width in plan.query_lens if width > plan.head_width]
+        is_widened = not plan.has_chunks and not self._state.resolved.widths.narrows and plan.shape.lookup_steps > 0
+        self._steps_due.append(([], wide if is_widened else []))
 
     def sampled(self, plan: StepPlan, place: int, request: Request, tokens: list[int]) -> None:
         """A live row sampled: so many tokens, and these, are due."""
@@ -67,7 +71,7 @@ class Rounds:
             self._count(request, predicted)
         is_other = plan.lookup_widths is not None and predicted.drafted.is_used
         if not plan.is_prefill[place] and not is_other:
-            self._steps_due[-1].append(len(tokens))
+            self._steps_due[-1][0].append(len(tokens))
         if self._drafting.looks_up_for(plan, place):
             self._due.append(self._lesson(request, predicted))
         end, _ = first_stop(ask.submit, ask.output + tokens) or (request.max_new_tokens, None)
@@ -120,9 +124,11 @@ class Rounds:
         policy = self._state.draft_policy
         collected = policy.collected
 
-        def watched_step(step: TimedStep, accept_lens: list[int], looked_up: Sequence[Any] = ()) -> None:
-            self._steps_learned.append(list(accept_lens))
-            collected(step, accept_lens, looked_up)
+        def watched_step(
+            step: TimedStep, accept_lens: list[int], looked_up: Sequence[Any] = (), wide: Sequence[int] = ()
+        ) -> None:
+            self._steps_learned.append((list(accept_lens), list(wide)))
+            collected(step, accept_lens, looked_up, wide)
 
         policy.collected = watched_step  # type: ignore[method-assign]
 

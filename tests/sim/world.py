@@ -125,7 +125,7 @@ class World:
         self.questions.num_broken -= 1
         self.questions.num_steps += 1
         self.rules.collected(named, result)
-        self.rounds.collected()
+        self.rounds.collected(plan)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
                 self.rounds.sampled(plan, i, request, result.tokens[i, : result.accept_lens[i]].tolist())

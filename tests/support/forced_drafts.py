@@ -76,11 +76,12 @@ class Told:
         """Nothing."""
         return ()
 
-    def begin(self, setup: RowSetup) -> None:
+    def begin(self, setups: Sequence[RowSetup]) -> None:
         """Count a row's rounds from its start; its text is the one that begins like it."""
-        begun = tuple(setup.tokens.tolist())
-        self._num_rounds[setup.row] = 0
-        self._text[setup.row] = next((text for text in self._texts if text[: len(begun)] == begun), begun)
+        for setup in setups:
+            begun = tuple(setup.tokens.tolist())
+            self._num_rounds[setup.row] = 0
+            self._text[setup.row] = next((text for text in self._texts if text[: len(begun)] == begun), begun)
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """The text that follows, up to where it shall be wrong."""

@@ -82,6 +82,8 @@ TESTED: dict[str, str] = {
     "test_failures_with_a_good_step_between_them_do_not_add_up",
     "roost.sched.step_limits.PATIENCE": "tests/unit/sched/test_step_limits.py::"
     "test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before",
+    "roost.draft_length.uneven_times._KNOWN_FOR": "tests/unit/draft_length/test_lookup_widths.py::"
+    "test_what_steps_of_several_widths_cost_beyond_their_nodes_is_measured_and_forgotten",
     "roost.draft_length.choice._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
     "roost.draft_length.choice._NEAR": _DRAFTING
     + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
@@ -389,10 +391,7 @@ UNTESTED: dict[str, str] = {
         (f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR", "_REST_LEAST")), _GUESS
     ),
     **dict.fromkeys(
-        (
-            f"roost.draft_length.lookups.{name}"
-            for name in ("_FIRST_HEAD_SHARE", "_FIRST_WEIGHT", "_COMMON_WEIGHT", "_MEMORY")
-        ),
+        (f"roost.draft_length.lookups.{name}" for name in ("_FIRST_WEIGHT", "_COMMON_WEIGHT", "_MEMORY")),
         _GUESS,
     ),
     **dict.fromkeys(

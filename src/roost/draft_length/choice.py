@@ -7,11 +7,14 @@ load or machine is noticed; the time lost to trials is bounded. Deterministic, w
 state; asked by the planner, fed by planner and settle.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
-from roost.draft_length.lookups import Lookups, Repeat, RowDrafts, class_of, tokens_of
+from roost.draft_length.lookups import NEVER, Lookups, Repeat, RowDrafts, Share, class_of, tokens_of
 from roost.draft_length.node_times import NodeTimes
+from roost.draft_length.uneven_times import UnevenTimes
 from roost.graph_sizes import batch_sizes
 from roost.spec_shape import MATCH_MAX
 from roost.spec_widths import Widths
@@ -24,12 +27,11 @@ _TRIAL_SHARE = 0.02  # of the time that trials may cost
 _TRIALS_MAX = 2.0  # most credit for trials, in steps; also what there is at the start
 _TRIAL_LEAST = 0.1  # least price of a trial, in steps, so that trials do not follow each other
 _NEAR = 0.9  # of the best rate: a width that comes so close is measured until its median is full
-# of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck, and shares of
-# drafts make too much of a few long runs
+# of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
 _EDGE = 0.1
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
 _REST_LEAST = 0.5  # of a step's time: with less of it left the rest is too inexact to count
-_DECIDED_FOR = 4  # rounds of a row for which a decision stands
+_DECIDED_FOR = 8  # rounds of a row for which a decision stands
 _DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
 
 
@@ -70,8 +72,9 @@ class DraftLengthPolicy:
     def __init__(self, widths: Widths, rounds_max: int, times: StepTimes) -> None:
         self._widths, self._times = widths, times
         self._acceptance = Acceptance(max(1, widths.shape.steps))
-        self._costs = Costs(batch_sizes(rounds_max))
-        self._nodes = NodeTimes(batch_sizes(rounds_max))
+        self._batch_sizes = batch_sizes(rounds_max)
+        self._costs, self._nodes = Costs(self._batch_sizes), NodeTimes(self._batch_sizes)
+        self._uneven = UnevenTimes(self._batch_sizes)
         self.lookups = Lookups(widths.shape.depth_max)
         self._num_steps = 0  # planned
         self._drafted_at = 0  # number of the last step with drafts
@@ -105,25 +108,33 @@ class DraftLengthPolicy:
         chosen and rounds are narrowed to what was drafted: then any width up to that.
         """
         worth: _Worth | None = None
+        size, found = bisect_left(self._batch_sizes, len(rows)), []
         for row, most in zip(rows, widest, strict=True):
-            key = (len(rows), width, most, row.num_noted // _DECIDED_FOR, class_of(row.repeat_len))
-            if row.decided[0] != key:
+            load = (size, width, most) if self._widths.narrows else (width, most)
+            by = row.num_noted // _DECIDED_FOR, class_of(row.repeat_len)
+            decided = row.decided.get(load)
+            if decided is None or decided[0] != by:
                 if worth is None and self._widths.narrows:
                     worth = _Worth(self, len(rows), width)
-                row.decided = key, self._of_row(row, most, worth)
-        return [row.decided[1] for row in rows]
+                decided = row.decided[load] = by, self._of_row(row, width, most, worth)
+            found.append(decided[1])
+        return found
 
-    def _of_row(self, row: RowDrafts, widest: int, worth: "_Worth | None") -> list[int]:
+    def _of_row(self, row: RowDrafts, width: int, most: int, worth: "_Worth | None") -> list[int]:
         found = [0]
         for match_len in range(1, MATCH_MAX + 1):
+            if match_len > 1 and match_len < MATCH_MAX and class_of(match_len) == class_of(match_len - 1):
+                found.append(found[-1])
+                continue
             seen_len = max(match_len, row.repeat_len) if match_len == MATCH_MAX else match_len
             share = self.lookups.lookup_share(row, seen_len)
-            head_share = self.lookups.head_share(row, match_len) if self._widths.shape.pair else 0.0
+            head_share = self.lookups.head_share(row, match_len) if self._widths.shape.pair else NEVER
             if worth is not None:
-                wanted = min(widest, worth.width(share, head_share))
+                wanted = min(most, worth.width(share, head_share))
                 found.append(wanted if wanted > 1 else 0)
             else:
-                found.append(widest if share > head_share + _EDGE else 0)
+                is_better = tokens_of(share, most) * (1 - _EDGE) > tokens_of(head_share, width)
+                found.append(most if is_better else 0)
         return found
 
     def repeat(self, row: RowDrafts, unknown_len: int) -> Repeat:
@@ -146,10 +157,15 @@ class DraftLengthPolicy:
             total = tokens
             for place, number in enumerate(order, 1):
                 total += gains[number]
-                rate = total / (narrow + place / num_rounds * (cost - narrow))
+                rate = total / self._of_several_widths(num_rounds, place, narrow, cost)
                 if rate > best:
                     best, found = rate, (each, order[:place])
         return found
+
+    def _of_several_widths(self, num_rounds: int, num_wide: int, narrow: float, wide: float) -> float:
+        """Cost of a step of which so many rounds are wide, by the costs of those in which none and all are."""
+        uneven = self._uneven.of(num_rounds, self._num_steps) if num_wide < num_rounds else 1.0
+        return uneven * (narrow + num_wide / num_rounds * (wide - narrow))
 
     def menu_of(self, num_rounds: int) -> tuple[int, ...]:
         """Widths that looked-up drafts may have in a step of so many rounds."""
@@ -180,22 +196,30 @@ class DraftLengthPolicy:
             self._drafted_at = self._num_steps if width > 1 else self._drafted_at
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
-    def collected(self, step: TimedStep, accept_lens: list[int], looked_up: Sequence[tuple[int, int]] = ()) -> None:
+    def collected(
+        self,
+        step: TimedStep,
+        accept_lens: list[int],
+        looked_up: Sequence[tuple[int, int]] = (),
+        wide: Sequence[int] = (),
+    ) -> None:
         """A step was collected: `accept_lens` of its live rounds, but for those whose drafts were looked up.
 
-        Of these the nodes and the accept length of each.
+        Of these the nodes and the accept length of each; and the nodes of those that were planned wider than others.
         """
         if not step.num_rounds:
             return
         self._acceptance.note(step.width - 1 if accept_lens else 0, accept_lens)
-        if step.time and step.is_alone:
-            self._note_alone(step, sum(accept_lens), looked_up)
+        if step.time and step.is_alone and self._widths.narrows:
+            self._note_narrowed(step, sum(accept_lens), looked_up)
+        elif step.time and step.is_alone:
+            self._note_widened(step, wide)
         elif step.time:
             rest = self._times.prompt_tokens.rest(step.num_tokens, step.time)
             if rest is not None:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
-    def _note_alone(self, step: TimedStep, num_tokens: int, looked_up: Sequence[tuple[int, int]]) -> None:
+    def _note_narrowed(self, step: TimedStep, num_tokens: int, looked_up: Sequence[tuple[int, int]]) -> None:
         """Take in the time of a step of rounds alone, as if those that were looked up had the others' width."""
         number, width, nodes = step.num_rounds, step.width, [each for each, _ in looked_up]
         kind, num_others = (width, len(nodes) < number), number - len(nodes)
@@ -208,6 +232,17 @@ class DraftLengthPolicy:
             rest = step.time - more * self._nodes.of_one(number, self._times.prompt_tokens.beside_rounds)
             if rest > _REST_LEAST * step.time:
                 self._costs.note(number, width, round(rest))
+
+    def _note_widened(self, step: TimedStep, wide: Sequence[int]) -> None:
+        """Take in the time of a step of rounds alone, of which some may have been planned wider than the others."""
+        number, widest = step.num_rounds, max(wide, default=step.width)
+        if len(wide) in (0, number):
+            self._costs.note(number, widest, step.time)
+            return
+        pace, (narrow, cost) = self._costs.pace(number), self._costs.of(number, (step.width, widest), has_chunks=False)
+        if pace:
+            expected = pace * (narrow + len(wide) / number * (cost - narrow))
+            self._uneven.note(number, step.time / expected, self._num_steps)
 
     def _tells(self, num_rounds: int, has_prefill: bool) -> bool:
         """Whether the next step's cost will probably count, so that a trial teaches something."""
@@ -248,22 +283,31 @@ class _Worth:
         else:
             node = policy.node_price(num_rounds, width)
             self._prices, self._head_price = [node * (each - 1) for each in self._menu], node * (width - 1)
-        self._found: dict[tuple[int, int], int] = {}
+        # by shares: of what was looked up the best worth and width, of the head its worth
+        self._lookups: dict[tuple[int, int], tuple[float, int]] = {}
+        self._heads: dict[tuple[int, int], float] = {}
 
-    def width(self, share: float, head_share: float) -> int:
+    def width(self, share: Share, head_share: Share) -> int:
         """Nodes of what was looked up, if that is worth more than what the head drafts; else 0."""
-        key = round(share * _STEP), round(head_share * _STEP)
-        if key not in self._found:
-            self._found[key] = self._best(key[0] / _STEP, key[1] / _STEP)
-        return self._found[key]
+        key, head_key = _rounded(share), _rounded(head_share)
+        if key not in self._lookups:
+            self._lookups[key] = self._best(_of(key))
+        if head_key not in self._heads:
+            self._heads[head_key] = tokens_of(_of(head_key), self._width) - self._head_price
+        worth, width = self._lookups[key]
+        return width if worth > self._heads[head_key] else 0
 
-    def _best(self, share: float, head_share: float) -> int:
-        head = tokens_of(head_share, self._width) - self._head_price
-        worth = [
-            tokens_of(share, each) * (1 - _EDGE) - price for each, price in zip(self._menu, self._prices, strict=True)
-        ]
-        best = max(worth, default=head)
-        return self._menu[worth.index(best)] if best > head else 0
+    def _best(self, share: Share) -> tuple[float, int]:
+        pairs = zip(self._menu, self._prices, strict=True)
+        return max(((tokens_of(share, each) * (1 - _EDGE) - price, each) for each, price in pairs), default=(-inf, 0))
+
+
+def _rounded(share: Share) -> tuple[int, int]:
+    return round(share[0] * _STEP), round(share[1] * _STEP)
+
+
+def _of(key: tuple[int, int]) -> Share:
+    return key[0] / _STEP, key[1] / _STEP
 
 
 def _all_looked_up(width: int) -> int:

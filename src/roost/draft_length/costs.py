@@ -51,6 +51,10 @@ class Costs:
         """Whether steps with prefill around count now."""
         return self._num_busy[self._size(num_rounds)] >= _NUM_BUSY
 
+    def pace(self, num_rounds: int) -> float:
+        """Time of a step of rounds without prefill around it, divided by its cost; 0 if none was seen."""
+        return self._paces[self._size(num_rounds)].value
+
     def _note(self, at: int, width: int, time: int) -> None:
         self._num_steps[at] += 1
         now, pace, costs = self._num_steps[at], self._paces[at], self._costs[at]

@@ -67,7 +67,7 @@ class EagleDrafter:
         """Layers of the target that the head looks at."""
         return self._head.aux_layers
 
-    def begin(self, setup: RowSetup) -> None:
+    def begin(self, setups: Sequence[RowSetup]) -> None:
         """Nothing: what a row needs comes with its prefill."""
 
     def extend(self, pairs: Pairs) -> None:

@@ -5,6 +5,8 @@ and up to more of them, in trees beside the head's best nodes. Where the host co
 nobody needs it. Never decides what is kept. Called by the forward passes.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,10 +31,10 @@ class JointDrafter:
         """What the head wants to see."""
         return self.head.aux_layers
 
-    def begin(self, setup: RowSetup) -> None:
-        """Both take the row."""
-        self.head.begin(setup)
-        self._lookup.begin(setup)
+    def begin(self, setups: Sequence[RowSetup]) -> None:
+        """Both take the rows."""
+        self.head.begin(setups)
+        self._lookup.begin(setups)
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """The head's trees, with what was looked up."""

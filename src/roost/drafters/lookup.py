@@ -5,7 +5,7 @@ texts a row may see, its scope says; after which matches a row takes what is fou
 look drafts up, and by the runner, which tells the scheduler what was found.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -18,7 +18,7 @@ from roost.device.device import Device
 from roost.drafters.protocol import Pairs
 from roost.layers.lookup import NOBODY, Found, Texts, empty_texts
 from roost.layers.rounds import NOTHING
-from roost.layers.segments import Segments
+from roost.layers.segments import Segments, aranges
 from roost.spec_shape import MATCH_MAX
 from roost.step import RowSetup
 
@@ -32,19 +32,27 @@ class Lookup:
         self._texts, self._find_drafts, self._device, self.count = texts, find_drafts, device, count
         num_rows, on = len(texts.tokens), device.torch
         self.head_width = texts.width  # nodes of a round whose drafts are not looked up, at most
-        # by row and match length: whether what follows is drafted, if above 0
-        self._widths = torch.ones((num_rows, MATCH_MAX + 1), dtype=torch.int64, device=on)
-        self._widths_host = np.ones((num_rows, MATCH_MAX + 1), dtype=np.int32)
+        # by row and match length: whether what follows is drafted; on the device, and here
+        self._is_wanted = torch.ones((num_rows, MATCH_MAX + 1), dtype=torch.int64, device=on)
+        self._is_wanted_host = np.ones((num_rows, MATCH_MAX + 1), dtype=np.bool_)
         # by row, of the last round that drafted: tokens that were found again, whether what followed was used, and that
         self._found = torch.zeros((num_rows, 2 + count), dtype=torch.int64, device=on)
 
-    def begin(self, setup: RowSetup) -> None:
-        """Take a row's tokens; those of its prompt may be cached, and never run."""
-        texts, row = self._texts, setup.row
-        texts.tokens[row] = NOTHING
-        texts.tokens[row, : len(setup.tokens)] = self._device.send({"tokens": setup.tokens})["tokens"].to(torch.int32)
-        texts.shared_from[row] = setup.prompt_len
-        texts.scopes[row] = _number_of(setup.scope)
+    def begin(self, setups: Sequence[RowSetup]) -> None:
+        """Take rows' tokens; those of their prompts may be cached, and never run."""
+        rows, lens = np.array([setup.row for setup in setups]), np.array([len(setup.tokens) for setup in setups])
+        columns = {
+            "rows": rows,
+            "shared_from": np.array([setup.prompt_len for setup in setups]),
+            "scopes": np.array([_number_of(setup.scope) for setup in setups]),
+            "cells": np.repeat(rows * self._texts.width, lens) + aranges(lens),
+            "tokens": np.concatenate([setup.tokens for setup in setups]),
+        }
+        sent, texts = self._device.send(columns), self._texts
+        texts.tokens.index_fill_(0, sent["rows"], NOTHING)
+        texts.tokens.view(-1).index_copy_(0, sent["cells"], sent["tokens"].to(torch.int32))
+        texts.shared_from.index_copy_(0, sent["rows"], sent["shared_from"])
+        texts.scopes.index_copy_(0, sent["rows"], sent["scopes"])
 
     def extend(self, pairs: Pairs) -> None:
         """Remember the tokens of a step."""
@@ -55,10 +63,11 @@ class Lookup:
 
         Where nobody captures the step, a head need not draft for more than `head_width` nodes.
         """
-        self.head_width = head_width
-        if not np.array_equal(self._widths_host[rows], widths):
-            self._widths_host[rows] = widths
-            self._send_widths(rows, widths)
+        self.head_width, is_wanted = head_width, widths > 0
+        if not np.array_equal(self._is_wanted_host[rows], is_wanted):
+            self._is_wanted_host[rows] = is_wanted
+            sent = self._device.send({"rows": rows, "is_wanted": is_wanted.astype(np.int64)})
+            self._is_wanted.index_copy_(0, sent["rows"], sent["is_wanted"])
 
     def find(self, rounds: Segments, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Drafts [R, count] for rounds, and which of them [R] are to be used.
@@ -66,7 +75,7 @@ class Lookup:
         `forced` [R, n], if it is known, are the first of them, NOTHING from there on: they count as said.
         """
         found = self._look_up(rounds, forced)
-        is_used = self._widths[rounds.rows, found.match_lens] > 0
+        is_used = self._is_wanted[rounds.rows, found.match_lens] > 0
         columns = (found.match_lens[:, None], is_used[:, None], found.drafts)
         self._found.index_copy_(0, rounds.rows, torch.cat(columns, dim=1))
         return found.drafts, is_used
@@ -74,10 +83,6 @@ class Lookup:
     def last_found(self, rows: Tensor) -> Tensor:
         """Of rows [R] that have drafted [R, 2 + count]: tokens found again, whether the drafts were used, and these."""
         return self._found.index_select(0, rows)
-
-    def _send_widths(self, rows: np.ndarray, widths: np.ndarray) -> None:
-        sent = self._device.send({"rows": rows, "widths": widths})
-        self._widths.index_copy_(0, sent["rows"], sent["widths"])
 
     def _look_up(self, rounds: Segments, forced: Tensor | None) -> Found:
         if forced is None:
@@ -99,6 +104,11 @@ class HostLookup(Lookup):
     def __init__(self, texts: Texts, find_drafts: FindDrafts, count: int, device: Device) -> None:
         super().__init__(texts, find_drafts, count, device)
         self._tokens_host, self._found_host = texts.tokens.numpy(), self._found.numpy()
+        self._widths = np.ones((len(texts.tokens), MATCH_MAX + 1), dtype=np.int32)
+
+    def want(self, rows: np.ndarray, widths: np.ndarray, head_width: int) -> None:
+        """Say of some rows how many nodes of what followed are verified, by the length of the match."""
+        self.head_width, self._widths[rows] = head_width, widths
 
     def extend(self, pairs: Pairs) -> None:
         """Remember the tokens of a step."""
@@ -108,18 +118,15 @@ class HostLookup(Lookup):
         """Drafts [R, count] for rounds, and which of them [R] are to be used."""
         found, rows = self._look_up(rounds, forced), rounds.rows.numpy()
         match_lens = found.match_lens.numpy()
-        is_used = self._widths_host[rows, match_lens] > 0
+        is_used = self._widths[rows, match_lens] > 0
         self._found_host[rows, 0], self._found_host[rows, 1] = match_lens, is_used
         self._found_host[rows, 2:] = found.drafts.numpy()
         return found.drafts, torch.from_numpy(is_used)
 
     def nodes(self, rows: np.ndarray) -> np.ndarray:
         """Nodes of rounds [R] that have drafted: as many as were looked up, or as the head drafts for."""
-        widths: np.ndarray = self._widths_host[rows, self._found_host[rows, 0]]
+        widths: np.ndarray = self._widths[rows, self._found_host[rows, 0]]
         return np.where(widths > 0, widths, self.head_width)
-
-    def _send_widths(self, rows: np.ndarray, widths: np.ndarray) -> None:
-        """They are here."""
 
 
 def make_lookup(resolved: Resolved, find_drafts: FindDrafts, device: Device, *, is_host: bool) -> Lookup | None:

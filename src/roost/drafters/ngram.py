@@ -4,6 +4,8 @@ Everything is looked up (`Lookup`), whether much or little of it was found again
 weights, no KV. Proposes chains. Called by the forward passes.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,9 +36,9 @@ class NgramDrafter:
         """Nothing of the target but its tokens."""
         return ()
 
-    def begin(self, setup: RowSetup) -> None:
-        """Take a row's tokens."""
-        self._lookup.begin(setup)
+    def begin(self, setups: Sequence[RowSetup]) -> None:
+        """Take their tokens."""
+        self._lookup.begin(setups)
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Chains of what followed."""

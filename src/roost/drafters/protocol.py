@@ -4,6 +4,7 @@ A drafter proposes trees for verify rounds, and takes over what every step wrote
 so that what it keeps is up to date. Whatever it proposes, the output is the target's. Implemented in this folder.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +43,8 @@ class Drafter(Protocol):
         """Layers of the target whose inputs it wants to see."""
         ...
 
-    def begin(self, setup: RowSetup) -> None:
-        """A row begins."""
+    def begin(self, setups: Sequence[RowSetup]) -> None:
+        """Rows begin."""
         ...
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:

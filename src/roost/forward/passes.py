@@ -143,10 +143,20 @@ class Passes:
         """Take over the tokens [num_sampling, tree_width] that were drawn after each node.
 
         What the sampling rows accepted, and what the host is told of every row: [num_rows, 2 + accept_max] tokens
-        added, length now, the tokens.
+        added, length now, the tokens; and where drafts are looked up, what was last found for it.
         """
         if target.chains is not None:
-            return self._accept_and_extend_chains(layout, target, target.chains, drawn)
+            accepted, result = self._accept_and_extend_chains(layout, target, target.chains, drawn)
+        else:
+            accepted, result = self._accept_and_extend_any(layout, target, drawn)
+        if self.lookup is not None:
+            result = torch.cat([result, self.lookup.last_found(layout.rows)], dim=1)
+        return accepted, result
+
+    def _accept_and_extend_any(
+        self, layout: StepLayout, target: TargetOutput, drawn: Tensor
+    ) -> tuple[Accepted, Tensor]:
+        """What the rows of any step accept."""
         trees = target.trees
         accepted = accept(trees, drawn, layout.shape.accept_max_of(trees.width))
         if layout.shape.topk > 1 and trees.width > 1:

@@ -34,7 +34,7 @@ class GraphedStep:
     layout: StepLayout
     forwarded: Forwarded
     accepted: Accepted
-    result: Tensor  # [num_rows, 2 + accept_max]
+    result: Tensor  # [num_rows, 2 + accept_max], and what was looked up
     replay_forward: Replay
     replay_accept: Replay
 

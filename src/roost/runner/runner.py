@@ -78,8 +78,8 @@ class Runner:
             self._sampler.set_row(setup)
             if self._grammars is not None:
                 self._grammars.begin(setup)
-            if self.passes.drafter is not None:
-                self.passes.drafter.begin(setup)
+        if plan.setups and self.passes.drafter is not None:
+            self.passes.drafter.begin(plan.setups)
 
     def run(self, plan: StepPlan) -> Finish:
         """Start a step whose page tables are in place."""
@@ -278,15 +278,12 @@ class Runner:
         prompt = None
         if not layout.is_rounds:
             prompt = prompt_logprobs(_as_laid_out(plan, layout), target.hidden, self.passes.model.logits, self._device)
-        lookups = None
-        if self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1:
-            lookups = self.passes.lookup.last_found(target.layout.rows[: len(plan.rows)])
-        found = () if lookups is None else (lookups,)
-        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *found])
+        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
         if constraint is not None:
             constraint.follow(fetched)
-        num_nodes = layout.query_lens if lookups is not None else None
-        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, num_nodes)
+        has_lookups = self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1
+        num_nodes = layout.query_lens if has_lookups else None
+        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, tokens.shape[1], num_nodes)
         return partial(own, fetched, constraint)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
@@ -330,18 +327,19 @@ def _result(
     plan: StepPlan,
     wanting: np.ndarray,
     has_prompt_logprobs: bool,
+    accept_max: int,
     num_nodes: np.ndarray | None,
     fetched: Fetched,
     constraint: Constraint | None,
 ) -> StepResult:
     """What the host learns: the one place that waits for the device."""
     result, *columns = fetched()
-    accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2:]
+    accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2 : 2 + accept_max]
     tokens = np.zeros((len(result), plan.shape.accept_max), dtype=np.int32)
     tokens[:, : found.shape[1]] = found
     logprobs = prompt = lookups = None
     if num_nodes is not None:  # something was looked up
-        columns, found_again = columns[:-1], columns[-1].astype(np.int32)
+        found_again = result[:, 2 + accept_max :].astype(np.int32)
         lookups = LookupColumns(
             match_lens=found_again[:, 0],
             is_used=found_again[:, 1] > 0,

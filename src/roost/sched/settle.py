@@ -4,7 +4,7 @@ Runs every tick, with or without a result. A result counts only for the lease ep
 past the end of the output are cut off here, before anything is kept. Called by the loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from roost.errors import InvariantError
@@ -16,6 +16,7 @@ from roost.sched.state import State
 from roost.step import LogprobColumns, StepId, StepPlan, StepResult
 
 StopAt = Callable[[int, int], int | str | None]  # (index, token) -> the stop id or text that it completes
+_Lookup = tuple[int, bool, list[int]]  # tokens found again, whether what followed was drafted, and what followed
 
 _FAILURES_MAX = 1  # a second step that breaks at the same place, where it ran alone, ends a request
 
@@ -31,7 +32,7 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.step_limits.worked(plan)
     has_window = state.store.window_book is not None
     rounds: list[tuple[int, int, bool]] = []  # of live ones: tokens accepted, nodes, whether its drafts were looked up
-    is_looked_up = _looked_up(plan, result)
+    is_looked_up, lookups = _looked_up(plan, result), _lookups(plan, result)
     num_nodes = plan.query_lens if result.lookups is None else result.lookups.num_nodes
     columns = (result.epochs, result.accept_lens, result.tokens, plan.is_final, num_nodes)
     rows = zip(
@@ -44,8 +45,10 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
         if not chunk:
             rounds.append((accept_len, width, is_looked_up[i]))
             state.totals.count_round(width)
-            _learn(state, request, plan, result, i, tokens[:accept_len], width)
-            _take_tokens(state, request, result, i, tokens[:accept_len], width)
+            said, lookup = tokens[:accept_len], lookups[i]
+            if lookup is not None:
+                _learn(state, request, lookup, said, width)
+            _take_tokens(state, request, result, i, said, width, lookup)
         else:
             _take_prompt_logprobs(state, request, plan, result, i)
             if is_final:
@@ -62,7 +65,14 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     if state.resolved.widths.is_auto:
         accept_lens = [accept_len for accept_len, _, is_found in rounds if not is_found]
         looked_up = [(width, accept_len) for accept_len, width, is_found in rounds if is_found]
-        state.draft_policy.collected(timed, accept_lens, looked_up)
+        state.draft_policy.collected(timed, accept_lens, looked_up, _wide(state, plan))
+
+
+def _wide(state: State, plan: StepPlan) -> list[int]:
+    """Nodes of the rounds that were planned wider than the others of their step, where none is narrowed."""
+    if state.resolved.widths.narrows or not state.resolved.spec.lookup_steps or plan.has_chunks:
+        return []
+    return [width for width in plan.query_lens.tolist() if width > plan.head_width]
 
 
 def _looked_up(plan: StepPlan, result: StepResult) -> list[bool]:
@@ -73,7 +83,24 @@ def _looked_up(plan: StepPlan, result: StepResult) -> list[bool]:
     return found
 
 
-def _take_tokens(state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int) -> None:
+def _lookups(plan: StepPlan, result: StepResult) -> Sequence[_Lookup | None]:
+    """What was looked up for each row's round; None where nothing was, or the round was planned without drafts."""
+    columns = result.lookups
+    if columns is None:
+        return [None] * len(plan.rows)
+    found = zip(columns.match_lens.tolist(), columns.is_used.tolist(), columns.drafts.tolist(), strict=True)
+    return [each if width > 1 else None for each, width in zip(found, plan.query_lens.tolist(), strict=True)]
+
+
+def _take_tokens(
+    state: State,
+    request: Request,
+    result: StepResult,
+    row: int,
+    tokens: list[int],
+    width: int,
+    lookup: _Lookup | None = None,
+) -> None:
     """Add tokens sampled at `width` nodes to the output, cut at its end, and finish the request if that is here."""
     if row in result.errors:  # the step is good, and what this row drew means nothing
         abort(state, request, "error", result.errors[row])
@@ -85,7 +112,8 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
     stop_at = _stop_at(request, output_len) if may_stop else None
     kept, reason, matched = cut_output(tokens, request.max_new_tokens - output_len, stop_at)
     if width > 1:  # plain decoding, and a round without drafts, say nothing about speculation
-        _count_round(state, request, result, row, tokens, width, kept)
+        num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
+        _count_round(state, request, lookup, tokens, width, kept, num_forced)
     record.append(tokens)
     if kept:
         state.totals.completion_tokens += kept
@@ -96,33 +124,37 @@ def _take_tokens(state: State, request: Request, result: StepResult, row: int, t
         finish(state, request, reason, known_len + kept, matched)
 
 
-def _learn(
-    state: State, request: Request, plan: StepPlan, result: StepResult, row: int, tokens: list[int], width: int
-) -> None:
-    """Learn who drafts well from a round of `width` nodes that said `tokens`, if it was planned to have drafts."""
-    shape, lookups = state.resolved.spec, result.lookups
-    if lookups is None or plan.query_lens[row] == 1:
-        return
-    num_head_drafts = shape.head_steps_of(width) if shape.pair and not lookups.is_used[row] else 0
-    match_len, drafts = int(lookups.match_lens[row]), lookups.drafts[row].tolist()
+def _learn(state: State, request: Request, lookup: _Lookup, tokens: list[int], width: int) -> None:
+    """Learn who drafts well from a round of `width` nodes that said `tokens`."""
+    shape, (match_len, is_used, drafts) = state.resolved.spec, lookup
+    num_head_drafts = shape.head_steps_of(width) if shape.pair and not is_used else 0
     state.draft_policy.lookups.note(request.drafts, match_len, drafts, tokens, num_head_drafts)
 
 
 def _count_round(
-    state: State, request: Request, result: StepResult, row: int, tokens: list[int], width: int, kept: int
+    state: State,
+    request: Request,
+    lookup: _Lookup | None,
+    tokens: list[int],
+    width: int,
+    kept: int,
+    num_forced: int,
 ) -> None:
     """Count a round of `width` nodes that said `tokens`."""
-    shape, lookups = state.resolved.spec, result.lookups
-    num_forced = 0 if result.num_forced is None else int(result.num_forced[row])
-    offered, looked_up, right = width - 1, 0, 0
-    if lookups is not None and shape.pair and lookups.is_used[row]:
-        looked_up = shape.lookup_nodes_of(width)
-        pairs = zip(lookups.drafts[row, :looked_up].tolist(), tokens[:-1], strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    elif lookups is not None and shape.pair and shape.topk == 1:  # behind the head's drafts are forced ones, or none
-        offered = max(shape.head_steps_of(width), len(tokens) - 1)
+    shape, offered, looked_up, right = state.resolved.spec, width - 1, 0, 0
+    if lookup is not None and shape.pair:
+        _, is_used, drafts = lookup
+        if is_used:
+            looked_up = shape.lookup_nodes_of(width)
+            right = sum(1 for _ in takewhile(_is_same, zip(drafts[:looked_up], tokens[:-1], strict=False)))
+        elif shape.topk == 1:  # behind the head's drafts are forced ones, or none
+            offered = max(shape.head_steps_of(width), len(tokens) - 1)
     for counters in (request.spec_counters, state.spec_counters):
         counters.count_round(offered, len(tokens), kept, num_forced, lookup_offered=looked_up, lookup_accepted=right)
+
+
+def _is_same(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def cut_output(tokens: list[int], room: int, stop_at: StopAt | None) -> tuple[int, str | None, int | str | None]:

@@ -17,11 +17,13 @@ CHEAP, DEAR = 2, 500  # what a node more costs, of a step of 1000
 LENGTHS = range(1, MATCH_MAX + 1)
 
 
-def policy_of(shape: SpecShape = AUTO_JOINT, *, narrows: bool = True, limit: int | None = None) -> DraftLengthPolicy:
+def policy_of(
+    shape: SpecShape = AUTO_JOINT, *, narrows: bool = True, limit: int | None = None, depth: int = 1
+) -> DraftLengthPolicy:
     """One that has seen nothing."""
     is_auto = shape.tokens == 17
     widths = Widths(shape=shape, is_auto=is_auto, limit=limit, narrows=narrows)
-    return DraftLengthPolicy(widths, 64, StepTimes(64, 1))
+    return DraftLengthPolicy(widths, 64, StepTimes(64, depth))
 
 
 def measured(policy: DraftLengthPolicy, node_cost: int, num_rounds: int = 1, draft_cost: int = 100) -> None:
@@ -91,8 +93,8 @@ def test_the_surer_a_lookup_and_the_cheaper_a_node_the_more_is_looked_up(num_rig
         measured(policy, node_cost)
         row = row_of(policy, {3: num_right})
         widths.append(table_of(policy, row, width=1)[3])
-    assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
-    assert widths[0] >= {1: 3, 2: 4, 4: 7, 15: 17}[num_right]
+    assert widths == sorted(widths, reverse=True)
+    assert (widths[0], widths[-1]) == {1: (2, 2), 2: (9, 2), 4: (17, 4), 15: (17, 9)}[num_right]
 
 
 def test_rows_are_decided_for_each_by_itself() -> None:
@@ -129,7 +131,7 @@ def test_where_everything_is_looked_up_and_rounds_are_narrowed_others_are_a_root
 
 def repeats(*shares: float, unknown_len: int = 0) -> list[Repeat]:
     """Rows that repeat a text as surely as that."""
-    return [Repeat(share, unknown_len) for share in shares]
+    return [Repeat((share, share), unknown_len) for share in shares]
 
 
 def captured(node_cost: int = CHEAP, num_rounds: int = 4) -> DraftLengthPolicy:
@@ -190,34 +192,53 @@ def test_what_was_not_measured_is_guessed_from_its_like() -> None:
     assert drafted > 2.5
 
 
+def ran(policy: DraftLengthPolicy, times: list[int], *more: object, num_rounds: int = 1, width: int = 5) -> None:
+    """Steps of rounds alone that took so long, each planned when the one before was collected, none in flight."""
+    now, before = policy._times._collected_at or 0, policy._num_steps
+    for number, time in enumerate(times):
+        step = StepId(before + number)
+        policy._times.planned(step, num_rounds, width, 0, num_out=0, now=now)
+        policy.planned(num_rounds, width)
+        now += time
+        policy.collected(policy._times.collected(step, now), *more)  # type: ignore[arg-type]
+
+
 def test_a_step_teaches_what_its_own_rounds_bring_and_cost() -> None:
-    policy = policy_of()
+    policy = policy_of(depth=0)
     measured(policy, CHEAP)
     before = policy.tokens_of(5), *policy.costs_of(1, (5, -17))
-    for step in range(40):  # all looked up, and twice as dear as it was
-        policy._times.planned(StepId(step), 1, 5, 0, num_out=0, now=2068 * step)
-        policy.collected(policy._times.collected(StepId(step), 2068 * (step + 1)), [], [17])
+    ran(policy, [2068] * 40, [], [(17, 3)])  # all looked up, and twice as dear as it was
     tokens, drafted, looked_up = policy.tokens_of(5), *policy.costs_of(1, (5, -17))
     assert tokens == pytest.approx(before[0], rel=0.2), "the head's drafts were not there to be judged"
-    assert drafted == before[1]
-    assert policy._costs.num_samples(1, (-17,), has_chunks=False)[0] > 0 and looked_up > 0
-    for step in range(40, 80):
-        policy._times.planned(StepId(step), 1, 5, 0, num_out=0, now=2068 * step)
-        policy.collected(policy._times.collected(StepId(step), 2068 * (step + 1)), [1])
+    assert (drafted, looked_up) == before[1:], "the same machine, busier than it was"
+    assert policy._costs.num_samples(1, (-17,), has_chunks=False)[0] > 0
+    ran(policy, [2068] * 40, [1])
     assert policy.tokens_of(5) < 1.5 < before[0]
 
 
-def test_of_a_step_in_which_some_are_wider_their_own_time_is_taken_out() -> None:
-    times = {}
-    for is_wide in (False, True):
-        policy = policy_of(narrows=False)
-        measured(policy, 60, num_rounds=4)
-        wide_time = 1000 + 60 * 4 + 400 + (60 * 12 // 4 if is_wide else 0)
-        now = 0
-        for step in range(40):
-            policy._times.planned(StepId(step), 4, 5, 0, num_out=0, now=now)
-            now += wide_time
-            policy.collected(policy._times.collected(StepId(step), now), [3] * (3 + (not is_wide)), [17] * is_wide)
-        narrow, five = policy.costs_of(4, (1, 5))
-        times[is_wide] = five / narrow
-    assert times[True] == pytest.approx(times[False], rel=0.15)
+def test_where_rounds_are_not_narrowed_a_step_costs_the_same_whoever_drafted_for_it() -> None:
+    policy = policy_of(narrows=False, depth=0)
+    ran(policy, [1000] * 5, [1], width=1)
+    ran(policy, [2000] * 5, [], [(5, 3)])
+    one, five = policy.costs_of(1, (1, 5))
+    assert five / one == pytest.approx(2, rel=0.1)
+    ran(policy, [4000] * 5, [], [(17, 3)], [17])
+    assert policy.costs_of(1, (17,))[0] / one == pytest.approx(4, rel=0.1)
+
+
+@pytest.mark.parametrize("extra", [0, 3000])
+def test_what_steps_of_several_widths_cost_beyond_their_nodes_is_measured_and_forgotten(extra: int) -> None:
+    policy = policy_of(narrows=False, depth=0)
+    ran(policy, [1000] * 5, [1] * 4, num_rounds=4, width=1)
+    for width in (5, 9, 17):
+        ran(policy, [1000 + 20 * width] * 5, [3] * 4, [], [width] * 4 * (width > 5), num_rounds=4)
+    wide = policy.widen(4, 5, repeats(0.99, 0.9))
+    assert wide[0] > 5 and 0 in wide[1], "nobody knows yet what it costs"
+    before = policy.costs_of(4, (1, 5, 9, 17))
+    ran(policy, [1100 + extra] * 9, [3] * 3, [], [9], num_rounds=4)
+    assert (policy.widen(4, 5, repeats(0.99, 0.9))[1] == []) == (extra > 0)
+    assert policy.costs_of(4, (1, 5, 9, 17)) == before, "even steps cost what they did"
+    sure = policy.widen(4, 5, repeats(*[0.999] * 4))
+    assert (sure[0] > 5, len(sure[1])) == (True, 4), "a step of one width costs no more"
+    ran(policy, [1100] * 600, [3] * 4, num_rounds=4)
+    assert policy.widen(4, 5, repeats(0.99, 0.9))[1], "by now it may be otherwise"

@@ -1,5 +1,7 @@
 """A head and lookup together: each round has the drafts of one of them in a chain, of both in a tree."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,9 +34,9 @@ class Head:
         self.begun: list[RowSetup] = []
         self.extended: list[Pairs] = []
 
-    def begin(self, setup: RowSetup) -> None:
-        """Remember it."""
-        self.begun.append(setup)
+    def begin(self, setups: Sequence[RowSetup]) -> None:
+        """Remember them."""
+        self.begun.extend(setups)
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Numbers from 50 on."""
@@ -131,7 +133,7 @@ def test_both_take_over_rows_and_what_steps_write(form: str) -> None:
     drafter = JointDrafter(head, looks_up, CHAIN, is_host=True)
     assert drafter.aux_layers == head.aux_layers
     setup, pairs = setup_of(2, [1, 2, 3, 9]), pairs_of(2, 3, [1, 2])
-    drafter.begin(setup)
+    drafter.begin([setup])
     drafter.extend(pairs)
     assert (head.begun, head.extended) == ([setup], [pairs])
     assert found(looks_up, {2: [1, 2, 3, 9, 1, 2]}) == [(2, True, [3, 9, 1, 2, 3])]

@@ -45,8 +45,8 @@ def begun(form: str, rows: Mapping[int, list[int]], *, count: int = COUNT, is_sh
     kind, find_drafts = FORMS[form]
     texts = empty_texts(NUM_ROWS, WIDTH, is_shared=is_shared, device=torch.device("cpu"))
     made = kind(texts, find_drafts, count, CpuDevice())
-    for row, tokens in rows.items():
-        made.begin(setup_of(row, tokens))
+    if rows:
+        made.begin([setup_of(row, tokens) for row, tokens in rows.items()])
     return made
 
 
@@ -90,7 +90,7 @@ def found(looks_up: Lookup, rows: Mapping[int, list[int]]) -> list[tuple[int, bo
 @every_form
 def test_a_row_that_begins_again_forgets_what_it_was(form: str) -> None:
     looks_up = begun(form, {1: [5, 6, 7, 5, 6, 7, 5, 6]})
-    looks_up.begin(setup_of(1, [8, 9, 5]))
+    looks_up.begin([setup_of(1, [8, 9, 5])])
     assert found(looks_up, {1: [8, 9, 5]}) == [(0, True, [5] * COUNT)]
     looks_up.extend(pairs_of(1, 2, [8, 9]))
     assert found(looks_up, {1: [8, 9, 5, 8, 9]}) == [(2, True, [5, 8, 9, 5, 8])]
@@ -99,11 +99,11 @@ def test_a_row_that_begins_again_forgets_what_it_was(form: str) -> None:
 @every_form
 def test_what_a_row_said_before_it_began_again_is_nobodys_any_more(form: str) -> None:
     looks_up = begun(form, {}, is_shared=True)
-    looks_up.begin(setup_of(0, STORY, prompt_len=0, scope="mine"))
-    looks_up.begin(setup_of(1, STORY[4:20], scope="mine"))
+    looks_up.begin([setup_of(0, STORY, prompt_len=0, scope="mine")])
+    looks_up.begin([setup_of(1, STORY[4:20], scope="mine")])
     found(looks_up, {0: STORY[:21]})  # it drafts, and so enters what it says
     assert found(looks_up, {1: STORY[4:20]}) == [(MATCH_MAX, True, STORY[20:25])]
-    looks_up.begin(setup_of(0, [1, 2, 3], scope="mine"))
+    looks_up.begin([setup_of(0, [1, 2, 3], scope="mine")])
     assert found(looks_up, {1: STORY[4:20]})[0][0] == 0
 
 
@@ -111,8 +111,8 @@ def test_what_a_row_said_before_it_began_again_is_nobodys_any_more(form: str) ->
 @pytest.mark.parametrize(("mine", "theirs"), [("a", "b"), (None, None), ("a", None)])
 def test_what_is_said_in_another_scope_is_not_found(form: str, mine: str | None, theirs: str | None) -> None:
     looks_up = begun(form, {}, is_shared=True)
-    looks_up.begin(setup_of(0, STORY, prompt_len=0, scope=theirs))
-    looks_up.begin(setup_of(1, STORY[4:20], scope=mine))
+    looks_up.begin([setup_of(0, STORY, prompt_len=0, scope=theirs)])
+    looks_up.begin([setup_of(1, STORY[4:20], scope=mine)])
     found(looks_up, {0: STORY[:21]})
     assert found(looks_up, {1: STORY[4:20]})[0][0] == 0
 
@@ -120,9 +120,9 @@ def test_what_is_said_in_another_scope_is_not_found(form: str, mine: str | None,
 @every_form
 def test_a_prompt_is_found_by_nobody_else_and_an_output_is(form: str) -> None:
     looks_up = begun(form, {}, is_shared=True)
-    looks_up.begin(setup_of(0, STORY, prompt_len=14, scope="a"))
-    looks_up.begin(setup_of(1, STORY[5:12], scope="a"))
-    looks_up.begin(setup_of(2, STORY[9:16], scope="a"))
+    looks_up.begin([setup_of(0, STORY, prompt_len=14, scope="a")])
+    looks_up.begin([setup_of(1, STORY[5:12], scope="a")])
+    looks_up.begin([setup_of(2, STORY[9:16], scope="a")])
     for end in (12, 17, 22):
         found(looks_up, {0: STORY[:end]})
     lens = [length for length, _, _ in found(looks_up, {1: STORY[5:12], 2: STORY[9:16]})]

@@ -1,5 +1,6 @@
 """The two halves of a step: what they leave on the device for the next one, and for the padding row."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -116,7 +117,7 @@ class Careless:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
 
-    def begin(self, setup: RowSetup) -> None:
+    def begin(self, setups: Sequence[RowSetup]) -> None:
         """Nothing."""
 
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
@@ -141,7 +142,7 @@ def drafted(*drafts: tuple[int, ...], are_chains: bool = True) -> Tensor:
 
 def test_whatever_a_drafter_proposes_the_tokens_are_the_targets() -> None:
     right = drafted((3, 4, 5), (7, 8, 9))
-    assert right[:, 0].tolist() == [3, 3] and right[:, 2:].tolist() == [[4, 5, 6], [8, 9, 10]]
+    assert right[:, 0].tolist() == [3, 3] and right[:, 2:5].tolist() == [[4, 5, 6], [8, 9, 10]]
     wrong = drafted((3, 9, 9), (7, 8, NOTHING))
     assert wrong[:, 0].tolist() == [1, 2] and wrong[0, 2] == 4 and wrong[1, 2:4].tolist() == [8, 9]
     assert drafted((0, 4, 5), (0, 8, 9)).tolist() == right.tolist()  # node 0 is the root, whatever it says
