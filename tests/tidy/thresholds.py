@@ -82,6 +82,8 @@ TESTED: dict[str, str] = {
     "test_failures_with_a_good_step_between_them_do_not_add_up",
     "roost.sched.step_limits.PATIENCE": "tests/unit/sched/test_step_limits.py::"
     "test_a_larger_step_is_tried_after_so_many_good_ones_and_not_before",
+    "roost.draft_length.work_times._LATE": "tests/unit/draft_length/test_work_times.py::"
+    "test_a_machine_that_gets_busy_is_followed_and_a_late_step_is_not",
     "roost.draft_length.uneven_times._KNOWN_FOR": "tests/unit/draft_length/test_lookup_widths.py::"
     "test_what_steps_of_several_widths_cost_beyond_their_nodes_is_measured_and_forgotten",
     "roost.draft_length.choice._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
@@ -387,15 +389,16 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.records.NUM_FIELDS": _NUMBER,
     "roost.numba_kernels.simd.LANES": _NUMBER,
     "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
-    **dict.fromkeys(
-        (f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR", "_REST_LEAST")), _GUESS
-    ),
+    **dict.fromkeys((f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR")), _GUESS),
     **dict.fromkeys(
         (f"roost.draft_length.lookups.{name}" for name in ("_FIRST_WEIGHT", "_COMMON_WEIGHT", "_MEMORY")),
         _GUESS,
     ),
     **dict.fromkeys(
-        (f"roost.draft_length.node_times.{name}" for name in ("_NUM_PAIRS", "_FIRST_NODES", "_MEMORY", "_NODE_SHARE")),
+        (
+            f"roost.draft_length.work_times.{name}"
+            for name in ("_FIRST_STEPS", "_DRAFT_SHARE", "_PASS_SHARE", "_MEMORY")
+        ),
         _GUESS,
     ),
     "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",

@@ -13,8 +13,8 @@ from math import inf
 
 from roost.draft_length.costs import NUM_KNOWN, Costs
 from roost.draft_length.lookups import NEVER, Lookups, Repeat, RowDrafts, Share, class_of, tokens_of
-from roost.draft_length.node_times import NodeTimes
 from roost.draft_length.uneven_times import UnevenTimes
+from roost.draft_length.work_times import Work, WorkTimes
 from roost.graph_sizes import batch_sizes
 from roost.spec_shape import MATCH_MAX
 from roost.spec_widths import Widths
@@ -30,7 +30,6 @@ _NEAR = 0.9  # of the best rate: a width that comes so close is measured until i
 # of its tokens by which a lookup must be better than the head: what was seen of few rounds is often luck
 _EDGE = 0.1
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
-_REST_LEAST = 0.5  # of a step's time: with less of it left the rest is too inexact to count
 _DECIDED_FOR = 8  # rounds of a row for which a decision stands
 _DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
 
@@ -73,8 +72,8 @@ class DraftLengthPolicy:
         self._widths, self._times = widths, times
         self._acceptance = Acceptance(max(1, widths.shape.steps))
         self._batch_sizes = batch_sizes(rounds_max)
-        self._costs, self._nodes = Costs(self._batch_sizes), NodeTimes(self._batch_sizes)
-        self._uneven = UnevenTimes(self._batch_sizes)
+        self._costs, self._work = Costs(self._batch_sizes), WorkTimes(self._batch_sizes)
+        self._uneven, self._recent = UnevenTimes(self._batch_sizes), _Recent()
         self.lookups = Lookups(widths.shape.depth_max)
         self._num_steps = 0  # planned
         self._drafted_at = 0  # number of the last step with drafts
@@ -87,13 +86,29 @@ class DraftLengthPolicy:
         self._price = 0.0
         if len(menu) == 1 or (self._widths.narrows and not self._widths.shape.pair):
             return menu[0]  # the narrowest: what is looked up is wider where it is worth it
+        if self._widths.narrows and num_rounds > 1:
+            return self._choose_beside_lookups(num_rounds, menu)
         tokens, costs = self._acceptance.tokens(menu[-1]), self._costs.of(num_rounds, menu, has_chunks=has_prefill)
         rates = [tokens[width - 1] / cost for width, cost in zip(menu, costs, strict=True)]
         best = rates.index(max(rates))
         num_samples = self._costs.num_samples(num_rounds, menu, has_chunks=has_prefill)
         trial = self._trial(menu, tokens, costs, num_samples) if self._tells(num_rounds, has_prefill) else None
-        if trial is None:
+        return menu[best] if trial is None else self._paid(menu, rates, costs, best, trial)
+
+    def _choose_beside_lookups(self, num_rounds: int, menu: Sequence[int]) -> int:
+        """The width of those that are not looked up, where as many are as lately, with as many nodes as these had."""
+        recent, head = self._recent, self._acceptance.tokens(menu[-1])
+        others, found = num_rounds * (1 - recent.share), num_rounds * recent.share
+        times = [self._work.of(num_rounds, _work(others, width, found * (recent.nodes - 1))) for width in menu]
+        tokens = [found * recent.tokens + others * head[width - 1] for width in menu]
+        rates = [each / time for each, time in zip(tokens, times, strict=True)]
+        best = rates.index(max(rates))
+        if menu[best] > 1 or self._num_steps - self._drafted_at < _DRAFTED_WITHIN:
             return menu[best]
+        return self._paid(menu, rates, times, best, 1)
+
+    def _paid(self, menu: Sequence[int], rates: Sequence[float], costs: Sequence[float], best: int, trial: int) -> int:
+        """The width to try, if there is credit for what it loses; else the best."""
         lost = costs[trial] * (1 - rates[trial] / rates[best]) / costs[best]  # in steps of the best width
         price = min(_TRIALS_MAX, max(_TRIAL_LEAST, lost))
         if price > self._credit:
@@ -179,10 +194,13 @@ class DraftLengthPolicy:
         """Costs of such rounds in a step without prompts."""
         return self._costs.of(num_rounds, widths, has_chunks=False)
 
-    def node_price(self, num_rounds: int, width: int) -> float:
-        """Tokens that rounds of such a step would add in the time of a node more."""
-        tokens = num_rounds * self._acceptance.tokens(width)[-1]
-        return self._nodes.price(num_rounds, tokens, self._times.prompt_tokens.beside_rounds)
+    def prices(self, num_rounds: int, width: int) -> tuple[float, float]:
+        """Tokens that several rounds would add in the time of a node more, and of a token that the head drafts."""
+        recent, num_rounds = self._recent, max(2, num_rounds)
+        others, found = num_rounds * (1 - recent.share), num_rounds * recent.share
+        tokens = found * recent.tokens + others * self.tokens_of(width)
+        rate = tokens / self._work.of(num_rounds, _work(others, width, found * (recent.nodes - 1)))
+        return rate * self._work.of_node(num_rounds), rate * self._work.of_draft(num_rounds)
 
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
@@ -210,8 +228,9 @@ class DraftLengthPolicy:
         if not step.num_rounds:
             return
         self._acceptance.note(step.width - 1 if accept_lens else 0, accept_lens)
+        self._recent.note(len(accept_lens), looked_up)
         if step.time and step.is_alone and self._widths.narrows:
-            self._note_narrowed(step, sum(accept_lens), looked_up)
+            self._note_narrowed(step, looked_up)
         elif step.time and step.is_alone:
             self._note_widened(step, wide)
         elif step.time:
@@ -219,19 +238,13 @@ class DraftLengthPolicy:
             if rest is not None:
                 self._costs.note_busy(step.num_rounds, step.width, rest, has_chunks=step.num_tokens > 0)
 
-    def _note_narrowed(self, step: TimedStep, num_tokens: int, looked_up: Sequence[tuple[int, int]]) -> None:
-        """Take in the time of a step of rounds alone, as if those that were looked up had the others' width."""
+    def _note_narrowed(self, step: TimedStep, looked_up: Sequence[tuple[int, int]]) -> None:
+        """Take in the time of a step of rounds alone, of which some were looked up."""
         number, width, nodes = step.num_rounds, step.width, [each for each, _ in looked_up]
-        kind, num_others = (width, len(nodes) < number), number - len(nodes)
-        num_tokens += sum(accept_len for _, accept_len in looked_up)
-        self._nodes.note(number, kind, width * num_others + sum(nodes), num_tokens, step.time)
-        if number == 1 and nodes:
-            self._costs.note(number, _all_looked_up(nodes[0]), step.time)
-        elif num_others:
-            more = sum(nodes) - width * len(nodes)
-            rest = step.time - more * self._nodes.of_one(number, self._times.prompt_tokens.beside_rounds)
-            if rest > _REST_LEAST * step.time:
-                self._costs.note(number, width, round(rest))
+        if number > 1:
+            self._work.note(number, _work(number - len(nodes), width, sum(nodes) - len(nodes)), step.time)
+        else:
+            self._costs.note(number, _all_looked_up(nodes[0]) if nodes else width, step.time)
 
     def _note_widened(self, step: TimedStep, wide: Sequence[int]) -> None:
         """Take in the time of a step of rounds alone, of which some may have been planned wider than the others."""
@@ -271,6 +284,35 @@ class DraftLengthPolicy:
         return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts
 
 
+class _Recent:
+    """How many rounds were looked up lately, and what they brought and verified."""
+
+    def __init__(self) -> None:
+        self._rounds, self._looked_up, self._tokens, self._nodes = 1.0, 0.0, 0.0, 0.0
+
+    def note(self, num_others: int, looked_up: Sequence[tuple[int, int]]) -> None:
+        """Take in a step: nodes and accept length of each round that was looked up, and how many were not."""
+        self._rounds = self._rounds * _MEMORY + num_others + len(looked_up)
+        self._looked_up = self._looked_up * _MEMORY + len(looked_up)
+        self._nodes = self._nodes * _MEMORY + sum(nodes for nodes, _ in looked_up)
+        self._tokens = self._tokens * _MEMORY + sum(accept_len for _, accept_len in looked_up)
+
+    @property
+    def share(self) -> float:
+        """How many of all rounds."""
+        return self._looked_up / self._rounds
+
+    @property
+    def tokens(self) -> float:
+        """Accept length of each."""
+        return self._tokens / self._looked_up if self._looked_up else 1.0
+
+    @property
+    def nodes(self) -> float:
+        """Nodes of each."""
+        return self._nodes / self._looked_up if self._looked_up else 1.0
+
+
 class _Worth:
     """What a round is worth in one step, by who drafts it and how many: its tokens, less those its time would bring."""
 
@@ -281,8 +323,9 @@ class _Worth:
             rate = policy.tokens_of(width) / own  # tokens that go with the cost of a step
             self._prices, self._head_price = [rate * cost for cost in costs], rate * own
         else:
-            node = policy.node_price(num_rounds, width)
-            self._prices, self._head_price = [node * (each - 1) for each in self._menu], node * (width - 1)
+            node, draft = policy.prices(num_rounds, width)
+            self._prices = [node * (each - 1) for each in self._menu]
+            self._head_price = (node + draft) * (width - 1)
         # by shares: of what was looked up the best worth and width, of the head its worth
         self._lookups: dict[tuple[int, int], tuple[float, int]] = {}
         self._heads: dict[tuple[int, int], float] = {}
@@ -308,6 +351,12 @@ def _rounded(share: Share) -> tuple[int, int]:
 
 def _of(key: tuple[int, int]) -> Share:
     return key[0] / _STEP, key[1] / _STEP
+
+
+def _work(num_others: float, width: int, more_nodes: float) -> Work:
+    """Of so many rounds of a width that the head drafts for, and the nodes beyond one of those that were looked up."""
+    drafts = num_others * (width - 1)
+    return Work(nodes=drafts + more_nodes, drafts=drafts, passes=(width - 1) * (num_others > 0))
 
 
 def _all_looked_up(width: int) -> int:

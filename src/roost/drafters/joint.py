@@ -7,6 +7,7 @@ nobody needs it. Never decides what is kept. Called by the forward passes.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,15 +44,40 @@ class JointDrafter:
             trees = self.head.propose(rounds, roots, width, forced)
             return with_lookup(trees, drafts[:, : self._shape.lookup_nodes_of(width)], is_used)
         looked_up = torch.cat([roots[:, None], drafts[:, : width - 1]], dim=1)
-        if self._is_host and bool(is_used.all()):
-            return chains(looked_up)
         head_width = min(self._lookup.head_width, 1 + self._shape.head_steps_of(width))
-        own = None if forced is None else forced[:, : head_width - 1]
-        drafted = roots[:, None]
-        if head_width > 1:
-            drafted = self.head.propose(rounds, roots, head_width, own).tokens
+        if self._is_host:
+            return chains(self._beside(looked_up, is_used, rounds, roots, head_width, forced))
+        drafted = self._of_head(rounds, roots, head_width, forced)
         beyond = drafted.new_full((len(drafted), width - head_width), _NO_TOKEN)
         return chains(torch.where(is_used[:, None], looked_up, torch.cat([drafted, beyond], dim=1)))
+
+    def _beside(
+        self,
+        looked_up: Tensor,
+        is_used: Tensor,
+        rounds: Segments,
+        roots: Tensor,
+        head_width: int,
+        forced: Tensor | None,
+    ) -> Tensor:
+        """The head's drafts beside looked-up ones, of those rounds alone that it is needed for."""
+        places = np.flatnonzero(~is_used.numpy())
+        if not len(places):
+            return looked_up
+        if len(places) == len(roots):
+            drafted = self._of_head(rounds, roots, head_width, forced)
+        else:
+            own = None if forced is None else forced[places]
+            drafted = self._of_head(rounds.of_one_token(places), roots[places], head_width, own)
+        looked_up[places, head_width:] = _NO_TOKEN
+        looked_up[places, :head_width] = drafted
+        return looked_up
+
+    def _of_head(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Tensor:
+        """Its chains: [R, width]."""
+        if width == 1:
+            return roots[:, None]
+        return self.head.propose(rounds, roots, width, None if forced is None else forced[:, : width - 1]).tokens
 
     def extend(self, pairs: Pairs) -> None:
         """Both take over what a step wrote."""

@@ -72,6 +72,24 @@ class Segments:
         """What tells batches apart for whoever records how they are read: the nodes of trees, and branches."""
         return None if self.tree_mask is None else self.tree_mask.shape[1], self.branch_bases is not None
 
+    def of_one_token(self, places: np.ndarray) -> "Segments":
+        """Some of these segments, which have one token each."""
+        at, index = torch.from_numpy(places), torch.arange(len(places), dtype=torch.int32)
+        host = self.host
+        if host is not None:
+            names = ("rows", "start_positions", "query_lens", "is_round", "tree_of")
+            host = replace(host, **{name: getattr(host, name)[places] for name in names})
+        return Segments(
+            rows=self.rows[at],
+            start_positions=self.start_positions[at],
+            offsets=index,
+            query_lens=torch.ones_like(index),
+            tile_segments=index,
+            tile_offsets=torch.zeros_like(index),
+            tile_len=self.tile_len,
+            host=host,
+        )
+
     def later(self, num_tokens: int, start_positions: Tensor) -> "Segments":
         """The same segments so many tokens further on, where they start at `start_positions`."""
         if num_tokens == 0:

@@ -86,7 +86,7 @@ class Runner:
         mirror = self.passes.lengths.of_step(plan) if self._resolved.backend.needs_host_lengths else None
         starts = None if mirror is None else mirror.start_positions
         self._check(plan, starts)
-        layout = self._layout(plan)
+        layout = self._layout(self._as_drafted(plan))
         if self.passes.lookup is not None and plan.lookup_widths is not None:
             head_width = plan.head_width if self._narrows else int(plan.query_lens.max())
             self.passes.lookup.want(plan.rows, plan.lookup_widths, head_width)
@@ -200,6 +200,15 @@ class Runner:
             self._rows = rows, self._device.send({"rows": rows})["rows"]
         return self._rows[1]
 
+    def _as_drafted(self, plan: StepPlan) -> StepPlan:
+        """The plan as it is laid out for its drafts: where rounds are narrowed afterwards, of one width, as most are.
+
+        Whatever widths were planned, such a layout is one of few that are kept. A grammar looks at the planned ones.
+        """
+        if not self._narrows or plan.has_chunks or self._grammars is not None:
+            return plan
+        return replace(plan, query_lens=np.full_like(plan.query_lens, plan.query_lens.max()))
+
     def _narrowed(
         self, plan: StepPlan, layout: StepLayout, proposed: Trees, starts: np.ndarray | None, forced: Tensor | None
     ) -> tuple[StepLayout, Trees | None]:
@@ -209,7 +218,7 @@ class Runner:
         if forced is not None:
             nodes[layout.drafting] = np.maximum(nodes[layout.drafting], 1 + (forced >= 0).sum(dim=1).numpy())
         nodes = np.where(plan.is_prefill, plan.query_lens, np.minimum(nodes, plan.query_lens)).astype(np.int32)
-        if np.array_equal(nodes, plan.query_lens):
+        if np.array_equal(nodes, layout.query_lens):
             return layout, proposed
         plan = replace(plan, query_lens=nodes)
         narrowed = self._sent(plan, self._layout(plan)).at(layout.rows, plan.rows, starts)

@@ -31,6 +31,7 @@ class Head:
     def __init__(self, shape: SpecShape) -> None:
         self._shape = shape
         self.asked: list[tuple[int, Tensor | None]] = []
+        self.rounds: list[Segments] = []
         self.begun: list[RowSetup] = []
         self.extended: list[Pairs] = []
 
@@ -41,6 +42,7 @@ class Head:
     def propose(self, rounds: Segments, roots: Tensor, width: int, forced: Tensor | None) -> Trees:
         """Numbers from 50 on."""
         self.asked.append((width, forced))
+        self.rounds.append(rounds)
         drafts = torch.arange(_FIRST, _FIRST + width - 1).expand(len(roots), -1)
         if self._shape.topk == 1:
             return chains(torch.cat([roots[:, None], drafts], dim=1))
@@ -106,13 +108,25 @@ def test_on_a_host_nobody_asks_a_head_whose_drafts_no_round_takes(form: str, is_
 
 
 @every_form
-def test_a_head_goes_on_from_what_is_forced(form: str) -> None:
-    drafter, head = joint(form, CHAIN)
+@pytest.mark.parametrize("is_host", [True, False])
+def test_a_head_goes_on_from_what_is_forced(form: str, is_host: bool) -> None:
+    drafter, head = joint(form, CHAIN, is_host=is_host)
     forced = torch.full((3, 5), NOTHING)
     forced[2, 0] = 7
     proposed(drafter, 6, forced)
     ((width, own),) = head.asked
-    assert own is not None and own.tolist() == forced[:, : width - 1].tolist()
+    assert own is not None
+    assert own.tolist() == forced[is_host:, : width - 1].tolist(), "on a host the first round is not its"
+
+
+@every_form
+def test_on_a_host_a_head_is_asked_for_those_rounds_alone_that_take_its_drafts(form: str) -> None:
+    drafter, head = joint(form, CHAIN)
+    assert proposed(drafter, 4) == [[3, 9, 8, 1], [6, 50, 51, 52], [3, 50, 51, 52]]
+    (rounds,) = head.rounds
+    assert rounds.rows.tolist() == [1, 3] and rounds.start_positions.tolist() == [len(ROWS[1]) - 1, len(ROWS[3]) - 1]
+    assert rounds.host is not None and rounds.host.rows.tolist() == [1, 3]
+    assert rounds.offsets.tolist() == rounds.tile_segments.tolist() == [0, 1] and rounds.query_lens.tolist() == [1, 1]
 
 
 @every_form
