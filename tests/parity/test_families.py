@@ -53,14 +53,14 @@ def test_logits_in_pages_and_chunks_equal_transformers(
 @DEPTHS
 @PAGE_SIZES
 @CHUNKS
-@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "qwen3-moe"])
 def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: int, kind: str) -> None:
     work = several()
     config = configure(depth=depth, page_size=page_size, chunk=chunk, max_running=4)
     assert_equals_reference(serve(tiny(kind).model(), config, work), kind, work)
 
 
-@pytest.mark.parametrize("kind", ["tied", "biased", "qwen2", "qwen3-window"])
+@pytest.mark.parametrize("kind", ["tied", "biased", "qwen2", "qwen3-window", "qwen3-moe-some"])
 def test_greedy_output_of_other_checkpoints_equals_transformers(kind: str) -> None:
     work = several(seed=3)
     assert_equals_reference(serve(tiny(kind).model(), configure(chunk=5), work), kind, work)

@@ -58,7 +58,7 @@ def read_config(fields: Fields) -> DecoderConfig:
     plain = plain_decoder(fields, uniform_layers(fields, window=None), reads=("num_local_experts",))
     per_token, wide = fields.integer("num_experts_per_tok"), plain.intermediate_size
     make = partial(experts, num_experts=fields.integer("num_local_experts"), per_token=per_token, wide=wide)
-    return replace(plain, feed_forward=make, intermediate_size=per_token * wide)
+    return replace(plain, feed_forward=make, feed_width=2 * per_token * wide)
 
 
 FAMILY = Family(

@@ -31,6 +31,7 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
     "joint tree1": (replace(TREE, reads_history=True, lookup_steps=3), 1),
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
+EXPERTS = {"experts": "qwen3-moe"}  # for named cells alone: what is kept of a sequence is as in full layers
 PAGE_SIZES = (1, 16, 256)
 LOADS = ("mixed", "whole", "preemptions")  # chunks of 128 beside rounds; chunks of 4096; a preemption every 3 steps
 PREEMPT_TICKS = 3
@@ -81,7 +82,7 @@ class Cell:
     def kind(self) -> str:
         """The checkpoint; over full layers, one of which the target as its own drafter misses nothing."""
         is_sure = self.layers == "full" and (self.head_name == "target" or self.drafter == "ngram")
-        return "forgetful" if is_sure else LAYERS[self.layers]
+        return "forgetful" if is_sure else (LAYERS | EXPERTS)[self.layers]
 
     @property
     def context(self) -> int:
@@ -137,6 +138,8 @@ NAMED: dict[str, Cell] = {
     "lookup beside EAGLE, page 1": Cell(drafter="joint1", page_size=1),
     "lookup beside EAGLE, preempt x page 256": Cell(drafter="joint1", page_size=256, load="preemptions"),
     "lookup in trees beside EAGLE, both layers": Cell(drafter="joint tree1", layers="mixed", load="mixed"),
+    "experts, preempt": Cell(layers="experts", load="preemptions"),
+    "EAGLE depth 1, experts": Cell(drafter="chain1", layers="experts", load="mixed"),
     "window": Cell(layers="window"),
     "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
     "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),

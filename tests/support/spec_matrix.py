@@ -101,6 +101,17 @@ CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
 ]
+EXPERTS = [
+    Cell(drafter=drafter, depth=depth, page_size=page_size, kind="qwen3-moe", load=load)
+    for drafter, depth, page_size, load in (
+        ("plain", 1, 4, "preemptions"),
+        ("ngram", 1, 1, "mixed"),
+        ("target-chain", 0, 64, "aborts"),
+        ("target-chain", 1, 4, "mixed"),
+        ("eagle3-tree", 1, 64, "preemptions"),
+        ("target-joint-auto", 1, 4, "side by side"),
+    )
+]
 QUANTISED = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load, kv_cache_dtype=kv_cache_dtype)
     for drafter, depth, page_size, kind, load, kv_cache_dtype in (

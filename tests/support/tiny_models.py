@@ -23,6 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from roost.attention.kv_cache import KvCache
@@ -74,6 +76,16 @@ GEMMA = {
     "tie_word_embeddings": True,
 }
 
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+SOME_EXPERTS = {
+    **EXPERTS,
+    **UPPER_WINDOW,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [0],
+    "attention_bias": True,
+}
+
 # kind -> architecture, its config, and what the checkpoint has besides the sizes all have
 KINDS = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
@@ -84,6 +96,8 @@ KINDS = {
     "qwen2-window": (Qwen2ForCausalLM, Qwen2Config, UPPER_WINDOW),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
     "qwen3-window": (Qwen3ForCausalLM, Qwen3Config, {**UPPER_WINDOW, "attention_bias": True}),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
+    "qwen3-moe-some": (Qwen3MoeForCausalLM, Qwen3MoeConfig, SOME_EXPERTS),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),  # tied and random, it says its last token for ever
@@ -144,13 +158,17 @@ def tiny(kind: str) -> Tiny:
     architecture, config, special = KINDS[kind]
     torch.manual_seed(7)
     reference = architecture(config(**{**SHAPE, **special}))
+    return Tiny(reference=randomised(reference, least_norm=-0.5 if kind.startswith("gemma3") else 0.5))
+
+
+def randomised(reference: PreTrainedModel, *, least_norm: float = 0.5) -> PreTrainedModel:
+    """The same with random norms and biases: ones (Gemma: zeros) and zeros, as they start, hide wrong ones."""
     for name, weight in reference.named_parameters():
-        if "norm" in name:  # they start as ones (Gemma: zeros), and biases as zeros, which would hide a wrong one
-            least = -0.5 if kind.startswith("gemma3") else 0.5
-            torch.nn.init.uniform_(weight, least, least + 1)
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, least_norm, least_norm + 1)
         elif name.endswith("bias"):
             torch.nn.init.uniform_(weight, -1, 1)
-    return Tiny(reference=reference.eval())
+    return reference.eval()
 
 
 @cache

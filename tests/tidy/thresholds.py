@@ -161,6 +161,10 @@ TESTED: dict[str, str] = {
     + "test_fp8_linear.py::test_tilings_cover_the_weights_and_keep_multiprocessors_busy",
     "roost.kernels.fp8_tilings._LONG": _KERNELS
     + "test_fp8_linear.py::test_tilings_cover_the_weights_and_keep_multiprocessors_busy",
+    **dict.fromkeys(
+        (f"roost.kernels.experts.{name}" for name in ("_FEW", "_SUM_BLOCK")),
+        _KERNELS + "test_experts.py::test_experts_say_what_the_reference_says",
+    ),
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
     "roost.kernels.grouped_linear._DENSE_FROM": _GROUPED + "test_many_tokens_are_multiplied_by_floats_part_after_part",
     "roost.kernels.grouped_linear._DENSE_WEIGHTS": _GROUPED

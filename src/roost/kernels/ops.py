@@ -11,6 +11,7 @@ from torch import Tensor
 from roost.kernels.argmax import argmax
 from roost.kernels.capability import can_overlap, shared_bytes
 from roost.kernels.cos_sin import cos_sin
+from roost.kernels.experts import mix_experts
 from roost.kernels.few_token_linear import few_token_linear, new_scaled
 from roost.kernels.gated_activation import gate_up
 from roost.kernels.gumbel import best_drafts, draft_scores, draw
@@ -114,6 +115,7 @@ TRITON_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=gate_up,
+    mix_experts=mix_experts,
     concat=TORCH_OPS.concat,
     argmax=argmax,
     draw=draw,

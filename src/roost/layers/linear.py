@@ -43,6 +43,7 @@ FORMS = {
     "int4": Form(activations=torch.bfloat16, quantise=int4.quantise, head="bf16"),  # as 4-bit checkpoints have it
     "gguf": Form(activations=torch.bfloat16, is_stored=True),  # blocks as the file has them; its floats are bf16
 }
+PLAIN_FORMS = ("fp32", "bf16")  # a matrix is kept as the floats that it is
 _ON_CPU = {  # forms that are others there
     "gguf": Form(activations=torch.float32, is_stored=True, floats="int8", embeds=True)
 }

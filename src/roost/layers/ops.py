@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from roost.layers import host_gumbel, host_lookup, host_rounds
+from roost.layers.experts import Experts, Routed, mix_experts
 from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
 from roost.layers.lookup import Found, Texts, find_drafts
@@ -106,6 +107,7 @@ class Ops:
     # … norm through which the stream is read next, if that is known): hidden plus x projected
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
+    mix_experts: Callable[[Tensor, Routed, Experts], Tensor]  # (normed, whose experts, they): what they say together
     concat: Callable[[Sequence[Tensor]], Tensor]  # (rows of several widths): side by side
     # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
     # logits, so that nothing else in it may read them
@@ -191,6 +193,7 @@ TORCH_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=_gate_up,
+    mix_experts=partial(mix_experts, gate_up=_gate_up),
     concat=_concat,
     argmax=_argmax,
     draw=draw,

@@ -16,7 +16,8 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
-from roost.layers.linear import Linear, RowTable, activation_dtype, embeds, make_linear
+from roost.layers.experts import Experts
+from roost.layers.linear import PLAIN_FORMS, Linear, RowTable, activation_dtype, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import CosSin, Rope, frequencies
@@ -72,6 +73,7 @@ class LayerKind:
 
     rope: Rope
     window: int | None = None  # tokens the layer sees, the current one included; None: all
+    feed_forward: "MakeFeedForward | None" = None  # None: the one that the config names for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class DecoderConfig:
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int  # of the feed-forward; of experts, those that one token goes through together
+    intermediate_size: int  # of the feed-forward
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -101,6 +103,7 @@ class DecoderConfig:
     tied: bool  # the head is the embedding
     activation: str = "silu"
     feed_forward: MakeFeedForward = gated_feed_forward
+    feed_width: int | None = None  # longest vector that it makes of one token; None: gate and up side by side
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
@@ -226,7 +229,8 @@ class Decoder:
         loader = Loader(config, tensors, weights, ops)
         embed = loader.embedding("model.embed_tokens.weight", config.vocab_size)
         self._layers = [
-            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope)) for number, kind in enumerate(config.layers)
+            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope), feed_forward=kind.feed_forward)
+            for number, kind in enumerate(config.layers)
         ]
         self._norm = loader.norm("model.norm.weight")
         if config.tied:
@@ -257,8 +261,9 @@ class Decoder:
 
     @property
     def activation_width(self) -> int:
-        """Gate and up side by side, or a hidden state."""
-        return max(2 * self.config.intermediate_size, self.config.hidden_size)
+        """What a feed-forward makes of a token, or a hidden state."""
+        config = self.config
+        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
@@ -313,7 +318,15 @@ class Loader:
         self._tensors = tensors
         self._weights = weights
 
-    def layer(self, prefix: str, rope: int, *, in_len: int | None = None, normed: bool = True) -> Layer:
+    def layer(
+        self,
+        prefix: str,
+        rope: int,
+        *,
+        in_len: int | None = None,
+        normed: bool = True,
+        feed_forward: MakeFeedForward | None = None,
+    ) -> Layer:
         """The layer whose tensors are named `prefix`…; `rope` is its number among the model's.
 
         Attention reads `in_len` numbers a token, those of the hidden state unless told; not `normed`, it has no norm.
@@ -328,7 +341,7 @@ class Loader:
             out=self.linear((out,), (hidden,), query_len, bias=config.out_bias),
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
-            feed_forward=config.feed_forward(self, prefix),
+            feed_forward=(feed_forward or config.feed_forward)(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
             rope=rope,
         )
@@ -341,6 +354,48 @@ class Loader:
         biases = tuple(f"{name}.bias" for name in names)
         added = self._tensors.take_stacked(biases, out_lens) if bias else None
         return self.ops.keep(make_linear(weight, added, self._tensors.form_of(weight, self._weights)), is_gated)
+
+    def router(self, name: str, num_experts: int) -> Linear:
+        """Scores of experts, from hidden states: in floats, whatever form the other weights have."""
+        weight = self._tensors.take(name, num_experts, self.config.hidden_size)
+        return make_linear(weight, None, "fp32" if weight.dtype == torch.float32 else "bf16")
+
+    def experts(self, prefix: str, number: int, width: int) -> Experts:
+        """Experts whose tensors are named `prefix.0.gate_proj.weight`…, or stand side by side in two tensors."""
+        found = self._experts(prefix, number, width)
+        if found.stacked is None and self.ops.mix_experts is not TORCH_OPS.mix_experts:
+            raise ConfigError(
+                f"--weights {self._weights}: this backend runs a mixture of experts in {' or '.join(PLAIN_FORMS)} alone"
+            )
+        return found
+
+    def _experts(self, prefix: str, number: int, width: int) -> Experts:
+        names = [f"{prefix}.{expert}." for expert in range(number)]
+        if self._tensors.has(f"{prefix}.gate_up_proj"):
+            return self._stacked_experts(
+                self._tensors.take(f"{prefix}.gate_up_proj", number, 2 * width, self.config.hidden_size),
+                self._tensors.take(f"{prefix}.down_proj", number, self.config.hidden_size, width),
+            )
+        if self._tensors.is_quantised(f"{names[0]}gate_proj.weight") or self._weights not in PLAIN_FORMS:
+            pairs, size = [(f"{name}gate_proj", f"{name}up_proj") for name in names], self.config.hidden_size
+            gate_up = [self.linear(pair, (width, width), size, bias=False) for pair in pairs]
+            down = [self.linear((f"{name}down_proj",), (size,), width, bias=False) for name in names]
+            return Experts(gate_up=gate_up, down=down, activation=self.config.activation, stacked=None)
+        both = tuple(f"{name}{each}_proj.weight" for name in names for each in ("gate", "up"))
+        lone = tuple(f"{name}down_proj.weight" for name in names)
+        gate_up_all = self._tensors.take_stacked(both, (width,) * (2 * number), self.config.hidden_size)
+        down_all = self._tensors.take_stacked(lone, (self.config.hidden_size,) * number, width)
+        return self._stacked_experts(gate_up_all.unflatten(0, (number, -1)), down_all.unflatten(0, (number, -1)))
+
+    def _stacked_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Experts of matrices that stand side by side; in a form that is not plain each becomes one of its own."""
+        weights, keep = self._weights, self.ops.keep
+        return Experts(
+            gate_up=[keep(make_linear(each, None, weights), False) for each in gate_up],
+            down=[keep(make_linear(each, None, weights), False) for each in down],
+            activation=self.config.activation,
+            stacked=(gate_up, down) if weights in PLAIN_FORMS else None,
+        )
 
     def embedding(self, name: str, num_tokens: int) -> Tensor | QuantisedWeight:
         """The embedding of so many tokens: floats, unless its form can be looked up as it is stored."""

@@ -13,7 +13,14 @@ from roost.models.decoder import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
 
-FAMILIES: tuple[Family[Any], ...] = (llama.FAMILY, qwen.QWEN2, qwen.QWEN3, mistral.FAMILY, gemma3.FAMILY)
+FAMILIES: tuple[Family[Any], ...] = (
+    llama.FAMILY,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    qwen.QWEN3_MOE,
+    mistral.FAMILY,
+    gemma3.FAMILY,
+)
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 
 

@@ -299,6 +299,7 @@ NUMBA_OPS = Ops(
     linear_add=_linear_add,
     linear=TORCH_OPS.linear,
     gate_up=TORCH_OPS.gate_up,
+    mix_experts=TORCH_OPS.mix_experts,
     concat=_concat,
     argmax=_argmax,
     draw=host_gumbel.draw,

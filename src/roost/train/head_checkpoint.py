@@ -73,7 +73,8 @@ def warm_start(
 ) -> dict[str, Tensor]:
     """Initial weights: the target's last layer, its final norm, and the rows of its LM head that can be drafted."""
     generator = torch.Generator().manual_seed(0)
-    hidden, more = shape.layers.hidden_size, shape.layers.intermediate_size - target.intermediate_size
+    hidden, feed = shape.layers.hidden_size, shape.layers.intermediate_size
+    own = target.intermediate_size if target.layers[-1].feed_forward is None else 0  # a mixture of experts is no start
 
     def noise(*size: int) -> Tensor:
         return torch.randn(size, generator=generator) * NOISE
@@ -90,10 +91,10 @@ def warm_start(
         state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
     state["midlayer.self_attn.o_proj.weight"] = take(f"{last}self_attn.o_proj.weight")
     for name in ("gate", "up"):  # the part wider than the target's has no effect at first: down_proj is zero there
-        state[f"midlayer.mlp.{name}_proj.weight"] = torch.cat(
-            [take(f"{last}mlp.{name}_proj.weight"), noise(more, hidden)]
-        )
-    state["midlayer.mlp.down_proj.weight"] = pad(take(f"{last}mlp.down_proj.weight"), (0, more))
+        theirs = take(f"{last}mlp.{name}_proj.weight") if own else torch.empty(0, hidden)
+        state[f"midlayer.mlp.{name}_proj.weight"] = torch.cat([theirs, noise(feed - own, hidden)])
+    theirs = take(f"{last}mlp.down_proj.weight") if own else torch.empty(hidden, 0)
+    state["midlayer.mlp.down_proj.weight"] = pad(theirs, (0, feed - own))
     state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
     state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)

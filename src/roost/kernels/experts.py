@@ -1,0 +1,235 @@
+"""A mixture of experts: for each token the gated feed-forwards that its router picked, summed by their shares.
+
+said(t) = sum over j: share[t, j] * down[e] @ (activation(gate[e] @ x[t]) * (up[e] @ x[t])), e = ids[t, j]; in float32
+and rounded once between. Of few tokens each (token, expert) is a program that reads that expert's weights once. Of
+many they are sorted by expert and cut into tiles of one expert for tensor cores: as many programs as can be needed, so
+that shapes follow from the number of tokens and steps can be captured. The reference is in `layers.experts`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from roost.kernels.gated_activation import ACTIVATION_CODES, activated
+from roost.layers.experts import Experts, Routed
+
+_FEW = 128  # pairs of token and expert up to which each is a program of its own
+_BLOCK_N, _BLOCK_K = 32, 128  # of few tokens
+_TILE_M, _TILE_N, _TILE_K = 32, 64, 64  # of many
+_SUM_BLOCK = 1024
+_INTERPRETED = knobs.runtime.interpret
+
+
+def mix_experts(normed: Tensor, routed: Routed, experts: Experts) -> Tensor:
+    """What the experts of each token say of normed hidden states [num_tokens, hidden_size]."""
+    assert experts.stacked is not None and normed.stride(1) == 1
+    gate_up, down = experts.stacked
+    (num_tokens, num_active), (num_experts, hidden, width) = routed.ids.shape, down.shape
+    assert gate_up.shape == (num_experts, 2 * width, hidden) and gate_up.is_contiguous() and down.is_contiguous()
+    output = normed.new_empty((num_tokens, hidden))
+    if not num_tokens:
+        return output
+    ids, shares, num_pairs = routed.ids.contiguous(), routed.shares.contiguous(), num_tokens * num_active
+    gated = normed.new_empty((num_pairs, width))
+    sizes = {"HIDDEN": hidden, "WIDTH": width, "NUM_ACTIVE": num_active}
+    activation = {"ACTIVATION": ACTIVATION_CODES[experts.activation]}
+    if num_pairs <= _FEW:
+        few = {**sizes, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K, "num_warps": 4}
+        _gate_up_of_pairs[(num_pairs, triton.cdiv(width, _BLOCK_N))](
+            *(normed, normed.stride(0), gate_up, ids, gated), **few, **activation
+        )
+        _down_of_tokens[(num_tokens, triton.cdiv(hidden, _BLOCK_N))](gated, down, ids, shares, output, **few)
+        return output
+    tiles = _tiles(ids.flatten(), num_experts)
+    many = {"NUM_EXPERTS": num_experts, "TILE_M": _TILE_M, "TILE_N": _TILE_N, "TILE_K": _TILE_K, "num_warps": 4}
+    many["WIDE"] = _INTERPRETED
+    said, num_tiles = normed.new_empty((num_pairs, hidden)), len(tiles[0])
+    _gate_up_of_tiles[(num_tiles, triton.cdiv(width, _TILE_N))](
+        *(normed, normed.stride(0), gate_up, *tiles, gated), **sizes, **many, **activation
+    )
+    _down_of_tiles[(num_tiles, triton.cdiv(hidden, _TILE_N))](
+        *(gated, down, *tiles, said), HIDDEN=hidden, WIDTH=width, **many
+    )
+    _sum_by_shares[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
+        *(said, shares, output), HIDDEN=hidden, NUM_ACTIVE=num_active, BLOCK=_SUM_BLOCK, num_warps=4
+    )
+    return output
+
+
+def _tiles(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pairs sorted by expert, cut into tiles: each tile's expert and first place, places' pairs, experts' ends.
+
+    An expert of `num_experts` is none: the tile is left over.
+    """
+    pairs = ids.sort(stable=True).indices
+    counts = (ids[:, None] == torch.arange(num_experts, device=ids.device)).sum(dim=0)
+    ends, tile_ends = counts.cumsum(0), ((counts + _TILE_M - 1) // _TILE_M).cumsum(0)
+    number = torch.arange(len(ids) // _TILE_M + min(num_experts, len(ids)), device=ids.device)
+    experts = torch.searchsorted(tile_ends, number, right=True)
+    known = experts.clamp(max=num_experts - 1)
+    before = torch.where(known > 0, tile_ends[(known - 1).clamp(min=0)], 0)
+    firsts = ends[known] - counts[known] + (number - before) * _TILE_M
+    return experts, firsts, pairs, ends
+
+
+@triton.jit
+def _gate_up_of_pairs(
+    normed,  # [num_tokens, HIDDEN]
+    token_stride,
+    weight,  # [num_experts, 2 * WIDTH, HIDDEN]
+    ids,  # [num_tokens, NUM_ACTIVE]
+    gated,  # [num_tokens * NUM_ACTIVE, WIDTH]
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NUM_ACTIVE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    pair, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    own = weight + tl.load(ids + pair) * (2 * WIDTH * HIDDEN)
+    token = normed + pair // NUM_ACTIVE * token_stride
+    gate = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    for start in tl.range(0, HIDDEN, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(token + k, mask=k < HIDDEN, other=0.0).to(tl.float32)[None, :]
+        cells = row.to(tl.int64)[:, None] * HIDDEN + k[None, :]
+        is_in = (row < WIDTH)[:, None] & (k < HIDDEN)[None, :]
+        gate += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
+        up += tl.load(own + WIDTH * HIDDEN + cells, mask=is_in, other=0.0).to(tl.float32) * x
+    product = activated(tl.sum(gate, 1), ACTIVATION) * tl.sum(up, 1)
+    tl.store(gated + pair * WIDTH + row, product.to(gated.dtype.element_ty), mask=row < WIDTH)
+
+
+@triton.jit
+def _down_of_tokens(
+    gated,  # [num_tokens * NUM_ACTIVE, WIDTH]
+    weight,  # [num_experts, HIDDEN, WIDTH]
+    ids,  # [num_tokens, NUM_ACTIVE]
+    shares,  # [num_tokens, NUM_ACTIVE]
+    output,  # [num_tokens, HIDDEN]
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NUM_ACTIVE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    token, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for place in tl.range(0, NUM_ACTIVE):
+        pair = token * NUM_ACTIVE + place
+        own = weight + tl.load(ids + pair) * (HIDDEN * WIDTH)
+        sums = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+        for start in tl.range(0, WIDTH, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            x = tl.load(gated + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
+            cells = row.to(tl.int64)[:, None] * WIDTH + k[None, :]
+            is_in = (row < HIDDEN)[:, None] & (k < WIDTH)[None, :]
+            sums += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
+        total += tl.load(shares + pair).to(tl.float32) * tl.sum(sums, 1)
+    tl.store(output + token * HIDDEN + row, total.to(output.dtype.element_ty), mask=row < HIDDEN)
+
+
+@triton.jit
+def _gate_up_of_tiles(
+    normed,  # [num_tokens, HIDDEN]
+    token_stride,
+    weight,  # [NUM_EXPERTS, 2 * WIDTH, HIDDEN]
+    experts,  # [num_tiles]
+    firsts,  # [num_tiles]
+    pairs,  # [num_pairs] in the order of their experts
+    ends,  # [NUM_EXPERTS]
+    gated,  # [num_pairs, WIDTH]
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NUM_ACTIVE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
+):
+    expert = tl.load(experts + tl.program_id(0))
+    if expert >= NUM_EXPERTS:
+        return
+    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
+    is_pair = place < tl.load(ends + expert)
+    pair = tl.load(pairs + place, mask=is_pair, other=0)
+    row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+    own, tokens = weight + expert * (2 * WIDTH * HIDDEN), normed + (pair // NUM_ACTIVE)[:, None] * token_stride
+    gate = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    up = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    for start in tl.range(0, HIDDEN, TILE_K):
+        k = start + tl.arange(0, TILE_K)
+        x = tl.load(tokens + k[None, :], mask=is_pair[:, None] & (k < HIDDEN)[None, :], other=0.0)
+        cells = row.to(tl.int64)[None, :] * HIDDEN + k[:, None]
+        is_in = (row < WIDTH)[None, :] & (k < HIDDEN)[:, None]
+        w = tl.load(own + cells, mask=is_in, other=0.0)
+        w_up = tl.load(own + WIDTH * HIDDEN + cells, mask=is_in, other=0.0)
+        if WIDE:
+            x, w, w_up = x.to(tl.float32), w.to(tl.float32), w_up.to(tl.float32)
+        gate = tl.dot(x, w, gate, input_precision="ieee")
+        up = tl.dot(x, w_up, up, input_precision="ieee")
+    product = (activated(gate, ACTIVATION) * up).to(gated.dtype.element_ty)
+    tl.store(gated + pair[:, None] * WIDTH + row[None, :], product, mask=is_pair[:, None] & (row < WIDTH)[None, :])
+
+
+@triton.jit
+def _down_of_tiles(
+    gated,  # [num_pairs, WIDTH]
+    weight,  # [NUM_EXPERTS, HIDDEN, WIDTH]
+    experts,  # [num_tiles]
+    firsts,  # [num_tiles]
+    pairs,  # [num_pairs] in the order of their experts
+    ends,  # [NUM_EXPERTS]
+    said,  # [num_pairs, HIDDEN]
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
+):
+    expert = tl.load(experts + tl.program_id(0))
+    if expert >= NUM_EXPERTS:
+        return
+    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
+    is_pair = place < tl.load(ends + expert)
+    pair = tl.load(pairs + place, mask=is_pair, other=0)
+    row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+    own, inputs = weight + expert * (HIDDEN * WIDTH), gated + pair[:, None] * WIDTH
+    sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    for start in tl.range(0, WIDTH, TILE_K):
+        k = start + tl.arange(0, TILE_K)
+        x = tl.load(inputs + k[None, :], mask=is_pair[:, None] & (k < WIDTH)[None, :], other=0.0)
+        cells = row.to(tl.int64)[None, :] * WIDTH + k[:, None]
+        is_in = (row < HIDDEN)[None, :] & (k < WIDTH)[:, None]
+        w = tl.load(own + cells, mask=is_in, other=0.0)
+        if WIDE:
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        sums = tl.dot(x, w, sums, input_precision="ieee")
+    cells = said + pair[:, None] * HIDDEN + row[None, :]
+    tl.store(cells, sums.to(said.dtype.element_ty), mask=is_pair[:, None] & (row < HIDDEN)[None, :])
+
+
+@triton.jit
+def _sum_by_shares(
+    said,  # [num_tokens * NUM_ACTIVE, HIDDEN]
+    shares,  # [num_tokens, NUM_ACTIVE]
+    output,  # [num_tokens, HIDDEN]
+    HIDDEN: tl.constexpr,
+    NUM_ACTIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for place in tl.range(0, NUM_ACTIVE):
+        pair = token * NUM_ACTIVE + place
+        value = tl.load(said + pair * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+        total += tl.load(shares + pair).to(tl.float32) * value.to(tl.float32)
+    tl.store(output + token * HIDDEN + column, total.to(output.dtype.element_ty), mask=column < HIDDEN)

@@ -1,0 +1,69 @@
+"""Families whose configs say much: ten drawn ones each equal transformers, dense, in pages, in chunks and greedily."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tests.support.tiny_models import SHAPE, Served, Tiny, configure, prompts, randomised
+from tests.support.workload import logits_in_one_pass
+
+SEEDS = range(10)
+NUM_NEW = 64
+
+
+def sizes(chances: random.Random) -> dict[str, Any]:
+    """Sizes that all have."""
+    num_kv_heads = chances.choice((1, 2, 3))
+    return {
+        **SHAPE,
+        "hidden_size": chances.choice((24, 40, 64)),
+        "intermediate_size": chances.choice((24, 56)),
+        "num_hidden_layers": chances.choice((2, 3, 5)),
+        "num_attention_heads": num_kv_heads * chances.choice((1, 2, 4)),
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": chances.choice((4, 8, 16)),
+        "tie_word_embeddings": chances.random() < 0.3,
+    }
+
+
+def qwen3_moe(chances: random.Random) -> PreTrainedModel:
+    """Experts in some layers or in all."""
+    num_experts = chances.choice((2, 4, 9))
+    config = Qwen3MoeConfig(
+        **sizes(chances),
+        num_experts=num_experts,
+        num_experts_per_tok=chances.randint(1, min(4, num_experts)),
+        moe_intermediate_size=chances.choice((8, 20)),
+        norm_topk_prob=chances.random() < 0.5,
+        decoder_sparse_step=chances.choice((1, 1, 2)),
+        mlp_only_layers=chances.choice(([], [0], [1])),
+        attention_bias=chances.random() < 0.5,
+        use_sliding_window=(sliding := chances.random() < 0.3),
+        sliding_window=7 if sliding else None,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+FAMILIES: dict[str, Callable[[random.Random], PreTrainedModel]] = {"qwen3-moe": qwen3_moe}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drawn_config_equals_transformers(family: str, seed: int) -> None:
+    chances = random.Random(seed)
+    torch.manual_seed(seed)
+    drawn = Tiny(reference=randomised(FAMILIES[family](chances)))
+    (prompt,), model = prompts(40, seed=seed), drawn.model()
+    with torch.no_grad():
+        wanted = drawn.reference(torch.tensor([prompt])).logits[0]
+        output = drawn.reference.generate(torch.tensor([prompt]), max_new_tokens=NUM_NEW, do_sample=False)
+    torch.testing.assert_close(logits_in_one_pass(model, prompt), wanted, atol=1e-4, rtol=1e-4)
+    served = Served(model, configure(page_size=chances.choice((1, 4, 16)), chunk=chances.choice((5, 512))))
+    served.submit("r", prompt, NUM_NEW)
+    served.run()
+    served.executor.close()
+    assert served.output("r") == tuple(output[0, len(prompt) :].tolist())
