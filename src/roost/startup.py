@@ -319,7 +319,8 @@ def _dequantised(asked: str, weights: str, found: str | None) -> tuple[str, ...]
 def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device: torch.device) -> dict[str, object]:
     """The resolved choices, for display."""
     warnings = (*resolved.warnings, *loaded.warnings)
-    kv = loaded.model.kv[0].kept_as(resolved.memory.kv_cache_dtype)
+    attends = [each for each in loaded.model.kv if each.has_values]
+    kv = (attends or loaded.model.kv)[0].kept_as(resolved.memory.kv_cache_dtype)
     return {
         **{key: value for key, value in asdict(config.model).items() if value is not None},
         **_spec_settings(config, resolved),
@@ -348,7 +349,7 @@ def _inexact(model: Model, weights: str, device: torch.device, backend: Backend)
     if device.type != "cpu" or weights == "bf16":
         return ()
     rows = row_multiple(torch.get_num_threads()) if weights == "fp32" else 1  # products of whole numbers are exact
-    is_exact = backend is not TORCH or all(attention_padding(kv.head_dim).is_exact for kv in model.kv)
+    is_exact = backend is not TORCH or all(attention_padding(kv.head_dim).is_exact for kv in model.kv if kv.has_values)
     if is_exact and rows is not None:
         return ()
     return (

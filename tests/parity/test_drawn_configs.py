@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.support.tiny_models import SHAPE, Served, Tiny, configure, prompts, randomised
 from tests.support.workload import logits_in_one_pass
@@ -48,7 +48,25 @@ def qwen3_moe(chances: random.Random) -> PreTrainedModel:
     return Qwen3MoeForCausalLM(config)
 
 
-FAMILIES: dict[str, Callable[[random.Random], PreTrainedModel]] = {"qwen3-moe": qwen3_moe}
+def lfm2(chances: random.Random) -> PreTrainedModel:
+    """Short convolutions of some length, and attention in some of the other layers."""
+    own = {name: value for name, value in sizes(chances).items() if name not in ("head_dim", "rms_norm_eps")}
+    own["hidden_size"] = own["num_attention_heads"] * chances.choice((4, 8))
+    types = [chances.choice(("conv", "full_attention")) for _ in range(own["num_hidden_layers"] - 2)]
+    config = Lfm2Config(
+        **own,
+        layer_types=chances.sample(["conv", "full_attention", *types], own["num_hidden_layers"]),
+        conv_L_cache=chances.choice((2, 3, 4, 7)),
+        conv_bias=chances.random() < 0.5,
+        block_auto_adjust_ff_dim=chances.random() < 0.5,
+        block_ffn_dim_multiplier=chances.choice((0.5, 1.0, 1.3)),
+        block_multiple_of=8,
+        norm_eps=0.01,
+    )
+    return Lfm2ForCausalLM(config)
+
+
+FAMILIES: dict[str, Callable[[random.Random], PreTrainedModel]] = {"qwen3-moe": qwen3_moe, "lfm2": lfm2}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -53,7 +53,7 @@ def test_logits_in_pages_and_chunks_equal_transformers(
 @DEPTHS
 @PAGE_SIZES
 @CHUNKS
-@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "qwen3-moe", "lfm2"])
 def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: int, kind: str) -> None:
     work = several()
     config = configure(depth=depth, page_size=page_size, chunk=chunk, max_running=4)

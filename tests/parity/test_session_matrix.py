@@ -57,6 +57,9 @@ def test_thirty_turns_on_pages_of_512_with_eight_branches_leak_nothing() -> None
         ("mixed", "chain0", 256, "whole"),
         ("mixed", "chain1", 16, "preemptions"),
         ("mixed", "tree1", 1, "whole"),
+        ("convolutions", "chain1", 1, "preemptions"),
+        ("convolutions", "tree1", 1, "whole"),
+        ("convolutions", "tree1", 16, "preemptions"),
     ],
 )
 def test_rounds_that_overshoot_beside_a_window_leave_what_was_returned(

@@ -4,12 +4,12 @@ import pytest
 
 from roost.front.speculation import total
 from tests.support.spec_configs import AUTO_JOINT
-from tests.support.spec_matrix import ABORT_TICKS, CELLS, EXPERTS, QUANTISED, Cell, Matrix, drawn, work
+from tests.support.spec_matrix import ABORT_TICKS, CELLS, OTHERS, QUANTISED, Cell, Matrix, drawn, work
 
 DRAWN = drawn(num_together=3, joined=False) + drawn(num_together=2, joined=True)
 
 
-@pytest.mark.parametrize("cell", DRAWN + EXPERTS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", DRAWN + OTHERS, ids=lambda cell: cell.name)
 def test_output_is_that_of_plain_decoding_and_the_pool_is_as_before(cell: Cell) -> None:
     run(cell)
 

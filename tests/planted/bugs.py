@@ -16,6 +16,7 @@ from tests.planted.fusion_bugs import FUSION_BUGS
 from tests.planted.grammar_bugs import GRAMMAR_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
+from tests.planted.layer_bugs import LAYER_BUGS
 from tests.planted.lookup_bugs import LOOKUP_BUGS
 from tests.planted.mode_bugs import mode_bugs
 from tests.planted.numba_bugs import NUMBA_BUGS
@@ -415,6 +416,7 @@ BUGS = (
     *SPEC_BUGS,
     *LOOKUP_BUGS,
     *DEVICE_BUGS,
+    *LAYER_BUGS,
     *BRANCH_BUGS,
     *FUSION_BUGS,
     *CHAIN_BUGS,

@@ -31,7 +31,8 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
     "joint tree1": (replace(TREE, reads_history=True, lookup_steps=3), 1),
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
-EXPERTS = {"experts": "qwen3-moe"}  # for named cells alone: what is kept of a sequence is as in full layers
+# for named cells alone: what experts keep of a sequence is as in full layers, what convolutions keep as in both
+OTHERS = {"experts": "qwen3-moe", "convolutions": "lfm2-biased"}
 PAGE_SIZES = (1, 16, 256)
 LOADS = ("mixed", "whole", "preemptions")  # chunks of 128 beside rounds; chunks of 4096; a preemption every 3 steps
 PREEMPT_TICKS = 3
@@ -82,7 +83,7 @@ class Cell:
     def kind(self) -> str:
         """The checkpoint; over full layers, one of which the target as its own drafter misses nothing."""
         is_sure = self.layers == "full" and (self.head_name == "target" or self.drafter == "ngram")
-        return "forgetful" if is_sure else (LAYERS | EXPERTS)[self.layers]
+        return "forgetful" if is_sure else (LAYERS | OTHERS)[self.layers]
 
     @property
     def context(self) -> int:
@@ -140,6 +141,10 @@ NAMED: dict[str, Cell] = {
     "lookup in trees beside EAGLE, both layers": Cell(drafter="joint tree1", layers="mixed", load="mixed"),
     "experts, preempt": Cell(layers="experts", load="preemptions"),
     "EAGLE depth 1, experts": Cell(drafter="chain1", layers="experts", load="mixed"),
+    "convolutions": Cell(layers="convolutions", page_size=1),
+    "convolutions, preempt x page 256": Cell(layers="convolutions", page_size=256, load="preemptions"),
+    "EAGLE depth 1, convolutions": Cell(drafter="chain1", layers="convolutions", load="mixed"),
+    "EAGLE trees, convolutions": Cell(drafter="tree1", layers="convolutions", load="preemptions"),
     "window": Cell(layers="window"),
     "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
     "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),

@@ -101,15 +101,25 @@ CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
 ]
-EXPERTS = [
-    Cell(drafter=drafter, depth=depth, page_size=page_size, kind="qwen3-moe", load=load)
-    for drafter, depth, page_size, load in (
-        ("plain", 1, 4, "preemptions"),
-        ("ngram", 1, 1, "mixed"),
-        ("target-chain", 0, 64, "aborts"),
-        ("target-chain", 1, 4, "mixed"),
-        ("eagle3-tree", 1, 64, "preemptions"),
-        ("target-joint-auto", 1, 4, "side by side"),
+OTHERS = [  # mixtures of experts, short convolutions
+    Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
+    for drafter, depth, page_size, kind, load in (
+        ("plain", 1, 4, "qwen3-moe", "preemptions"),
+        ("ngram", 1, 1, "qwen3-moe", "mixed"),
+        ("target-chain", 0, 64, "qwen3-moe", "aborts"),
+        ("target-chain", 1, 4, "qwen3-moe", "mixed"),
+        ("eagle3-tree", 1, 64, "qwen3-moe", "preemptions"),
+        ("target-joint-auto", 1, 4, "qwen3-moe", "side by side"),
+        ("plain", 0, 1, "lfm2", "mixed"),
+        ("plain", 1, 4, "lfm2-biased", "preemptions"),
+        ("ngram", 1, 64, "lfm2", "aborts"),
+        ("eagle3-chain", 0, 4, "lfm2-biased", "mixed"),
+        ("eagle-chain", 1, 1, "lfm2", "preemptions"),
+        ("eagle-chain", 1, 256, "lfm2-biased", "side by side"),
+        ("eagle-tree", 0, 1, "lfm2-biased", "preemptions"),
+        ("eagle3-tree", 1, 4, "lfm2-biased", "mixed"),
+        ("eagle3-tree", 1, 64, "lfm2", "aborts"),
+        ("eagle3-joint", 1, 4, "lfm2-biased", "mixed"),
     )
 ]
 QUANTISED = [
@@ -126,6 +136,7 @@ QUANTISED = [
         ("target-tree", 1, 4, "llama", "mixed", "fp16"),
         ("eagle-tree", 1, 4, "mistral", "side by side", "fp8"),
         ("target-tree", 1, 64, "llama", "mixed", "fp8"),
+        ("eagle3-tree", 1, 4, "lfm2-biased", "mixed", "int8"),
     )
 ]
 

@@ -14,6 +14,8 @@ import torch
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -76,6 +78,14 @@ GEMMA = {
     "tie_word_embeddings": True,
 }
 
+LFM2 = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "norm_eps": 0.01,
+    "block_multiple_of": 8,
+    "tie_word_embeddings": True,
+}
+LFM2_BIASED = {**LFM2, "conv_L_cache": 4, "conv_bias": True, "block_auto_adjust_ff_dim": False}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 SOME_EXPERTS = {
     **EXPERTS,
@@ -98,6 +108,8 @@ KINDS = {
     "qwen3-window": (Qwen3ForCausalLM, Qwen3Config, {**UPPER_WINDOW, "attention_bias": True}),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
     "qwen3-moe-some": (Qwen3MoeForCausalLM, Qwen3MoeConfig, SOME_EXPERTS),
+    "lfm2": (Lfm2ForCausalLM, Lfm2Config, LFM2),
+    "lfm2-biased": (Lfm2ForCausalLM, Lfm2Config, LFM2_BIASED),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),  # tied and random, it says its last token for ever

@@ -10,6 +10,7 @@ from roost.attention.kv_cache import KvCache, PageTable
 from roost.attention.protocol import attend_through, make_attention
 from roost.config.resolve import resolve
 from roost.device.open import open_device
+from roost.layers.convolution import NOTHING_THERE
 from roost.models.decoder import Decoder
 from tests.support import tiny_models
 from tests.support.segments import make_segments
@@ -34,5 +35,14 @@ def prefill_logits(model: Decoder, tokens: tuple[int, ...], kv_cache_dtype: str)
     layers = [(number, numbers[:layer].count(number)) for layer, number in enumerate(numbers)]
     segments = make_segments([0], [0], [page_size], are_rounds=False, device=device.torch)
     attention = make_attention(tiny_models.BACKEND, device)
-    attend = attend_through(attention, caches, [page_size + positions] * len(caches), segments, layers)
+    conv_lens = [kv.window for kv in model.kv if not kv.has_values and kv.window]
+    before = _before(positions, page_size, conv_lens[0]) if conv_lens else None
+    attend = attend_through(attention, caches, [page_size + positions] * len(caches), segments, layers, before)
     return model.logits(model.forward(torch.tensor(tokens, device=device.torch), positions, attend)).cpu()
+
+
+def _before(positions: Tensor, page_size: int, conv_len: int) -> Tensor:
+    """Slots of the inputs before each token, on page 1."""
+    back = torch.arange(conv_len - 1, 0, -1, device=positions.device)
+    at = positions[:, None] - back
+    return torch.where(at < 0, NOTHING_THERE, page_size + at)

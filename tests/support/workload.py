@@ -1,6 +1,7 @@
 """Work for an engine, and what transformers makes of it. Used by the parity tests."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from roost.config.options import EngineConfig
 from roost.layers.attention import Attend, causal_attention
+from roost.layers.convolution import convolution
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
-from roost.models.model import PairHead
+from roost.models.model import KvShape, PairHead
 from tests.support.tiny_models import Served, greedy, prompts, tiny
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -43,14 +45,27 @@ def assert_equals_reference(served: Served, kind: str, work: Work) -> None:
 
 def dense(model: Decoder | PairHead) -> Attend:
     """Attention of one sequence from its start, without pages."""
-    shapes = model.kv
+    return Dense(model.kv)
 
-    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One sequence from its start."""
+
+    shapes: tuple[KvShape, ...]
+
+    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        """Attention to all of it, or to its windows."""
         query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
-        kv = shapes[layer]
+        kv = self.shapes[layer]
         return causal_attention(query, key, value, start=0, first=0, window=kv.window, scale=kv.scale)
 
-    return attend
+    def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Zeros lie before it."""
+        before = [inputs.roll(back, dims=0) for back in range(weight.shape[1] - 1, 0, -1)]
+        for back, each in zip(range(weight.shape[1] - 1, 0, -1), before, strict=True):
+            each[:back] = 0
+        return convolution(inputs, torch.stack(before, dim=1), weight)
 
 
 def reference_logits(kind: str, prompt: tuple[int, ...]) -> Tensor:

@@ -346,6 +346,12 @@ TESTED: dict[str, str] = {
     "roost.train.answers.PERIOD_MAX": _CIRCLES,
 }
 
+_GUESSES = (
+    *(f"roost.draft_length.choice._{name}" for name in ("EDGE", "STEP", "DECIDED_FOR", "FIRST_SHARE", "MEMORY")),
+    *(f"roost.draft_length.choice._{name}" for name in ("TRIAL_SHARE", "TRIALS_MAX", "TRIAL_LEAST")),
+    *(f"roost.draft_length.lookups._{name}" for name in ("FIRST_WEIGHT", "COMMON_WEIGHT", "MEMORY")),
+    *(f"roost.draft_length.work_times._{name}" for name in ("FIRST_STEPS", "DRAFT_SHARE", "PASS_SHARE", "MEMORY")),
+)
 _GUESS = "how good a guess is, not if an answer is right; tests/unit/draft_length/test_choice.py bounds what it costs"
 _NUMBER = "part of a formula"
 _CUT = "how a product is cut into programs; all cuts give the same numbers up to rounding"
@@ -393,24 +399,9 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.records.NUM_FIELDS": _NUMBER,
     "roost.numba_kernels.simd.LANES": _NUMBER,
     "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
-    **dict.fromkeys((f"roost.draft_length.choice.{name}" for name in ("_EDGE", "_STEP", "_DECIDED_FOR")), _GUESS),
-    **dict.fromkeys(
-        (f"roost.draft_length.lookups.{name}" for name in ("_FIRST_WEIGHT", "_COMMON_WEIGHT", "_MEMORY")),
-        _GUESS,
-    ),
-    **dict.fromkeys(
-        (
-            f"roost.draft_length.work_times.{name}"
-            for name in ("_FIRST_STEPS", "_DRAFT_SHARE", "_PASS_SHARE", "_MEMORY")
-        ),
-        _GUESS,
-    ),
+    **dict.fromkeys(_GUESSES, _GUESS),
+    "roost.layers.convolution.NOTHING_THERE": "a mark; tests/unit/layers/test_convolution.py",
     "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",
-    "roost.draft_length.choice._FIRST_SHARE": _GUESS,
-    "roost.draft_length.choice._MEMORY": _GUESS,
-    "roost.draft_length.choice._TRIAL_SHARE": _GUESS,
-    "roost.draft_length.choice._TRIALS_MAX": _GUESS,
-    "roost.draft_length.choice._TRIAL_LEAST": _GUESS,
     "roost.step_times.median.NUM_KEPT": _GUESS,
     "roost.draft_length.costs.NUM_KNOWN": _GUESS,
     "roost.step_times.prompt_tokens._NUM_PAIRS": _GUESS,

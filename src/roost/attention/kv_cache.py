@@ -58,7 +58,7 @@ class PageTable:
 class LayerKv(NamedTuple):
     """One layer of a KV cache."""
 
-    keys: Tensor  # [num_slots, num_kv_heads, head_dim]
+    keys: Tensor  # [num_slots, num_kv_heads, head_dim]; where there are no values, what a short convolution reads
     values: Tensor
     scales: Tensor | None  # [num_kv_heads, 2, num_slots], of keys and of values; None: they are not quantised
 
@@ -74,7 +74,7 @@ class KvCache:
         shape = (len(layers), table.num_slots, kv.num_kv_heads, kv.head_dim)
         device = table.pages.device
         self.keys = torch.empty(shape, dtype=kv.dtype, device=device)  # a slot is written before it is read
-        self.values = torch.empty(shape, dtype=kv.dtype, device=device)
+        self.values = torch.empty((*shape[:-1], kv.head_dim * kv.has_values), dtype=kv.dtype, device=device)
         # Attention reads one head's scales of many slots: those lie side by side.
         lines = (len(layers), kv.num_kv_heads, 2, table.num_slots)
         self.scales = torch.empty(lines, dtype=SCALE_DTYPE, device=device) if kv.is_quantised else None

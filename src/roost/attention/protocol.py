@@ -14,6 +14,7 @@ from roost.attention.kv_cache import KvCache, LayerKv, PageTable
 from roost.attention.registry import Backend
 from roost.device.device import Device
 from roost.layers.attention import Attend
+from roost.layers.convolution import convolution, in_slots
 from roost.layers.rotary import CosSin
 from roost.layers.segments import Segments
 from roost.lazy_import import load_symbol
@@ -64,20 +65,49 @@ def attend_through(
     slots: Sequence[Tensor],
     segments: Segments,
     layers: Sequence[tuple[int, int]],
+    slots_before: Tensor | None = None,
 ) -> Attend:
     """A pass's way to KV: it writes to `slots` of each cache, and reads what `segments` say.
 
-    `layers` gives for each layer of the model its cache, and its number there.
+    `layers` gives for each layer of the model its cache, and its number there; `slots_before` [num_tokens, n] where the
+    inputs of short convolutions lie that come before each token, the nearest last.
     """
-    reads = [attention.read(cache.table, segments, cache.kv) for cache in caches]
+    return _PagedPass(attention, caches, slots, segments, layers, slots_before)
 
-    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
-        number, index = layers[layer]
-        cache = caches[number]
-        query = attention.write(cache, index, slots[number], qk, value, cos_sin)
-        return reads[number](query, cache.layer(index))
 
-    return attend
+class _PagedPass:
+    """Attention, and short convolutions, of one pass."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        caches: Sequence[KvCache],
+        slots: Sequence[Tensor],
+        segments: Segments,
+        layers: Sequence[tuple[int, int]],
+        slots_before: Tensor | None,
+    ) -> None:
+        self._attention, self._caches, self._slots, self._layers = attention, caches, slots, layers
+        self._before = slots_before
+        self._reads = [
+            attention.read(cache.table, segments, cache.kv) if cache.kv.has_values else None for cache in caches
+        ]
+
+    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        """What the heads of a layer read."""
+        number, index = self._layers[layer]
+        cache, read = self._caches[number], self._reads[number]
+        assert read is not None, "a layer of convolutions does not attend"
+        query = self._attention.write(cache, index, self._slots[number], qk, value, cos_sin)
+        return read(query, cache.layer(index))
+
+    def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Keep a layer's inputs, and convolve them with those before."""
+        number, index = self._layers[layer]
+        assert self._before is not None, "nobody said where the inputs before a token lie"
+        buffer = self._caches[number].keys[index].squeeze(1)
+        buffer.index_copy_(0, self._slots[number], inputs)
+        return convolution(inputs, in_slots(buffer, self._before), weight)
 
 
 def make_attention(backend: Backend, device: Device) -> Attention:

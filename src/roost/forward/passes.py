@@ -25,6 +25,7 @@ from roost.drafters.tree import RowTrees, Trees, chains
 from roost.errors import InvariantError
 from roost.forward.layout import PAIRS, ROOTS, TOKENS, StepLayout
 from roost.forward.lengths import Lengths
+from roost.layers.convolution import NOTHING_THERE
 from roost.layers.gumbel import RowDraws
 from roost.layers.ops import on_host
 from roost.layers.rounds import NOTHING, ChainInputs, RowState
@@ -63,6 +64,26 @@ class TargetOutput:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Branches:
+    """Tokens of a flat batch as nodes of trees, beside others that follow one another."""
+
+    trees: Trees
+    tree_of: Tensor  # [num_tokens] the token's tree; -1: none
+    node: Tensor  # [num_tokens] its number there; of no meaning without one
+    roots: Tensor  # [num_tokens] row position of its root
+
+    def before(self, places: Tensor, back: int) -> Tensor:
+        """The row position of the token so many before each: an ancestor, or in the text in front of the tree."""
+        tree = self.tree_of.clamp(min=0)
+        node = self.node.clamp(max=self.trees.width - 1)
+        depth = self.trees.depths[tree, node]
+        for _ in range(back):
+            node = self.trees.parents[tree, node].clamp(min=0)
+        in_tree = self.roots + torch.where(depth >= back, node, depth - back)
+        return torch.where(self.tree_of >= 0, in_tree, places - back)
+
+
 class Passes:
     """A model, its KV, its drafter if there is one, and the row state."""
 
@@ -89,6 +110,7 @@ class Passes:
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
         self.row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
         self._layers = _layers(windows, self.kv_caches)
+        self._conv_cache = next((cache for cache in self.kv_caches if not cache.kv.has_values), None)
         self._target_pass, self._best_pass = model.ops.new_pass(), model.ops.new_pass()
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
@@ -187,8 +209,11 @@ class Passes:
         pages = tuple(cache.table.of_rounds for cache in self.kv_caches)
         inputs = self.ops.chain_inputs(rows, self._row_state, drafts, pages)
         segments = layout.segments(TOKENS, rows, inputs.starts)
-        tokens = inputs.tokens.flatten()
-        hidden, aux_hidden = self._run_target(tokens, inputs.positions, inputs.slots, segments)
+        tokens, before = inputs.tokens.flatten(), None
+        if self._conv_cache is not None:
+            own = rows[:, None].expand(-1, layout.tree_width).flatten()
+            before = self._slots_before(self._conv_cache, own, inputs.positions)
+        hidden, aux_hidden = self._run_target(tokens, inputs.positions, inputs.slots, segments, before)
         return TargetOutput(
             layout=layout,
             start_positions=inputs.starts,
@@ -266,8 +291,11 @@ class Passes:
         rows = layout.rows[layout["token_segment"]]
         has_trees = layout.shape.topk > 1 and trees.width > 1
         segments = layout.segments(TOKENS, layout.rows, starts, trees if has_trees else None)
-        slots = [cache.table.slots(rows, places) for cache in self.kv_caches]
-        hidden, aux_hidden = self._run_target(tokens, positions, slots, segments)
+        slots, before = [cache.table.slots(rows, places) for cache in self.kv_caches], None
+        if self._conv_cache is not None:
+            branches = self._branches(layout, trees, first_places) if has_trees else None
+            before = self._slots_before(self._conv_cache, rows, places, branches)
+        hidden, aux_hidden = self._run_target(tokens, positions, slots, segments, before)
         return TargetOutput(
             layout=layout,
             start_positions=starts,
@@ -280,21 +308,50 @@ class Passes:
             aux_hidden=aux_hidden,
         )
 
+    def _branches(self, layout: StepLayout, trees: Trees, first_places: Tensor) -> Branches:
+        """For each token of a batch with trees, which node of which one it is."""
+        segment = layout["token_segment"]
+        return Branches(
+            trees=trees,
+            tree_of=layout["tokens.tree_of"][segment].to(torch.int64),
+            node=layout["token_index"],
+            roots=first_places,
+        )
+
+    def _slots_before(self, cache: KvCache, rows: Tensor, places: Tensor, branches: Branches | None = None) -> Tensor:
+        """Where the inputs of short convolutions lie that come before each token, the nearest last."""
+        assert cache.table.window is not None
+        found = []
+        for back in range(cache.table.window - 1, 0, -1):
+            at = places - back if branches is None else branches.before(places, back)
+            found.append(cache.table.slots(rows, at.clamp(min=0)).masked_fill(at < 0, NOTHING_THERE))
+        return torch.stack(found, dim=1)
+
     def _run_target(
-        self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], segments: Segments
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Sequence[Tensor],
+        segments: Segments,
+        slots_before: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states of a flat batch, and what the drafter wants to see; KV goes to the slots of each cache."""
         aux_layers = () if self.drafter is None else self.drafter.aux_layers
+        num_caches = len(slots)
 
         def forward(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            tokens, positions, *slots = inputs
-            attend = attend_through(self.attention, self.kv_caches, slots, segments, self._layers)
+            tokens, positions, *rest = inputs
+            slots, before = rest[:num_caches], rest[num_caches:]
+            attend = attend_through(
+                self.attention, self.kv_caches, slots, segments, self._layers, before[0] if before else None
+            )
             if not aux_layers:
                 return (self.model.forward(tokens, positions, attend),)
             hidden, aux_hidden = self.model.forward_with_aux(tokens, positions, attend, aux_layers)
             return hidden, *aux_hidden
 
-        hidden, *aux_hidden = self._target_pass.run(segments.kind, forward, (tokens, positions, *slots), segments)
+        inputs = (tokens, positions, *slots, *(() if slots_before is None else (slots_before,)))
+        hidden, *aux_hidden = self._target_pass.run(segments.kind, forward, inputs, segments)
         return hidden, tuple(aux_hidden)
 
     def _move_accepted(self, target: TargetOutput, accepted: Accepted) -> None:
@@ -305,7 +362,10 @@ class Passes:
         dests = torch.where(number < accepted.lens[:, None], roots + number, sources)
         for cache in self.kv_caches:  # of every book
             slots = [cache.table.slots(target.rows[:, None], each) for each in (sources, dests)]
-            self.attention.copy(cache, *slots)
+            if cache.kv.has_values:
+                self.attention.copy(cache, *slots)
+            else:
+                cache.copy(*slots)
 
     def _pairs(self, layout: StepLayout, target: TargetOutput, accepted: Accepted) -> Pairs:
         """What the drafter takes over: each position with its successor."""

@@ -7,7 +7,7 @@ draft heads are made of the same layers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
+from roost.layers.convolution import Convolves
 from roost.layers.experts import Experts
 from roost.layers.linear import PLAIN_FORMS, Linear, RowTable, activation_dtype, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
@@ -42,7 +43,7 @@ def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
     """down(activation(gate(x)) * up(x)), as Llama has it."""
     config, ops = loader.config, loader.ops
     hidden, wide = config.hidden_size, config.intermediate_size
-    gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
+    gate, up, down = (f"{prefix}{name}" for name in (config.names.gate, config.names.up, config.names.down))
     project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False, is_gated=True)
     project_out = loader.linear((down,), (hidden,), wide, bias=False)
 
@@ -74,6 +75,7 @@ class LayerKind:
     rope: Rope
     window: int | None = None  # tokens the layer sees, the current one included; None: all
     feed_forward: "MakeFeedForward | None" = None  # None: the one that the config names for all
+    conv_len: int | None = None  # a short convolution over so many tokens in place of attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,22 @@ class NormNames:
     after_attention: str | None = None
     before_feed: str = "post_attention_layernorm"
     after_feed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """The other tensors of a layer, as checkpoints name them, and the last norm."""
+
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    out: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    last_norm: str = "model.norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +125,8 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
+    conv_bias: bool = False  # of a short convolution, and of the projections around it
+    names: TensorNames = TensorNames()
     norms: NormNames = NormNames()
     norm_offset: float = 0.0  # added to the norm weights of a checkpoint
     embed_scale: float = 1.0
@@ -124,7 +144,7 @@ class DecoderConfig:
         if self.activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConfigError(f"the model's activation {self.activation} is not known; known are {known}")
-        windows = {layer.window for layer in self.layers} - {None}
+        windows = {layer.conv_len or layer.window for layer in self.layers} - {None}
         if len(windows) > 1:
             raise ConfigError(
                 f"the model's layers have windows of different lengths: {windows}; one length is supported"
@@ -136,7 +156,8 @@ class Layer:
     """One layer's weights; norms are float32."""
 
     norm_before_attention: Tensor | None  # None: attention reads the input as it is
-    qkv: Linear
+    qkv: Linear  # of a convolution: gate in front of it, gate behind it, input
+    conv: tuple[Tensor, Tensor | None] | None  # [hidden_size, conv_len] and bias; None: it has attention
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     out: Linear
     norm_after_attention: Tensor | None
@@ -178,32 +199,39 @@ class Stack:
 
         `next_norm` is the weight of the norm that reads the stream next, where it is known.
         """
-        config, ops, eps = self._config, self._ops, self._config.norm_eps
+        ops, eps = self._ops, self._config.norm_eps
         if attended is None:
             hidden, heads = ops.norm_linear(stream, layer.first_norm, eps, layer.qkv)
         else:
             hidden, heads = stream.total(), ops.linear(attended, layer.qkv)
-        heads = heads.unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
-        qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
-        if layer.qk_norm is not None:
-            qk = ops.norm(qk, layer.qk_norm, eps)
-        mixed, norms = attend(number, qk, value, cos_sin).flatten(1), layer.feed_norms(next_norm)
+        mixed, norms = self._mixed(layer, number, heads, cos_sin, attend), layer.feed_norms(next_norm)
         if layer.norm_after_attention is None:
             return layer.feed_forward(ops.linear_add(mixed, layer.out, hidden, norms.before), norms)
         added = ops.norm(ops.linear(mixed, layer.out), layer.norm_after_attention, eps)
         return layer.feed_forward(Residual(hidden, added), norms)
 
+    def _mixed(self, layer: Layer, number: int, projected: Tensor, cos_sin: CosSin, attend: Attend) -> Tensor:
+        """What a token takes from those before it, from what was projected of each."""
+        config, ops = self._config, self._ops
+        if layer.conv is not None:
+            assert isinstance(attend, Convolves), attend
+            before, behind, inputs = projected.chunk(3, dim=-1)
+            weight, bias = layer.conv
+            mixed = attend.convolve(number, before * inputs, weight)
+            return behind * (mixed if bias is None else mixed + bias)
+        heads = projected.unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
+        qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.qk_norm is not None:
+            qk = ops.norm(qk, layer.qk_norm, config.norm_eps)
+        return attend(number, qk, value, cos_sin).flatten(1)
+
 
 def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
     """The KV that each layer of a config hands to `attend`."""
+    attention = KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, scale=config.scale, dtype=dtype)
+    inputs = replace(attention, num_kv_heads=1, head_dim=config.hidden_size, scale=1.0, has_values=False)
     return tuple(
-        KvShape(
-            window=layer.window,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.scale,
-            dtype=dtype,
-        )
+        replace(attention, window=layer.window) if layer.conv_len is None else replace(inputs, window=layer.conv_len)
         for layer in config.layers
     )
 
@@ -229,10 +257,10 @@ class Decoder:
         loader = Loader(config, tensors, weights, ops)
         embed = loader.embedding("model.embed_tokens.weight", config.vocab_size)
         self._layers = [
-            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope), feed_forward=kind.feed_forward)
+            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope), kind=kind)
             for number, kind in enumerate(config.layers)
         ]
-        self._norm = loader.norm("model.norm.weight")
+        self._norm = loader.norm(f"{config.names.last_norm}.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
             self._head = ops.keep(make_linear(embed, None, tensors.form_of(embed, weights, is_head=True)), False)
@@ -325,26 +353,53 @@ class Loader:
         *,
         in_len: int | None = None,
         normed: bool = True,
-        feed_forward: MakeFeedForward | None = None,
+        kind: LayerKind | None = None,
     ) -> Layer:
         """The layer whose tensors are named `prefix`…; `rope` is its number among the model's.
 
         Attention reads `in_len` numbers a token, those of the hidden state unless told; not `normed`, it has no norm.
+        Of no certain kind, it has attention and the feed-forward that the config names.
         """
         config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
-        query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        q, k, v, out = (f"{prefix}self_attn.{name}_proj" for name in "qkvo")
+        feed_forward, conv_len = (None, None) if kind is None else (kind.feed_forward, kind.conv_len)
+        has_attention = conv_len is None
+        qkv, out = self._attention(prefix, in_len or hidden) if has_attention else self._around_conv(prefix)
         return Layer(
             norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
-            qkv=self.linear((q, k, v), (query_len, kv_len, kv_len), in_len or hidden, bias=config.qkv_bias),
-            qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
-            out=self.linear((out,), (hidden,), query_len, bias=config.out_bias),
+            qkv=qkv,
+            conv=None if conv_len is None else self._conv(prefix, conv_len),
+            qk_norm=self._qk_norm(prefix) if config.qk_norm and has_attention else None,
+            out=out,
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
             feed_forward=(feed_forward or config.feed_forward)(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
             rope=rope,
         )
+
+    def _attention(self, prefix: str, in_len: int) -> tuple[Linear, Linear]:
+        """The projections in front of attention and behind it."""
+        config, names = self.config, self.config.names
+        query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
+        return (
+            self.linear((q, k, v), (query_len, kv_len, kv_len), in_len, bias=config.qkv_bias),
+            self.linear((out,), (config.hidden_size,), query_len, bias=config.out_bias),
+        )
+
+    def _around_conv(self, prefix: str) -> tuple[Linear, Linear]:
+        """The same of a short convolution."""
+        hidden, bias = self.config.hidden_size, self.config.conv_bias
+        return (
+            self.linear((f"{prefix}conv.in_proj",), (3 * hidden,), hidden, bias=bias),
+            self.linear((f"{prefix}conv.out_proj",), (hidden,), hidden, bias=bias),
+        )
+
+    def _conv(self, prefix: str, conv_len: int) -> tuple[Tensor, Tensor | None]:
+        """The weight of a short convolution, and its bias."""
+        hidden, name = self.config.hidden_size, f"{prefix}conv.conv"
+        weight = self._tensors.take(f"{name}.weight", hidden, 1, conv_len).squeeze(1)
+        return weight, self._tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
 
     def linear(
         self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
@@ -420,6 +475,6 @@ class Loader:
 
     def _qk_norm(self, prefix: str) -> Tensor:
         config = self.config
-        query = self.norm(f"{prefix}self_attn.q_norm.weight", config.head_dim)
-        key = self.norm(f"{prefix}self_attn.k_norm.weight", config.head_dim)
+        query = self.norm(f"{prefix}{config.names.query_norm}.weight", config.head_dim)
+        key = self.norm(f"{prefix}{config.names.key_norm}.weight", config.head_dim)
         return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])

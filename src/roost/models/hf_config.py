@@ -36,13 +36,17 @@ def plain_decoder(
     layers: tuple[LayerKind, ...],
     *,
     activation_key: str = "hidden_act",
+    activation: str | None = None,
+    norm_eps_key: str = "rms_norm_eps",
+    width: int | None = None,
     tied: bool = False,
     reads: tuple[str, ...] = (),
 ) -> DecoderConfig:
     """A decoder with the sizes of a config and nothing special.
 
-    `tied` is what a config without `tie_word_embeddings` means; `reads` are the options that the family itself reads,
-    which are refused otherwise.
+    `tied` is what a config without `tie_word_embeddings` means, `activation` one without an activation; `width` is that
+    of the feed-forward where the family reads it; `reads` are the options that the family itself reads, which are
+    refused otherwise.
     """
     for name, values in _NEUTRAL.items():
         if name not in reads:
@@ -53,16 +57,16 @@ def plain_decoder(
     return DecoderConfig(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=width or fields.integer("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         context_max=fields.integer("max_position_embeddings"),
         layers=layers,
         scale=head_dim**-0.5,
-        norm_eps=fields.number("rms_norm_eps"),
+        norm_eps=fields.number(norm_eps_key),
         tied=fields.flag("tie_word_embeddings", tied),
-        activation=fields.choice(activation_key, ACTIVATIONS),
+        activation=fields.choice(activation_key, ACTIVATIONS, activation),
     )
 
 
@@ -85,12 +89,12 @@ def uniform_layers(fields: Fields, *, window: int | None) -> tuple[LayerKind, ..
     return (LayerKind(rope=read_rope(fields), window=window),) * len(types)
 
 
-def read_rope(fields: Fields) -> Rope:
-    """The one rope of a config, in either style."""
+def read_rope(fields: Fields, *, theta: float = 10000.0) -> Rope:
+    """The one rope of a config, in either style; `theta` counts where it does not say it."""
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.wrong("rope_scaling", "and rope_parameters are both there; which one counts is unclear")
     name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    return rope_of(fields.group(name), fields.number("rope_theta", 10000.0))
+    return rope_of(fields.group(name), fields.number("rope_theta", theta))
 
 
 def rope_of(group: Fields, theta: float) -> Rope:

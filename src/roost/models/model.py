@@ -26,6 +26,8 @@ class KvShape:
     head_dim: int
     scale: float  # of the products of queries and keys
     dtype: torch.dtype  # of keys and values in their slots; as a model declares it, of what it hands to `attend`
+    # False: slots hold one vector a token, what a short convolution reads, always as it was computed
+    has_values: bool = True
 
     @property
     def is_quantised(self) -> bool:
@@ -36,11 +38,11 @@ class KvShape:
     def token_bytes(self) -> int:
         """Bytes of keys and values, with their scales."""
         scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
-        return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
+        return (1 + self.has_values) * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
 
     def kept_as(self, kv_cache_dtype: str) -> "KvShape":
         """The same as --kv-cache-dtype has it kept; what names no type leaves the model's own."""
-        return replace(self, dtype=KEPT_DTYPES.get(kv_cache_dtype, self.dtype))
+        return replace(self, dtype=KEPT_DTYPES.get(kv_cache_dtype, self.dtype)) if self.has_values else self
 
 
 def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.models import gemma3, llama, mistral, qwen
+from roost.models import gemma3, lfm2, llama, mistral, qwen
 from roost.models.decoder import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
@@ -20,6 +20,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     qwen.QWEN3_MOE,
     mistral.FAMILY,
     gemma3.FAMILY,
+    lfm2.FAMILY,
 )
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 

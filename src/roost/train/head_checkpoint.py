@@ -74,7 +74,8 @@ def warm_start(
     """Initial weights: the target's last layer, its final norm, and the rows of its LM head that can be drafted."""
     generator = torch.Generator().manual_seed(0)
     hidden, feed = shape.layers.hidden_size, shape.layers.intermediate_size
-    own = target.intermediate_size if target.layers[-1].feed_forward is None else 0  # a mixture of experts is no start
+    # how much of the feed-forward is the target's: a mixture of experts is no start
+    width = target.intermediate_size if target.layers[-1].feed_forward is None else 0
 
     def noise(*size: int) -> Tensor:
         return torch.randn(size, generator=generator) * NOISE
@@ -83,22 +84,25 @@ def warm_start(
         offset = target.norm_offset if "norm" in name else 0.0
         return weights[name].to(torch.float32) + offset
 
-    last = f"model.layers.{len(target.layers) - 1}."
+    names, last = target.names, f"model.layers.{len(target.layers) - 1}."
+    attends = [number for number, layer in enumerate(target.layers) if layer.conv_len is None]
+    attention = f"model.layers.{attends[-1]}."  # of a layer that has it
     state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
     state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # at first it passes the last feature through
-    for name in "qkv":
-        weight = take(f"{last}self_attn.{name}_proj.weight")
-        state[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
-    state["midlayer.self_attn.o_proj.weight"] = take(f"{last}self_attn.o_proj.weight")
-    for name in ("gate", "up"):  # the part wider than the target's has no effect at first: down_proj is zero there
-        theirs = take(f"{last}mlp.{name}_proj.weight") if own else torch.empty(0, hidden)
-        state[f"midlayer.mlp.{name}_proj.weight"] = torch.cat([theirs, noise(feed - own, hidden)])
-    theirs = take(f"{last}mlp.down_proj.weight") if own else torch.empty(hidden, 0)
-    state["midlayer.mlp.down_proj.weight"] = pad(theirs, (0, feed - own))
+    for own, theirs in (("q", names.query), ("k", names.key), ("v", names.value)):
+        weight = take(f"{attention}{theirs}.weight")
+        state[f"midlayer.self_attn.{own}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
+    state["midlayer.self_attn.o_proj.weight"] = take(f"{attention}{names.out}.weight")
+    # the part wider than the target's has no effect at first: down_proj is zero there
+    for own, theirs in (("gate", names.gate), ("up", names.up)):
+        weight = take(f"{last}{theirs}.weight") if width else torch.empty(0, hidden)
+        state[f"midlayer.mlp.{own}_proj.weight"] = torch.cat([weight, noise(feed - width, hidden)])
+    weight = take(f"{last}{names.down}.weight") if width else torch.empty(hidden, 0)
+    state["midlayer.mlp.down_proj.weight"] = pad(weight, (0, feed - width))
     state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
     state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
-    state["norm.weight"] = take("model.norm.weight")
+    state["norm.weight"] = take(f"{names.last_norm}.weight")
     state["lm_head.weight"] = _target_rows(weights, target, vocabulary)
     return state
 

@@ -148,5 +148,6 @@ def _refuse_unlike(given: GivenHead, wanted: dict[str, tuple[int, ...]]) -> None
 
 def _key(source: Source) -> str:
     """A hash that identifies a model whatever its name: of its config and some of its weights."""
-    some = source["model.norm.weight"].float().numpy().tobytes()
+    names = decoder_config(source.config()).names
+    some = source[f"{names.last_norm}.weight"].float().numpy().tobytes()
     return blake2b(json.dumps(source.config(), sort_keys=True, default=str).encode() + some, digest_size=8).hexdigest()

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from roost.layers.convolution import convolution
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
+from roost.models.model import KvShape
 from roost.train.head import fused
 from roost.train.losses import drawn_tokens
 
@@ -29,6 +31,32 @@ class TargetOutputs:
     seen: Tensor  # [num_rows, 1, row_len, row_len] bool: which positions each attends to
 
 
+class _DenseRows:
+    """Attention and short convolutions of rows of tokens, each of which sees what is before it of its own sequence."""
+
+    def __init__(self, shapes: tuple[KvShape, ...], owners: Tensor, seen: Tensor, dtype: torch.dtype) -> None:
+        self._shapes, self._owners = shapes, owners
+        self._number = torch.arange(owners.shape[1], device=owners.device)
+        self._bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
+        self._spread = fused(_spread, owners.device)
+
+    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+        """What the heads of a layer read."""
+        kv, mask = self._shapes[layer], self._bias
+        if kv.window is not None:
+            mask = mask.masked_fill(self._number <= self._number[:, None] - kv.window, -torch.inf)
+        spread = self._spread(qk, value, cos_sin, len(self._owners))
+        return scaled_dot_product_attention(*spread, mask, scale=kv.scale).transpose(1, 2).flatten(0, 1)
+
+    def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
+        """The inputs of a layer, convolved with those before."""
+        rows, before = inputs.view(*self._owners.shape, -1), list[Tensor]()
+        for back in range(weight.shape[1] - 1, 0, -1):
+            is_own = (self._owners == self._owners.roll(back, dims=1)) & (self._number >= back)
+            before.append(rows.roll(back, dims=1).masked_fill(~is_own[..., None], 0.0).flatten(0, 1))
+        return convolution(inputs, torch.stack(before, dim=1), weight)
+
+
 @torch.no_grad()
 def run_target(
     model: Decoder,
@@ -42,17 +70,7 @@ def run_target(
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
-    shapes, spread = model.kv, fused(_spread, tokens.device)
-    bias = torch.zeros_like(seen, dtype=model.dtype).masked_fill_(~seen, -torch.inf)
-
-    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
-        kv = shapes[layer]
-        mask = bias
-        if kv.window is not None:
-            mask = bias.masked_fill(number <= number[:, None] - kv.window, -torch.inf)
-        mixed = scaled_dot_product_attention(*spread(qk, value, cos_sin, num_rows), mask, scale=kv.scale)
-        return mixed.transpose(1, 2).flatten(0, 1)
-
+    attend = _DenseRows(model.kv, owners, seen, model.dtype)
     last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)
     kept, best, drawn = [], [], []
     for first in range(0, len(last), _LOGITS_TOKENS_MAX):
