@@ -1,8 +1,10 @@
-"""Planted bugs in layers that are not attention: short convolutions, and mixtures of experts."""
+"""Planted bugs in layers that are not attention: short convolutions, mixtures of experts, and how they are read."""
 
 from tests.planted.bug import Bug
 
 _CONVOLUTION, _PASSES, _KV = "roost.layers.convolution", "roost.forward.passes", "roost.models.model"
+_GGUF = "roost.weights.gguf"
+_FILES = "tests/parity/test_gguf_architectures.py::test_a_file_gives_the_logits_of_its_weights"
 _EXPERTS, _ROUTED = "roost.layers.experts", "tests/parity/test_experts.py::"
 _MATRIX = "tests/parity/test_spec_matrix.py::test_output_is_that_of_plain_decoding_and_the_pool_is_as_before"
 _TURNS = "tests/parity/test_session_matrix.py::test_in_each_named_engine_turns_inherit_what_was_predicted"
@@ -68,5 +70,21 @@ LAYER_BUGS = (
         "    if not is_normed:",
         "the shares of experts sum up to one where they should not",
         test=_ROUTED + "test_the_best_of_equal_scores_are_the_first_ones_and_shares_are_normed_where_that_is_asked_for",
+    ),
+    Bug(
+        "norms_lose_what_was_added",
+        _GGUF,
+        '        return values - self._architecture.norm_offset if name.endswith("norm.weight") else values',
+        "        return values",
+        "norms of a GGUF file are one larger than the model's",
+        test=_FILES + "[gemma3-0]",
+    ),
+    Bug(
+        "each_expert_has_its_part",
+        _GGUF,
+        "    return tensor.data if part is None else tensor.data[part]",
+        "    return tensor.data if part is None else tensor.data[0]",
+        "all experts of a GGUF file are the first one",
+        test=_FILES + "[qwen3moe-0]",
     ),
 )

@@ -1,5 +1,6 @@
 """Tiny GGUF files of the llama architecture, written with the gguf package. Used by the tests of reading them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -58,13 +59,20 @@ def write(
     fields: Fields = FIELDS,
     tensors: dict[str, Reals] | None = None,
     kind: Kind = Kind.F32,
+    stored: Mapping[str, tuple[NDArray[np.uint8], Kind]] | None = None,
     architecture: str = "llama",
 ) -> Path:
-    """A file; matrices are kept as `kind`, vectors as F32. A field of None is left out."""
+    """A file; matrices are kept as `kind`, vectors as F32. A field of None is left out.
+
+    `stored` are bytes in place of some of the tensors, and what they are.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in fields.items():
         _add(writer, key, value)
     for name, tensor in (zeros() if tensors is None else tensors).items():
+        if stored is not None and name in stored:
+            writer.add_tensor(name, stored[name][0], raw_dtype=stored[name][1])
+            continue
         own = kind if tensor.ndim > 1 else Kind.F32
         if own in (Kind.F32, Kind.F16):
             writer.add_tensor(name, tensor.astype(np.float16 if own is Kind.F16 else np.float32))

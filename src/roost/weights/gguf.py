@@ -1,14 +1,16 @@
-"""A GGUF file of the `llama` architecture: its metadata as plain values, its tensors under Hugging Face's names.
+"""A GGUF file: its metadata as plain values, its tensors under Hugging Face's names, as a checkpoint has them.
 
-Tensors are dequantised one at a time when they are asked for, or given as the blocks they are stored in. Rows of
-queries and keys are reordered from GGUF's interleaved rotary pairs to the two halves that the layers expect. Errors say
-what is wrong with the file. Called by `load`.
+Tensors are dequantised one at a time when they are asked for, or given as the blocks they are stored in; an expert's
+matrix is a part of its layer's. What a converter did to them is undone as the architecture says: rows of queries and
+keys are reordered from interleaved rotary pairs to the two halves that the layers expect, norms lose what was added.
+Errors say what is wrong with the file. Called by `load`.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,21 +18,10 @@ from roost.errors import ConfigError
 from roost.layers.gguf_blocks import BLOCK_KINDS, GgufWeight
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.language import Language, make_template
+from roost.weights.gguf_architectures import ARCHITECTURES
 from roost.weights.source import Source
 
 MAGIC = b"GGUF"
-_ARCHITECTURE = "llama"
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROTATED = ("q_proj.weight", "k_proj.weight")
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling: what each frequency is divided by
@@ -51,11 +42,17 @@ class GgufFile(Source):
     def __init__(self, path: Path) -> None:
         self._path = path
         self.fields, tensors = _open(path)
-        architecture = self.fields.get("general.architecture")
-        if architecture != _ARCHITECTURE:
-            raise ConfigError(f"{path} is of architecture {architecture}; GGUF files are read of {_ARCHITECTURE} only")
+        name = self.fields.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(f"{path} is of architecture {name}, which is not known; known are {known}")
+        self._architecture = ARCHITECTURES[name]
         self._factors = [tensor for tensor in tensors if tensor.name == _ROPE_FACTORS]
-        self._tensors = {_hub_name(path, each.name): each for each in tensors if each.name != _ROPE_FACTORS}
+        # by Hugging Face's name: the tensor, and which part of it
+        self._tensors: dict[str, tuple[gguf.ReaderTensor, int | None]] = {}
+        for tensor in tensors:
+            if tensor.name != _ROPE_FACTORS:
+                self._tensors |= self._named(tensor)
 
     @property
     def stored_form(self) -> str | None:
@@ -64,25 +61,25 @@ class GgufFile(Source):
 
     def quantised(self, name: str, device: torch.device) -> GgufWeight | None:
         """The matrix `name` as blocks on a device; None where it is stored in another way."""
-        tensor = self._tensors[name]
+        tensor, part = self._tensors[name]
         kind = BLOCK_KINDS.get(tensor.tensor_type.name)
         if kind is None:
             return None
-        rows = torch.from_numpy(tensor.data.copy()).to(device)
-        if name.endswith(_ROTATED):
+        rows = torch.from_numpy(_part(tensor, part).copy()).to(device)
+        if name.endswith(_ROTATED) and self._architecture.is_paired:
             rows = self._in_halves(rows, name)
         return GgufWeight(blocks=rows.unflatten(1, (-1, kind.num_bytes)), kind=kind)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
+        tensor, part = self._tensors[name]
         try:
-            values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+            values = torch.from_numpy(gguf.quants.dequantize(_part(tensor, part), tensor.tensor_type).copy())
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
-        if name.endswith(_ROTATED):
+        if name.endswith(_ROTATED) and self._architecture.is_paired:
             return self._in_halves(values, name)
-        return values
+        return values - self._architecture.norm_offset if name.endswith("norm.weight") else values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -92,16 +89,15 @@ class GgufFile(Source):
 
     def config(self) -> dict[str, object]:
         """The config.json that the same model would have."""
-        sizes = {name: self._value(key) for name, key in _SIZES.items()}
+        sizes = {name: self.value(key) for name, key in _SIZES.items()}
         return {
             **sizes,
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": [self._architecture.model],
             "vocab_size": len(self._list("tokenizer.ggml.tokens")),
-            "num_key_value_heads": self._value("attention.head_count_kv", sizes["num_attention_heads"]),
-            "head_dim": self._head_dim(),
-            "hidden_act": "silu",
+            "num_key_value_heads": self.value("attention.head_count_kv", sizes["num_attention_heads"]),
+            "head_dim": self.head_dim(),
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
-            **self._rope(),
+            **self._architecture.config(self),
         }
 
     def language(self) -> Language:
@@ -111,54 +107,75 @@ class GgufFile(Source):
             tokenizer=tokenizer, template=make_template(self.fields.get("tokenizer.chat_template"), tokenizer)
         )
 
-    def _rope(self) -> dict[str, object]:
+    def rope(self) -> dict[str, object]:
         """The rope's parameters: its base, and the scaling for longer contexts."""
-        theta, scale = self._value("rope.freq_base", 10000.0), self._scale()
+        theta, scale = self.value("rope.freq_base", self._architecture.theta), self._scale()
         if not self._factors:
-            return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": scale}}
+            return {"rope_type": "linear", "rope_theta": theta, "factor": scale}
         factors = [float(factor) * scale for factor in self._factors[0].data]
-        if len(factors) != self._head_dim() // 2:
-            raise ConfigError(f"{self._path}: {_ROPE_FACTORS} is {len(factors)} long, not {self._head_dim() // 2}")
-        return {"rope_parameters": {"rope_type": "factors", "rope_theta": theta, "factors": factors}}
+        if len(factors) != self.head_dim() // 2:
+            raise ConfigError(f"{self._path}: {_ROPE_FACTORS} is {len(factors)} long, not {self.head_dim() // 2}")
+        return {"rope_type": "factors", "rope_theta": theta, "factors": factors}
 
     def _scale(self) -> float:
         """The factor that every frequency is divided by; without a type, linear scaling is meant."""
-        stated = next((key for key in _ROPE_SCALES if f"{_ARCHITECTURE}.{key}" in self.fields), None)
-        kind = self._value("rope.scaling.type", "none" if stated is None else "linear")
+        name = self._architecture.name
+        stated = next((key for key in _ROPE_SCALES if f"{name}.{key}" in self.fields), None)
+        kind = self.value("rope.scaling.type", "none" if stated is None else "linear")
         if kind == "none":
             return 1.0
         if kind != "linear":
             raise ConfigError(f"{self._path}: rope scaling {kind} is not known; known are none and linear")
-        scale = self._value(stated or _ROPE_SCALES[0])
+        scale = self.value(stated or _ROPE_SCALES[0])
         if not isinstance(scale, float) or not scale > 0:
-            raise ConfigError(f"{self._path}: {_ARCHITECTURE}.{stated} must be a number above 0, got {scale}")
+            raise ConfigError(f"{self._path}: {name}.{stated} must be a number above 0, got {scale}")
         return scale
 
     def _in_halves(self, values: Tensor, name: str) -> Tensor:
         """Rows of a head from (0, half, 1, half + 1, …) to (0, 1, …, half, half + 1, …)."""
-        head_dim = self._head_dim()
+        head_dim = self.head_dim()
         if values.ndim != 2 or values.shape[0] % head_dim:
             raise ConfigError(f"{self._path}: {name} is {list(values.shape)}, not rows in multiples of {head_dim}")
         pairs = values.reshape(values.shape[0] // head_dim, head_dim // 2, 2, values.shape[1])
         return pairs.transpose(1, 2).reshape(values.shape)
 
-    def _head_dim(self) -> int:
-        hidden, heads = self._value("embedding_length"), self._value("attention.head_count")
+    def head_dim(self) -> int:
+        """Length of a head."""
+        hidden, heads = self.value("embedding_length"), self.value("attention.head_count")
         if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
-            raise ConfigError(f"{self._path}: {_ARCHITECTURE}.attention.head_count must be a number, got {heads}")
-        length = self._value("attention.key_length", hidden // heads)
-        rotated = self._value("rope.dimension_count", length)
+            name = self._architecture.name
+            raise ConfigError(f"{self._path}: {name}.attention.head_count must be a number, got {heads}")
+        length = self.value("attention.key_length", hidden // heads)
+        rotated = self.value("rope.dimension_count", length)
         if not isinstance(length, int) or rotated != length:
             raise ConfigError(
                 f"{self._path}: heads of {length} of which only {rotated} dimensions are rotated are not supported"
             )
         return length
 
-    def _value(self, key: str, default: object = None) -> object:
-        value = self.fields.get(f"{_ARCHITECTURE}.{key}", default)
-        if value is None:
-            raise ConfigError(f"{self._path}: its metadata has no {_ARCHITECTURE}.{key}")
-        return value
+    def value(self, key: str, default: object = None) -> object:
+        """The value of one of its architecture's keys."""
+        name = f"{self._architecture.name}.{key}"
+        found = self.fields.get(name, default)
+        if found is None:
+            raise ConfigError(f"{self._path}: its metadata has no {name}")
+        return found
+
+    def _named(self, tensor: gguf.ReaderTensor) -> dict[str, tuple[gguf.ReaderTensor, int | None]]:
+        """A tensor, or each expert's part of it, by Hugging Face's name."""
+        own, (base, _, kind) = self._architecture, tensor.name.rpartition(".")
+        if base in _NAMES:
+            return {f"{_NAMES[base]}.{kind}": (tensor, None)}
+        block, number, part = [*base.split(".", 2), "", ""][:3]
+        layer = f"model.layers.{number}."
+        if block == "blk" and part in own.names:
+            return {f"{layer}{own.names[part]}.{kind}": (tensor, None)}
+        if block == "blk" and part == own.router:
+            return {f"{layer}mlp.gate.{kind}": (tensor, None)}
+        if block == "blk" and part in own.experts:
+            names = (f"{layer}mlp.experts.{expert}.{own.experts[part]}.{kind}" for expert in range(len(tensor.data)))
+            return {name: (tensor, expert) for expert, name in enumerate(names)}
+        raise ConfigError(f"{self._path} has a tensor {tensor.name} that no supported {own.name} model has")
 
     def _list(self, key: str) -> list[object]:
         value = self.fields.get(key)
@@ -182,12 +199,6 @@ def _open(path: Path) -> tuple[dict[str, object], list[gguf.ReaderTensor]]:
         ) from error
 
 
-def _hub_name(path: Path, name: str) -> str:
-    """Hugging Face's name of a tensor."""
-    base, _, kind = name.rpartition(".")
-    if base in _NAMES:
-        return f"{_NAMES[base]}.{kind}"
-    block, number, part = [*base.split(".", 2), "", ""][:3]
-    if block == "blk" and part in _BLOCK_NAMES:
-        return f"model.layers.{number}.{_BLOCK_NAMES[part]}.{kind}"
-    raise ConfigError(f"{path} has a tensor {name} that no supported {_ARCHITECTURE} model has")
+def _part(tensor: gguf.ReaderTensor, part: int | None) -> np.ndarray:
+    """What a tensor stores, or one expert's part of that."""
+    return tensor.data if part is None else tensor.data[part]
