@@ -32,6 +32,32 @@ QWEN2: Config = {
     "max_window_layers": 1,
 }
 QWEN3: Config = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False}
+QWEN3_MOE: Config = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+}
+LFM2: Config = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 12,
+    "block_ff_dim": 24,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 10,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "full_attn_idxs": [1],
+    "conv_L_cache": 4,
+    "conv_bias": False,
+    "max_position_embeddings": 128,
+    "norm_eps": 1e-5,
+    "rope_theta": 500.0,
+}
 GEMMA3: Config = {
     **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings")},
     "architectures": ["Gemma3ForCausalLM"],

@@ -7,7 +7,18 @@ import pytest
 from roost.errors import ConfigError
 from roost.layers.rotary import Bands, Rope
 from roost.models.registry import FAMILIES, decoder_config, find_family
-from tests.support.config_files import GEMMA3, LLAMA, LLAMA3_SCALING, MISTRAL, QWEN2, QWEN3, Config, without
+from tests.support.config_files import (
+    GEMMA3,
+    LFM2,
+    LLAMA,
+    LLAMA3_SCALING,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    Config,
+    without,
+)
 
 # --- both styles ----------------------------------------------------------------------------------------------
 
@@ -27,6 +38,18 @@ NEWER = [
         {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "max_window_layers": 28},
     ),
     (QWEN3, {"layer_types": ["full_attention"] * 3, "sliding_window": None}),
+    (QWEN3_MOE, {"num_experts": None, "num_local_experts": 4, "mlp_only_layers": [], "decoder_sparse_step": 1}),
+    (
+        LFM2,
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "full_attn_idxs": None,
+            "block_ff_dim": None,
+            "intermediate_size": 24,
+            "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+        },
+    ),
     (
         GEMMA3,
         {
@@ -178,7 +201,31 @@ def test_a_config_that_no_decoder_can_have_is_refused() -> None:
         replace(config, layers=(config.layers[0], replace(config.layers[0], window=4)))
 
 
+def test_what_a_config_of_short_convolutions_leaves_out_is_what_its_first_models_had() -> None:
+    plain = decoder_config(LFM2)
+    assert [layer.conv_len for layer in plain.layers] == [4, None, 4]
+    assert (plain.intermediate_size, plain.head_dim, plain.tied, plain.norm_eps) == (20, 4, True, 1e-5)
+    bare = decoder_config(without(LFM2, "conv_L_cache", "conv_bias", "rope_theta", "block_multiple_of"))
+    assert (bare.layers[0].conv_len, bare.layers[1].rope.theta, bare.intermediate_size) == (3, 1e6, 256)
+    assert decoder_config({**LFM2, "block_auto_adjust_ff_dim": False}).intermediate_size == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"conv_L_cache": 1}, "conv_L_cache must be a whole number of at least 2"),
+        ({"layer_types": ["conv", "full_attention"]}, "layer_types has 2 entries for 3 layers"),
+        ({"layer_types": ["conv", "mamba", "conv"]}, "'mamba', which is not supported; known are full_attention, conv"),
+        ({"full_attn_idxs": 1}, "full_attn_idxs must be a list"),
+        ({"norm_eps": 0}, "norm_eps must be a number above 0"),
+    ],
+)
+def test_convolutions_that_cannot_be_run_are_refused_by_name(changes: Config, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        decoder_config({**LFM2, **changes})
+
+
 def test_families_are_found_by_their_architecture_and_offer_hooks_to_draft_heads() -> None:
-    found = [find_family(config) for config in (LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA3)]
+    found = [find_family(config) for config in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2)]
     assert found == list(FAMILIES)
     assert all(family.draft_hooks for family in found)
