@@ -1,6 +1,7 @@
 """GGUF files of every architecture give the logits of transformers' model with the same weights, as they are stored."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedModel
 
 from roost.errors import ConfigError
+from roost.layers.experts import Experts, Routed
+from roost.layers.ops import TORCH_OPS
 from roost.weights.gguf_architectures import ARCHITECTURES
 from roost.weights.load import load_model, open_source
 from tests.support.gguf_files import VOCAB, Fields, Reals, write
@@ -155,6 +158,29 @@ def test_matrices_of_k_quants_are_read_as_the_floats_they_stand_for(kind: Kind, 
     source = open_source(path)
     assert torch.equal(source["model.layers.1.mlp.down_proj.weight"], torch.from_numpy(floats))
     load_model(source, weights="int8", device=CPU)
+
+
+def test_quantised_experts_stand_side_by_side_as_floats_where_a_backend_wants_them_so(tmp_path: Path) -> None:
+    def mix(normed: torch.Tensor, routed: Routed, experts: Experts) -> torch.Tensor:
+        assert experts.stacked is not None
+        return TORCH_OPS.mix_experts(normed, routed, experts)
+
+    model, ops = model_of("qwen3moe"), replace(TORCH_OPS, mix_experts=mix)
+    path = write(
+        tmp_path / "m.gguf",
+        fields=fields_of("qwen3moe", model),
+        tensors=in_file("qwen3moe", model),
+        kind=Kind.Q8_0,
+        architecture="qwen3moe",
+    )
+    prompt = (5, 9, 30, 7)
+    found, wanted = (
+        logits_in_one_pass(load_model(open_source(path), weights="fp32", device=CPU, ops=each), prompt)
+        for each in (ops, TORCH_OPS)
+    )
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(ConfigError, match="--weights gguf: this backend runs a mixture of experts in fp32 or bf16"):
+        load_model(open_source(path), weights="gguf", device=CPU, ops=ops)
 
 
 def test_an_expert_that_is_missing_is_refused_by_its_name(tmp_path: Path) -> None:

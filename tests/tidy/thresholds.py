@@ -350,7 +350,8 @@ _GUESSES = (
     *(f"roost.draft_length.choice._{name}" for name in ("EDGE", "STEP", "DECIDED_FOR", "FIRST_SHARE", "MEMORY")),
     *(f"roost.draft_length.choice._{name}" for name in ("TRIAL_SHARE", "TRIALS_MAX", "TRIAL_LEAST")),
     *(f"roost.draft_length.lookups._{name}" for name in ("FIRST_WEIGHT", "COMMON_WEIGHT", "MEMORY")),
-    *(f"roost.draft_length.work_times._{name}" for name in ("FIRST_STEPS", "DRAFT_SHARE", "PASS_SHARE", "MEMORY")),
+    "roost.draft_length.work_times._MEMORY",
+    *(f"roost.draft_length.work_times._{name}" for name in ("FIRST_STEPS", "DRAFT_SHARE", "PASS_SHARE", "LEAST")),
 )
 _GUESS = "how good a guess is, not if an answer is right; tests/unit/draft_length/test_choice.py bounds what it costs"
 _NUMBER = "part of a formula"

@@ -90,12 +90,13 @@ class Lookups:
         num_said, num_right, of_all = len(said), 0, self._all
         if num_head_drafts:
             num_seen = min(num_said, num_head_drafts)
-            row.head.note(num_said - 1, num_seen)
-            of_all.head.note(num_said - 1, num_seen)
+            num_correct = min(num_said - 1, num_head_drafts)  # behind its drafts a grammar may have forced more
+            row.head.note(num_correct, num_seen)
+            of_all.head.note(num_correct, num_seen)
             if match_len:
                 at = class_of(match_len)
-                row.head_beside[at].note(num_said - 1, num_seen)
-                of_all.head_beside[at].note(num_said - 1, num_seen)
+                row.head_beside[at].note(num_correct, num_seen)
+                of_all.head_beside[at].note(num_correct, num_seen)
         row.num_noted += 1
         found_len, row.repeat_len = max(match_len, row.repeat_len), 0
         if not match_len:

@@ -15,6 +15,7 @@ import numpy as np
 _MEMORY = 1 - 1 / 64  # factor by which a step reduces the weight of earlier ones
 _FIRST_STEPS = 2.0  # steps that what is assumed counts for
 _LATE = 1.5  # times longer than expected: late, unless the step before was so, too
+_LEAST = 0.1  # of what steps take: a step without drafts takes so long at least
 # assumed shares of a step without drafts: a node more of n rounds takes 1 / (4 + 2n), and of that a drafted token
 _DRAFT_SHARE = 0.25
 _PASS_SHARE = 0.05
@@ -84,7 +85,11 @@ class _Fit:
         weights = _FIRST_STEPS * np.array((0.0, self._size, self._size, 1.0)) ** 2
         scale = self._sums[0] / _sum(_assumed(self._size, 1.0), Work(*(self._products[0, 1:])), self._products[0, 0])
         assumed = np.array(_assumed(self._size, scale))
-        found = np.linalg.solve(self._products + np.diag(weights), self._sums + weights * assumed)
+        products, sums = self._products + np.diag(weights), self._sums + weights * assumed
+        found, least = np.linalg.solve(products, sums), _LEAST * self._sums[0] / self._products[0, 0]
+        if found[0] < least:  # as little as that no step takes: the rest is fitted to it
+            rest = np.linalg.solve(products[1:, 1:], sums[1:] - least * products[1:, 0])
+            found = np.array([least, *rest])
         self.times = tuple(float(each) for each in found.clip(min=0))
 
 

@@ -431,7 +431,7 @@ class Loader:
                 self._tensors.take(f"{prefix}.gate_up_proj", number, 2 * width, self.config.hidden_size),
                 self._tensors.take(f"{prefix}.down_proj", number, self.config.hidden_size, width),
             )
-        if self._tensors.is_quantised(f"{names[0]}gate_proj.weight") or self._weights not in PLAIN_FORMS:
+        if self._weights not in PLAIN_FORMS:
             pairs, size = [(f"{name}gate_proj", f"{name}up_proj") for name in names], self.config.hidden_size
             gate_up = [self.linear(pair, (width, width), size, bias=False) for pair in pairs]
             down = [self.linear((f"{name}down_proj",), (size,), width, bias=False) for name in names]

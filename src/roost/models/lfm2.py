@@ -27,10 +27,10 @@ def read_config(fields: Fields) -> DecoderConfig:
     """The decoder of an Lfm2ForCausalLM."""
     rope, conv_len = read_rope(fields, theta=1000000.0), fields.integer("conv_L_cache", 3, least=2)
     layers = tuple(LayerKind(rope=rope, conv_len=None if kind == FULL else conv_len) for kind in _layer_types(fields))
-    tied = fields.flag("tie_embedding", True)
-    plain = plain_decoder(fields, layers, norm_eps_key="norm_eps", activation="silu", tied=tied, width=_width(fields))
+    plain = plain_decoder(fields, layers, norm_eps_key="norm_eps", activation="silu", tied=True, width=_width(fields))
     return replace(
         plain,
+        tied=fields.flag("tie_embedding", plain.tied),  # where both are there, the older name counts
         qk_norm=True,
         conv_bias=fields.flag("conv_bias", False),
         names=_NAMES,

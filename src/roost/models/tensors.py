@@ -74,10 +74,6 @@ class Tensors:
             self._remove(name)
         return whole
 
-    def is_quantised(self, name: str) -> bool:
-        """Whether the checkpoint has that matrix in a quantised form."""
-        return self._quantised(name) is not None
-
     def form_of(self, weight: Tensor | QuantisedWeight, weights: str, *, is_head: bool = False) -> str:
         """The form to keep a matrix in: what a quantised checkpoint leaves in floats stays so."""
         if not isinstance(weight, Tensor):

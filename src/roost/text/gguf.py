@@ -18,6 +18,8 @@ from roost.text.tokenizer import SPACE_MARK, Spelling, Tokenizer
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # of token_type; 5 is unused, 6 a byte
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # end of text, of a turn, of a message
+# ends of a turn by their text, for files that do not name theirs
+TURN_ENDS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>")
 
 # Pre-tokenizer patterns, as the vocabularies were trained: contractions, letters, numbers, other, line ends, spaces.
 LLAMA_WORDS = (
@@ -77,6 +79,8 @@ def tokenizer_from_gguf(fields: Mapping[str, object]) -> Tokenizer:
         adds_bos = _value(fields, "add_bos_token", bool)
     ends = [_optional(fields, key, int) for key in END_KEYS]
     eos_ids = {id for id in ends if id is not None}
+    if PREFIX + "eot_token_id" not in fields:
+        eos_ids |= {vocab.ids[text] for text in TURN_ENDS if vocab.is_control(text)}
     _add_tokens(inner, vocab, {id for id in (bos_id, *eos_ids) if id is not None})
     return Tokenizer(inner, spelling=spelling, eos_ids=eos_ids, bos_id=bos_id, adds_bos=adds_bos)
 
@@ -88,6 +92,10 @@ class _Vocab:
     tokens: list[str]
     types: list[int]
     ids: dict[str, int]
+
+    def is_control(self, token: str) -> bool:
+        """Whether there is such a token, and text never becomes it."""
+        return token in self.ids and self.types[self.ids[token]] == CONTROL
 
     @classmethod
     def read(cls, fields: Mapping[str, object]) -> "_Vocab":

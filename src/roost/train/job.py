@@ -84,6 +84,7 @@ def check(job: Job, recipe: Recipe) -> None:
         "unrolled_steps": recipe.num_steps,
         "loss": recipe.loss,
         "from_head": None if given is None else given.key,
+        "lm_head": job.lm_head,
         **_sizes(job, config, given, noted),
     }
     if given is not None:

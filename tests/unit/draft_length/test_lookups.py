@@ -112,6 +112,13 @@ def test_the_heads_drafts_are_judged_where_they_were_verified_and_by_what_was_fo
     assert lookups.head_share(row, 3)[0] > 0.9 > lookups.head_share(row, 1)[0]
 
 
+def test_tokens_that_were_forced_behind_the_heads_drafts_are_not_its() -> None:
+    lookups, row = Lookups(STEPS), RowDrafts()
+    for _ in range(40):
+        lookups.note(row, 3, DRAFTS, list(range(8)), 3)  # eight tokens said, three drafted
+    assert all(0.9 < share <= 1 for share in lookups.head_share(row, 3))
+
+
 def test_a_row_repeats_a_text_as_long_as_all_that_was_looked_up_is_right() -> None:
     lookups, row = Lookups(STEPS), RowDrafts()
     lookups.note(row, 3, DRAFTS, DRAFTS[:5], 0)

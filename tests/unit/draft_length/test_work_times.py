@@ -67,6 +67,14 @@ def test_what_was_never_seen_is_assumed_by_how_long_a_step_takes() -> None:
     assert times.of_node(64) < first[1] < times.of_node(2), "of steps whose own time is not known"
 
 
+def test_a_step_without_drafts_takes_some_time_however_steps_bend() -> None:
+    times = WorkTimes([SIZE])
+    for number in (20, 60, 110, 40, 90):
+        times.note(SIZE, Work(nodes=number), STEP // 50 * number + number * number)
+    assert times.of(SIZE, Work()) > 0
+    assert times.of(SIZE, Work(nodes=60)) == pytest.approx(STEP // 50 * 60 + 3600, rel=0.3)
+
+
 def test_no_work_is_free_of_charge_or_less() -> None:
     times = WorkTimes([SIZE])
     for number in range(40):  # wider steps that took less time

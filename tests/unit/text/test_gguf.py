@@ -105,6 +105,17 @@ def test_ends_of_turns_end_an_output_too_and_are_special_whatever_their_type() -
     assert tokenizer.is_special(7)
 
 
+def test_the_end_of_a_turn_ends_an_output_where_a_file_names_the_end_of_text_alone() -> None:
+    head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(255)), "<end_of_turn>"]
+    types = [2, 3, 3] + [6] * 255 + [3] + [1] * len(PIECES)
+    fields = piece_fields(tokens=[*head, *PIECES], token_type=types)
+    assert tokenizer_from_gguf(fields).eos_ids == {2, head.index("<end_of_turn>")}
+    plain = [*types[:258], 1, *types[259:]]  # no control token: text
+    assert tokenizer_from_gguf(piece_fields(tokens=[*head, *PIECES], token_type=plain)).eos_ids == {2}
+    named = piece_fields(tokens=[*head, *PIECES], token_type=types, eot_token_id=1)
+    assert tokenizer_from_gguf(named).eos_ids == {1, 2}
+
+
 def test_unknown_and_control_tokens_are_special() -> None:
     assert [SENTENCEPIECE.is_special(id) for id in range(4)] == [True, True, True, False]
 
