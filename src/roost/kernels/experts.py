@@ -156,9 +156,7 @@ def _gate_up_of_tiles(
     expert = tl.load(experts + tl.program_id(0))
     if expert >= NUM_EXPERTS:
         return
-    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
-    is_pair = place < tl.load(ends + expert)
-    pair = tl.load(pairs + place, mask=is_pair, other=0)
+    pair, is_pair = _pairs_of_tile(expert, firsts, pairs, ends, TILE_M)
     row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     own, tokens = weight + expert * (2 * WIDTH * HIDDEN), normed + (pair // NUM_ACTIVE)[:, None] * token_stride
     gate = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
@@ -176,6 +174,14 @@ def _gate_up_of_tiles(
         up = tl.dot(x, w_up, up, input_precision="ieee")
     product = (activated(gate, ACTIVATION) * up).to(gated.dtype.element_ty)
     tl.store(gated + pair[:, None] * WIDTH + row[None, :], product, mask=is_pair[:, None] & (row < WIDTH)[None, :])
+
+
+@triton.jit
+def _pairs_of_tile(expert, firsts, pairs, ends, TILE_M: tl.constexpr):
+    """The pairs of this program's tile, and which of them there are."""
+    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
+    is_pair = place < tl.load(ends + expert)
+    return tl.load(pairs + place, mask=is_pair, other=0), is_pair
 
 
 @triton.jit
@@ -198,9 +204,7 @@ def _down_of_tiles(
     expert = tl.load(experts + tl.program_id(0))
     if expert >= NUM_EXPERTS:
         return
-    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
-    is_pair = place < tl.load(ends + expert)
-    pair = tl.load(pairs + place, mask=is_pair, other=0)
+    pair, is_pair = _pairs_of_tile(expert, firsts, pairs, ends, TILE_M)
     row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     own, inputs = weight + expert * (HIDDEN * WIDTH), gated + pair[:, None] * WIDTH
     sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
