@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.attention import Attend
-from roost.models.decoder import Decoder
+from roost.models.decoder import Decoder, LayerKind, NormNames, TensorNames
 from roost.models.eagle import Eagle, Eagle3, HeadConfig
 from roost.models.model import KvShape, PairHead
 
@@ -19,7 +19,15 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
     """A random head of a target's shape; an EAGLE-3 head knows the first `num_tokens` of its tokens."""
     target = model.config
     layers = replace(
-        target, layers=(replace(target.layers[0], window=None),), qkv_bias=False, out_bias=False, tied=False
+        target,
+        layers=(LayerKind(rope=target.layers[0].rope),),
+        qkv_bias=False,
+        out_bias=False,
+        qk_norm=False,
+        names=TensorNames(),
+        norms=NormNames(),
+        norm_offset=0.0,
+        tied=False,
     )
     config = HeadConfig(layers=layers, target_hidden_size=target.hidden_size, num_tokens=num_tokens)
     generator = torch.Generator(device).manual_seed(3)
