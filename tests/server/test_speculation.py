@@ -118,7 +118,7 @@ def test_who_leaves_in_the_middle_of_a_run_changes_nothing_for_those_beside(rest
 
 
 def test_a_server_that_speculates_says_what_the_library_says_without(start_tiny: StartTiny) -> None:
-    server = start_tiny("--weights", "fp32", "--spec", "ngram", "--strict-memory", "2")
+    server = start_tiny("--weights", "fp32", "--spec", "ngram", "--spec-steps", "4", "--strict-memory", "2")
     model = str(server.http.get("/server_info").json()["settings"]["model"])
     prompts = ["hello", "owl owl owl owl owl", "one two three one two three one", "x"]
     answers = server.generate({"text": prompts, "sampling_params": {**PARAMS, "max_new_tokens": 100}})
