@@ -318,7 +318,7 @@ def _dequantised(asked: str, weights: str, found: str | None) -> tuple[str, ...]
 
 def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device: torch.device) -> dict[str, object]:
     """The resolved choices, for display."""
-    warnings = (*resolved.warnings, *loaded.warnings)
+    warnings = loaded.warnings
     attends = [each for each in loaded.model.kv if each.has_values]
     kv = (attends or loaded.model.kv)[0].kept_as(resolved.memory.kv_cache_dtype)
     return {

@@ -22,6 +22,7 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
+KEPT_STATES = 3  # states of a row that one step keeps, at most
 SAMPLED = -1  # in `next_tokens`: the token after the chunk is the one this step samples
 
 
@@ -65,6 +66,22 @@ class RowSetup(_ReadOnly):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateColumns(_ReadOnly):
+    """Where the rows of a step find the state of recurrent layers, and where they keep it.
+
+    The state at position p is what the tokens before p have left. Inputs in [start, device length) are run through the
+    recurrence again, those of the step's own tokens after them.
+    """
+
+    sources: Ints  # [num_rows] page of the state that a row starts from; the null page: nothing came before, zeros
+    starts: Ints  # [num_rows] its position
+    # [num_rows, KEPT_STATES] positions at which the state is kept, past `starts` and at most the end of a chunk, or the
+    # length when a round starts; -1: none
+    kept_at: Ints
+    kept_in: Ints  # [num_rows, KEPT_STATES] pages for them; no other step ever writes these while they are held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(_ReadOnly):
     """One launch. A row is either a prefill chunk or one decode (verify) round."""
 
@@ -93,6 +110,7 @@ class StepPlan(_ReadOnly):
     # nodes of a round whose drafts are not looked up, at most its `query_lens`: where the host computes, it verifies
     # no more than that
     head_width: int = 1
+    states: StateColumns | None = None  # None: the model has no recurrent layers
 
     @property
     def has_chunks(self) -> bool:

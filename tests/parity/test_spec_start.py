@@ -1,7 +1,6 @@
 """Start-up with speculation: what was chosen is said, and what cannot work is refused by its flags, before it costs."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,7 @@ import pytest
 from roost import startup
 from roost.cli.main import main
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
-from roost.config.resolved import ModelTraits
 from roost.errors import ConfigError
-from roost.models import llama, registry
-from roost.models.decoder import Decoder
 from roost.startup import Running, start
 from tests.support.config_files import LLAMA
 from tests.support.random_heads import Config, write_eagle, write_eagle3
@@ -218,23 +214,3 @@ def test_another_head_than_the_one_that_comes_with_a_model_is_taken_where_it_is_
 def test_without_speculation_the_settings_name_none_of_its_numbers(started: Callable[..., Running]) -> None:
     settings = started().settings
     assert {name: value for name, value in settings.items() if "spec" in name or "draft" in name} == {"spec": "none"}
-
-
-class Recurrent(Decoder):
-    """A model that declares a state which cannot be cut back."""
-
-    @property
-    def traits(self) -> ModelTraits:
-        """Those of its layers, and the state."""
-        return replace(super().traits, recurrent_state=True)
-
-
-@pytest.mark.parametrize("head", [None, "eagle"])
-def test_a_model_with_recurrent_state_speculates_one_step_at_a_time_and_says_so(
-    head: str | None, heads: dict[str, Path], started: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "FAMILIES", (replace(llama.FAMILY, load=Recurrent),))
-    running = started(spec="auto", draft=head and str(heads[head]))
-    (warning,) = running.settings["warnings"]  # type: ignore[misc, attr-defined]
-    assert warning.startswith("--overlap: a model with recurrent state runs one step at a time")
-    assert (running.resolved.depth, running.settings["overlap"]) == (0, False)

@@ -166,22 +166,6 @@ SPEC_BUGS = (
         test=_ROUTING + "test_a_tree_needs_a_backend_that_reads_trees",
     ),
     Bug(
-        "recurrent_state_falls_back",
-        "roost.config.resolve",
-        "    if traits.recurrent_state and sched.overlap:",
-        "    if not traits.vocab_size:",
-        "a model whose state cannot be cut back is overlapped",
-        test=_ROUTING + "test_a_model_with_recurrent_state_falls_back_to_depth_0_with_a_warning",
-    ),
-    Bug(
-        "large_pages_keep_depth",
-        "roost.config.resolve",
-        "    if traits.recurrent_state and sched.overlap:",
-        "    if (traits.recurrent_state or memory.page_size > 1) and sched.overlap:",
-        "pages of more than one token force depth 0",
-        test=_ROUTING + "test_large_pages_do_not_force_depth_0",
-    ),
-    Bug(
         "ignored_options_refused",
         "roost.config.speculation",
         '            if option != "spec" and value is not None:',

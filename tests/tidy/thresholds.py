@@ -369,6 +369,8 @@ UNTESTED: dict[str, str] = {
         ),
         _NUMBER,
     ),
+    "roost.step.KEPT_STATES": _NUMBER,
+    "roost.config.resolve._STATE_INTERVAL": "how much is run again in each step, which changes no answer",
     "roost.front.own_answers._DIGEST_BYTES": _NUMBER,
     "roost.server.request_log._SWITCHED": _NUMBER,
     "roost.server.response_socket._GOING_AWAY": _NUMBER,

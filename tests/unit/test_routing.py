@@ -1,4 +1,4 @@
-"""Routing: what models and attention backends declare becomes a choice, with a warning, or an error with the flags."""
+"""Routing: what models and attention backends declare becomes a choice, or an error with the flags."""
 
 from dataclasses import replace
 
@@ -26,24 +26,28 @@ def _config(spec: SpecShape, page_size: int, overlap: bool = True) -> EngineConf
 
 
 @pytest.mark.parametrize("spec", [PLAIN, CHAIN, TREE], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize("traits", [TRAITS, RECURRENT], ids=["attention", "recurrent"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_large_pages_do_not_force_depth_0(page_size: int, spec: SpecShape) -> None:
-    resolved = resolve(_config(spec, page_size), TRAITS, TORCH)
-    assert (resolved.depth, resolved.warnings) == (1, ())
+def test_neither_large_pages_nor_recurrent_layers_force_depth_0(
+    page_size: int, traits: ModelTraits, spec: SpecShape
+) -> None:
+    assert resolve(_config(spec, page_size), traits, TORCH).depth == 1
+    assert resolve(_config(spec, page_size, overlap=False), traits, TORCH).depth == 0
 
 
-@pytest.mark.parametrize("spec", [PLAIN, TREE], ids=["plain", "tree"])
-def test_a_model_with_recurrent_state_falls_back_to_depth_0_with_a_warning(spec: SpecShape) -> None:
-    resolved = resolve(_config(spec, 16), RECURRENT)
-    assert (resolved.depth, resolved.sched.overlap, resolved.num_rows) == (0, False, resolved.sched.max_running)
-    assert resolved.warnings == (
-        "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap",
-    )
+@pytest.mark.parametrize("option", ["state_pool", "state_spacing", "state_turns"])
+def test_options_of_recurrent_layers_are_refused_where_there_are_none(option: str) -> None:
+    config = EngineConfig(memory=replace(MemoryConfig(), **{option: 64}))
+    assert resolve(config, RECURRENT).states is not None
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is for models with recurrent layers"):
+        resolve(config, TRAITS)
 
 
-def test_nobody_is_warned_of_what_was_asked_for() -> None:
-    resolved = resolve(_config(PLAIN, 16, overlap=False), RECURRENT)
-    assert (resolved.depth, resolved.warnings) == (0, ())
+def test_a_pool_of_states_holds_what_one_request_needs() -> None:
+    needed = resolve(EngineConfig(), RECURRENT).states_to_hold
+    assert resolve(EngineConfig(memory=MemoryConfig(state_pool=needed + 1)), RECURRENT).states is not None
+    with pytest.raises(ConfigError, match=f"--state-pool must be at least {needed + 1}, got {needed}"):
+        resolve(EngineConfig(memory=MemoryConfig(state_pool=needed)), RECURRENT)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

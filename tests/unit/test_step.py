@@ -68,7 +68,7 @@ def _plan() -> StepPlan:
 
 
 def _columns() -> list[str]:
-    others = ("step", "shape", "setups", "deltas", "head_width")
+    others = ("step", "shape", "setups", "deltas", "head_width", "states")
     return [field.name for field in fields(StepPlan) if field.name not in others]
 
 

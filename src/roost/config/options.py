@@ -32,6 +32,9 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
 _DEFAULTS = ", ".join(f"{backend.name} on {device}" for backend in BACKENDS for device in backend.default_for)
 STRICT_MEMORY = (0, 1, 2)
+# of recurrent layers, unless told: states for idle sessions and the prefix cache; tokens between those of a long
+# prompt; turns of a session whose ends have one
+STATES_KEPT, STATE_SPACING, STATE_TURNS = 64, 2048, 4
 
 
 def _both(names: tuple[str, ...]) -> str:
@@ -75,6 +78,27 @@ class MemoryConfig:
     )
     window_pool_tokens: int | None = field(
         default=None, metadata={"help": "KV slots for sliding-window layers; as --pool-tokens if absent"}
+    )
+    state_pool: int | None = field(
+        default=None,
+        metadata={
+            "help": "states of recurrent layers, for models that have some; if absent what --max-running requests "
+            f"need, and {STATES_KEPT} to keep"
+        },
+    )
+    state_spacing: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens between the states of recurrent layers that a long prompt leaves in the prefix cache; "
+            f"{STATE_SPACING} if absent"
+        },
+    )
+    state_turns: int | None = field(
+        default=None,
+        metadata={
+            "help": "last turns of a session whose ends it can be rewound to without running tokens again, with "
+            f"recurrent layers; {STATE_TURNS} if absent"
+        },
     )
     memory_fraction: float | None = field(
         default=None, metadata={"help": "share of a GPU's memory to use for weights, KV and the rest; 0.9 if absent"}

@@ -10,6 +10,9 @@ from roost.config.options import (
     CHUNK_CAPTURED,
     CHUNK_DEFAULT,
     CONTEXT_DEFAULT,
+    STATE_SPACING,
+    STATE_TURNS,
+    STATES_KEPT,
     STRICT_MEMORY,
     EngineConfig,
     MemoryConfig,
@@ -21,10 +24,12 @@ from roost.config.resolved import ModelTraits, Resolved
 from roost.config.speculation import drafter_of, lookup_of, spec_shape, spec_widths
 from roost.errors import ConfigError
 from roost.graph_sizes import mixed_sizes, step_tokens_max
-from roost.kv.pages import Book
+from roost.kv.pages import Book, StatePool
 from roost.spec_shape import DraftKv, SpecShape
 
 _CONTEXTS_IN_POOL = 4  # sequences of full length that the pool holds, if its size is not given
+# tokens between the states of a running sequence; so many, at most, are run through the recurrence again in each step
+_STATE_INTERVAL = 16
 
 
 def _check_sessions(config: SessionConfig) -> None:
@@ -37,8 +42,55 @@ def _check_sessions(config: SessionConfig) -> None:
         at_least("--session-ttl-s", config.session_ttl_s, 1)
 
 
-def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits) -> tuple[Book, ...]:
-    """The books this model and drafter need: draft layers live in the full book, whatever the target has."""
+def _replay_max(states: StatePool, spec: SpecShape, depth: int) -> int:
+    """Tokens since the last state, at most: an interval, and what rounds add before the next one is kept."""
+    return states.interval + (1 + 2 * depth) * spec.accept_max
+
+
+def _states(memory: MemoryConfig, traits: ModelTraits) -> StatePool | None:
+    """The states of a model with recurrent layers; options about them are refused for any other."""
+    given = {"--state-pool": memory.state_pool, "--state-spacing": memory.state_spacing}
+    given["--state-turns"] = memory.state_turns
+    if not traits.recurrent_state:
+        for flag, value in given.items():
+            if value is not None:
+                raise ConfigError(f"{flag} is for models with recurrent layers, which this one has none of")
+        return None
+    if traits.window is not None:
+        raise ConfigError("a model with recurrent layers and others with a sliding window is not supported")
+    return StatePool(
+        num_pages=0 if memory.state_pool is None else memory.state_pool,
+        interval=StatePool.interval_of(memory.page_size, _STATE_INTERVAL),
+        spacing=STATE_SPACING if memory.state_spacing is None else memory.state_spacing,
+        num_turns=STATE_TURNS if memory.state_turns is None else memory.state_turns,
+    )
+
+
+def _with_states(resolved: Resolved) -> Resolved:
+    """The same with as many states, and slots of their inputs, as the requests that may run need, where not told."""
+    states, memory, running = resolved.states, resolved.memory, resolved.sched.max_running
+    if states is None:
+        return resolved
+    at_least("--state-spacing", states.spacing, 1)
+    at_least("--state-turns", states.num_turns, 0)
+    if memory.state_pool is None:
+        states = replace(states, num_pages=running * resolved.states_to_hold + STATES_KEPT + 1)
+    at_least("--state-pool", states.num_pages, resolved.states_to_hold + 1)
+    books = list(resolved.books)
+    if memory.window_pool_tokens is None:
+        length = resolved.length_to_fit(len(books) - 1, resolved.context)
+        held = running * resolved.pages_to_hold(len(books) - 1, length)
+        books[-1] = replace(books[-1], num_pages=held + 1)
+    return replace(resolved, states=states, books=tuple(books))
+
+
+def _books(
+    memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTraits, replay_max: int | None
+) -> tuple[Book, ...]:
+    """The books this model and drafter need: draft layers live in the full book, whatever the target has.
+
+    `replay_max`: how many inputs of its recurrent layers a sequence needs at most; None: it has no such layers.
+    """
     pool_tokens = memory.pool_tokens if memory.pool_tokens is not None else _CONTEXTS_IN_POOL * context
     window_tokens = memory.window_pool_tokens if memory.window_pool_tokens is not None else pool_tokens
     at_least("--pool-tokens", pool_tokens, 1)
@@ -48,6 +100,8 @@ def _books(memory: MemoryConfig, context: int, spec: SpecShape, traits: ModelTra
         books.append(Book(num_pages=pool_tokens // memory.page_size))
     if traits.window is not None:
         books.append(Book(num_pages=window_tokens // memory.page_size, window=traits.window))
+    if replay_max is not None:
+        books.append(Book(num_pages=window_tokens // memory.page_size, window=replay_max, is_replayed=True))
     return tuple(books)
 
 
@@ -88,10 +142,10 @@ def _check_copies(spec: SpecShape, backend: Backend) -> None:
         )
 
 
-def _route(
+def _check_backend(
     memory: MemoryConfig, sched: SchedConfig, spec: SpecShape, traits: ModelTraits, backend: Backend
-) -> tuple[SchedConfig, tuple[str, ...]]:
-    """What model and backend declare, turned into a choice with its warnings, or into an error."""
+) -> None:
+    """Refuse what the model needs, or the options ask for, and the backend does not declare."""
     if traits.window is not None and not backend.windows:
         able = ", ".join(each.name for each in BACKENDS if each.windows)
         raise ConfigError(
@@ -114,10 +168,6 @@ def _route(
     if sched.graphs and not backend.graphs:
         able = ", ".join(each.name for each in BACKENDS if each.graphs)
         raise ConfigError(f"--graphs: steps of the {backend.name} backend cannot be captured, only those of: {able}")
-    if traits.recurrent_state and sched.overlap:
-        warning = "--overlap: a model with recurrent state runs one step at a time, as with --no-overlap"
-        return replace(sched, overlap=False), (warning,)
-    return sched, ()
 
 
 def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH, *, on_host: bool = True) -> Resolved:
@@ -137,14 +187,16 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH,
     _check_itl_target(sched.itl_target_ms)
     _check_sessions(config.session)
     spec = spec_shape(config.spec)
-    sched, warnings = _route(memory, sched, spec, traits, backend)
+    _check_backend(memory, sched, spec, traits, backend)
     if traits.vocab_size < 1:
         raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
     if traits.window is not None and traits.window < 1:
         raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
-    if not traits.has_full_layers and traits.window is None:
-        raise ConfigError("the model declares neither full-attention nor sliding-window layers")
-    books = _books(memory, context, spec, traits)
+    if not traits.has_full_layers and traits.window is None and not traits.recurrent_state:
+        raise ConfigError("the model declares neither full-attention nor sliding-window layers, nor recurrent ones")
+    states = _states(memory, traits)
+    replay_max = None if states is None else _replay_max(states, spec, depth=1 if sched.overlap else 0)
+    books = _books(memory, context, spec, traits, replay_max)
     chunk, widths, graphs = (
         chunk_of(sched, backend),
         spec_widths(config.spec, narrows=on_host and not backend.graphs),
@@ -166,12 +218,13 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH,
         context=context,
         chunk=chunk,
         books=books,
+        states=states,
         reserves=reserves,
         graphs=graphs,
         step_sizes=tuple(mixed_sizes(min(step_tokens, sched.max_running * context))) if graphs else (),
-        warnings=warnings,
     )
-    for number, book in enumerate(books):
+    resolved = _with_states(resolved)
+    for number, book in enumerate(resolved.books):
         flag = "--pool-tokens" if book.window is None else "--window-pool-tokens"
         # the smallest request there is: one prompt token, one new token
         least = resolved.pages_to_hold(number, resolved.length_to_fit(number, 2)) + 1

@@ -9,7 +9,7 @@ from roost.attention.registry import Backend
 from roost.clients import ClientLimits
 from roost.config.options import MemoryConfig, SchedConfig, SessionConfig
 from roost.drafters.registry import DrafterKind
-from roost.kv.pages import Book, ceil_div, ceil_to
+from roost.kv.pages import Book, StatePool, ceil_div, ceil_to
 from roost.spec_shape import SpecShape
 from roost.spec_widths import Widths
 
@@ -22,7 +22,7 @@ class ModelTraits:
     window: int | None = None  # sliding window of its window layers, None without any
     has_full_layers: bool = True
     context_max: int | None = None  # positions it was made for, None if it does not say
-    recurrent_state: bool = False  # some layers keep a state that cannot be cut back to an earlier token
+    recurrent_state: bool = False  # some layers keep a state that is not a list of tokens' KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class Resolved:
     context: int
     chunk: int  # most prompt tokens of a step
     books: tuple[Book, ...]  # full first, then window; at least one
+    states: StatePool | None  # of recurrent layers, whose inputs the window book keeps; None: the model has none
     reserves: tuple[int, ...]  # per book: positions a round may need past the device length
     graphs: bool  # whether steps are captured as CUDA graphs, where the device can
     step_sizes: tuple[int, ...]  # tokens that a captured step with prefill chunks can have, in order; empty: none is
-    warnings: tuple[str, ...]  # what was chosen otherwise than asked, for people
 
     @property
     def page_size(self) -> int:
@@ -79,6 +79,16 @@ class Resolved:
             return pages
         # Three windows may be apart: behind the turn's start, behind its commit point and behind its end. Then what
         # the steps in flight write. A range can touch two pages more than its length says.
-        in_flight = (1 + self.depth) * max(self.chunk, self.spec.accept_max) + self.reserves[book]
+        kept = self.chunk if self.states is None else self.states.interval  # of a chunk
+        in_flight = (1 + self.depth) * max(kept, self.spec.accept_max) + self.reserves[book]
         ranges = 3 * (ceil_div(window, self.page_size) + 2) + ceil_div(in_flight, self.page_size) + 2
         return min(pages, ranges)
+
+    @property
+    def states_to_hold(self) -> int:
+        """Most states that a running sequence can need at one time.
+
+        One behind the turn's start, the last at a page's end, the last of all, and what the steps in flight keep: at a
+        turn's start its end before, too.
+        """
+        return 3 + (1 + self.depth) + 1
