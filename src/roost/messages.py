@@ -303,9 +303,9 @@ class GrammarCompiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """Pages of one book (KV pool) by account."""
+    """Pages of one book (KV pool), or states of recurrent layers, by account."""
 
-    window: int | None
+    book: str  # "full", "window", "inputs" (of recurrent layers) or "states"
     total: int
     free: int
     leased: int

@@ -89,9 +89,8 @@ _SIMULATED = (
     Bug(
         "page_rounded_reserve",
         "roost.kv.store",
-        "        wants = [ceil_div(length + reserves[book], size) - len(pages) "
-        "for book, pages in enumerate(lease.pages)]",
-        "        wants = [(length + reserves[book]) // size - len(pages) for book, pages in enumerate(lease.pages)]",
+        "        ends = [ceil_div(length + reserve, size) for reserve in reserves]",
+        "        ends = [(length + reserve) // size for reserve in reserves]",
         "8: room is counted in whole pages rounded down",
     ),
     Bug(

@@ -19,7 +19,7 @@ _READY = "    ready = [request for request in state.running if not request.mark]
 _CANDIDATES = "    for request, lease, hi in candidates:"
 _MISSING = "    missing = need - store.ledger.num_free(book) - store.ledger.num_retiring(book)"
 _NEWER = "    newer = [each for each in newest_first if each.order > request.order]"
-_SOON = "    soon = length + (1 + resolved.depth) * resolved.reserves[book]"
+_SOON = "    soon = length + (1 + resolved.depth) * resolved.reserve_of(book)"
 _HELD = "    soon = max(prefill_len, lease.device_len_max)"
 _TO_HOLD = "    return resolved.pages_to_hold(book, min(soon, resolved.length_to_fit(book, request.length_max)))"
 _AVAILABLE = "    return ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)"
@@ -188,8 +188,8 @@ PROGRESS_BUGS = (
     Bug(
         "each_book_can_be_short_once",
         _ROOM,
-        "    while num_short <= len(reserves):  # each book can be short once",
-        "    while num_short < len(reserves):",
+        "    while num_short <= len(state.resolved.pools):  # each book can be short once",
+        "    while num_short < len(state.resolved.pools):",
         "a row sits out although pages were just evicted for it",
     ),
     Bug(
@@ -272,14 +272,14 @@ PROGRESS_BUGS = (
         "no_round_less_is_charged",
         _ADMISSION,
         _SOON,
-        "    soon = length + resolved.depth * resolved.reserves[book]",
+        "    soon = length + resolved.depth * resolved.reserve_of(book)",
         "a request is let in with one round less than can be in flight, and somebody is preempted for it",
     ),
     Bug(
         "no_round_more_is_charged",
         _ADMISSION,
         _SOON,
-        "    soon = length + (2 + resolved.depth) * resolved.reserves[book]",
+        "    soon = length + (2 + resolved.depth) * resolved.reserve_of(book)",
         "a request waits for the pages of a round that cannot be in flight",
     ),
     Bug(

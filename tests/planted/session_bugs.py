@@ -40,7 +40,7 @@ SESSION_BUGS = (
     Bug(
         "rewind_leaves_shared_pages",
         "roost.kv.store",
-        "            first = max(keep, lease.shared_len // self.page_size)",
+        "            first = max(keep, lease.first_own(self.books[book], self.page_size))",
         "            first = keep",
         "a rewind frees pages that the tree owns",
     ),
@@ -54,8 +54,8 @@ SESSION_BUGS = (
     Bug(
         "rewind_behind_the_window",
         "roost.kv.store",
-        "        while length > 0 and not self._window_held(lease, length):",
-        "        while length < 0 and not self._window_held(lease, length):",
+        "            while length > 0 and not self._window_held(lease, length):",
+        "            while length < 0 and not self._window_held(lease, length):",
         "4: a session goes on from a point whose window is gone",
     ),
     Bug(
@@ -151,8 +151,8 @@ SESSION_BUGS = (
     Bug(
         "first_prompt_keeps_its_window",
         _TABLE,
-        "        self._store.hand(lease, turn.id, anchor_len=turn.prompt_len if is_first else turn.commit_len)",
-        "        self._store.hand(lease, turn.id, anchor_len=turn.commit_len)",
+        "        anchor_len = turn.prompt_len if is_first else turn.commit_len",
+        "        anchor_len = turn.commit_len",
         "a prompt that sessions share is of no use behind a window, once its first turn has said more than a page",
         test=_MODES + "test_first_prompt_of_one_session_is_found_by_another_and_by_a_rewind[window-plain-depth1]",
     ),

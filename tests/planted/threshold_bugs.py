@@ -139,8 +139,8 @@ THRESHOLD_BUGS = (
     Bug(
         "rounds_in_flight_are_charged",
         "roost.sched.admission",
-        "    soon = length + (1 + resolved.depth) * resolved.reserves[book]",
-        "    soon = length + max(1, resolved.depth) * resolved.reserves[book]",
+        "    soon = length + (1 + resolved.depth) * resolved.reserve_of(book)",
+        "    soon = length + max(1, resolved.depth) * resolved.reserve_of(book)",
         "at depth 1 a request is let in with the pages of one round, where two can be in flight",
     ),
     Bug(
@@ -154,7 +154,7 @@ THRESHOLD_BUGS = (
     Bug(
         "order_of_eviction_is_swept",
         _RADIX,
-        "            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date",
+        "            if len(heap) > HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date",
         "            if len(heap) > 10**9:",
         "the order of eviction takes more memory with every use of a cached prefix",
         test="tests/unit/kv/test_eviction.py::test_the_order_of_eviction_takes_no_more_memory_the_longer_a_server_runs",

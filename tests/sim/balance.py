@@ -26,8 +26,8 @@ def check_all_free(state: State, checker: Checker, resolved: Resolved) -> None:
     """No session is left; all pages are free or in the prefix cache, and eviction frees those too."""
     if checker.conversations:
         raise Broken(f"close: {list(checker.conversations)} did not close")
-    for book, spec in enumerate(resolved.books):
+    for book, spec in enumerate(resolved.pools):
         state.store.tree.evict(book, spec.num_pages)
-    free = [state.store.ledger.num_free(book) for book in range(len(resolved.books))]
-    if free != [spec.num_pages - 1 for spec in resolved.books] or state.store.tree.nodes:
+    free = [state.store.ledger.num_free(book) for book in range(len(resolved.pools))]
+    if free != [spec.num_pages - 1 for spec in resolved.pools] or state.store.tree.nodes:
         raise Broken(f"pool: {free} pages are free after everything ended")

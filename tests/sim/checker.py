@@ -46,15 +46,11 @@ class Conversation:
     max_tokens: int | None = None
     shares: bool = False
     tokens: list[int] = field(default_factory=list)  # its history: what its finished turns add up to
-    turns: list[tuple[int, Usage]] = field(
-        default_factory=list
-    )  # of each: length of the history after it, and its usage
-    cached: tuple[int, int] | None = (
-        0,
-        0,
-    )  # how many tokens the next turn must inherit, at least and at most; None: not predicted
+    turns: list[tuple[int, Usage]] = field(default_factory=list)  # of each: length of the history after it, and usage
+    cached: tuple[int, int] | None = (0, 0)  # tokens the next turn must inherit, at least and at most; None: who knows
     shared_max: int = 0  # upper bound of the tokens whose pages others may share
     window_from: int = 0  # from this length on a cut keeps its KV, since the window is held
+    state_ends: list[int] = field(default_factory=list)  # ends of turns at which a state of recurrent layers is kept
     opened: bool = False  # whether the engine has confirmed it
     closing: bool = False
     expired: bool = False
@@ -77,10 +73,9 @@ class Ask:
     deadline: int | None  # of the clock
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output
-    prompt_logprobs_next: int | None = (
-        None  # prompt position whose next token is to be scored next, once it has started
-    )
-    prompt_logprobs_first: int | None = None  # the first of all
+    prompt_logprobs_next: int | None = None  # where the next token of its prompt to be scored is, once it has started
+    prompt_logprobs_first: int | None = None
+    lost_states: bool = False  # whether states that are kept for rewinds were let go while it was open
     history: list[int] | None = None  # tokens before its input, known once it produces something
     begun: Begun | None = None
     ended: bool = False
@@ -229,10 +224,10 @@ class Checker:
         counted = (stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens, stats.endings)
         if told != counted:
             raise Broken(f"stats: {counted} were counted, {told} were told")
-        for pool, book in zip(stats.pools, self._resolved.books, strict=True):
-            parts = (pool.free, pool.leased, pool.cached, pool.retiring)
-            if sum(parts) != pool.total or pool.total != book.num_pages - 1 or min(parts) < 0:
-                raise Broken(f"stats: {pool} of {book}")
+        for told_pool, pool in zip(stats.pools, self._resolved.pools, strict=True):
+            parts = (told_pool.free, told_pool.leased, told_pool.cached, told_pool.retiring)
+            if sum(parts) != told_pool.total or told_pool.total != pool.num_pages - 1 or min(parts) < 0:
+                raise Broken(f"stats: {told_pool} of {pool}")
 
     # --- ends --------------------------------------------------------------------------------------------------
 
@@ -411,6 +406,8 @@ class Checker:
             raise Broken(f"retry: {ask.submit.request_id} is turn {number} of {conversation.id}, not as it asked")
         if conversation.cached is None or not ask.history:  # it may have started on the tree's pages
             conversation.shared_max = len(prompt)
+        is_known = conversation.cached is not None and not (ask.disturbed or ask.lost_states or conversation.shares)
+        self._keep_end(conversation, len(ask.history) if is_known and ask.history else None)
         if ask.disturbed or conversation.shares:  # and gone on from them, with output that was published
             conversation.shared_max = len(prompt) + len(ask.output)
         conversation.tokens = prompt + ask.output
@@ -425,19 +422,29 @@ class Checker:
         del conversation.tokens[length:], conversation.turns[num_turns:]
         before, size = conversation.cached, self._page_size
         has_window = any(book.window is not None for book in self._resolved.books)
-        if before is None or (has_window and length <= conversation.window_from):
+        is_held = length > conversation.window_from or length in conversation.state_ends
+        if before is None or (has_window and not is_held):
             conversation.cached = None
             return
+        if self._resolved.states is not None:
+            conversation.window_from = max(conversation.window_from, length)
+            length = max(0, length - self._resolved.spec.pair)  # going back by one token later may be dear
         low, high = min(before[0], length), length if before[1] < length else min(before[1], length)
         if length <= conversation.shared_max:  # a shared page is not written; with pairs its last slot is another's
             low = max(0, low - self._resolved.spec.pair) // size * size
-        conversation.cached = (
-            (low, high) if low else None
-        )  # if nothing is left, the next turn looks its tokens up in the prefix tree
+        # if nothing is left, the next turn looks its tokens up in the prefix tree
+        conversation.cached = (low, high) if low else None
+
+    def _keep_end(self, conversation: Conversation, end: int | None) -> None:
+        """The state at a turn's end, past which the next one has come, is kept with those before it."""
+        num_turns = 0 if self._resolved.states is None else self._resolved.states.num_turns
+        ends = [] if end is None else [*(each for each in conversation.state_ends if each < end), end]
+        conversation.state_ends = ends[max(0, len(ends) - num_turns) :]
 
     def forked(self, conversation: Conversation, new_id: str, length: int, num_turns: int) -> Conversation:
         """A session was forked: both share its whole pages from now on."""
         conversation.shared_max = len(conversation.tokens)
+        conversation.state_ends = []  # the tree has some of these states now, and may let go of them
         return Conversation(
             id=new_id,
             client=conversation.client,
@@ -466,6 +473,13 @@ class Checker:
     def disturbed(self, request_id: str) -> None:
         """A request was suspended: what its session finds next is not predicted."""
         self.asks[request_id].disturbed = True
+
+    def dropped_states(self) -> None:
+        """Somebody let go of the states that are kept for rewinds: which is not known."""
+        for conversation in self.conversations.values():
+            conversation.state_ends = []
+        for ask in self.asks.values():
+            ask.lost_states = ask.lost_states or not ask.ended
 
     def lost_residence(self, session_id: str) -> None:
         """A session was reclaimed, or a step broke: what it finds next depends on the tree."""

@@ -1,11 +1,13 @@
 """The witness's model of two layers, whose next token depends on every KV slot that is read.
 
 Layer 1 turns (token, position) into a value; layer 2's value at a position hashes all layer-1 values visible there; the
-next token hashes both layers' visible values. A wrong, stale or missing slot anywhere changes what comes after it.
+next token hashes both layers' visible values. A recurrent layer 2 folds its values into a state, from which no value
+can be taken out again. A wrong, stale or missing slot or state anywhere changes what comes after it.
 The same functions, fed with tokens instead of slots, are the oracle.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,7 @@ class Model:
     vocab: int
     window_1: int | None  # of layer 1; None: full attention
     window_2: int | None  # of layer 2
+    recurrent: bool = False  # whether layer 2 is
     draft_skill: float  # share of positions at which the drafter knows the next token
     lookup_skill: float | None = None  # share at which a lookup brings it; None: where the drafter knows it
 
@@ -84,15 +87,25 @@ class Sequence:
     """Layer values of a growing sequence; those before position `start` are given."""
 
     def __init__(
-        self, model: Model, start_1: int = 0, values_1: U64 | None = None, values_2: U64 | None = None
+        self,
+        model: Model,
+        start_1: int = 0,
+        values_1: U64 | None = None,
+        values_2: U64 | None = None,
+        state_2: int = 0,
     ) -> None:
-        """`values_1` are layer 1's values from position `start_1` on; layer 2's end at the same position."""
+        """`values_1` are layer 1's values from position `start_1` on; layer 2's end at the same position.
+
+        `state_2` is what came before them in a recurrent layer.
+        """
         self.model = model
         ones = [] if values_1 is None else [int(v) for v in np.cumsum(values_1, dtype=np.uint64)]
-        twos = [] if values_2 is None else [int(v) for v in np.cumsum(values_2, dtype=np.uint64)]
+        twos = [] if values_2 is None else [int(v) for v in values_2]
         self._length = start_1 + len(ones)
         self._start = (start_1, self._length - len(twos))
-        self._sums = ([0, *ones], [0, *twos])  # running sums
+        self._sums: tuple[list[int], list[int]] = ([0, *ones], [state_2])  # running sums, or states
+        for value in twos:
+            self._append(1, value)
 
     def __len__(self) -> int:
         return self._length
@@ -115,12 +128,21 @@ class Sequence:
             del self._sums[layer][length - self._start[layer] + 1 :]
         self._length = length
 
+    def state_at(self, position: int) -> int:
+        """The state of a recurrent layer before a position."""
+        return self._sums[1][position - self._start[1]]
+
     def _append(self, layer: int, value: int) -> None:
-        self._sums[layer].append((self._sums[layer][-1] + value) & MASK)
+        sums = self._sums[layer]
+        sums.append(mix(sums[-1], value) if self._is_recurrent(layer) else (sums[-1] + value) & MASK)
 
     def _sum(self, layer: int, first: int, last: int) -> int:
         sums, start = self._sums[layer], self._start[layer]
-        return (sums[last - start] - sums[first - start]) & MASK
+        before = 0 if self._is_recurrent(layer) else sums[first - start]
+        return (sums[last - start] - before) & MASK
+
+    def _is_recurrent(self, layer: int) -> bool:
+        return layer == 1 and self.model.recurrent
 
 
 def states_of(model: Model, tokens: NDArray[np.int64]) -> U64:
@@ -128,8 +150,13 @@ def states_of(model: Model, tokens: NDArray[np.int64]) -> U64:
     positions = np.arange(len(tokens), dtype=np.uint64)
     ones = mix_all(tokens.astype(np.uint64), positions)
     seen_1 = _windowed(ones, model.window_1)
-    seen_2 = _windowed(mix_all(seen_1, positions), model.window_2)
+    twos = mix_all(seen_1, positions)
+    seen_2 = _folded(twos) if model.recurrent else _windowed(twos, model.window_2)
     return mix_all(seen_1 ^ (seen_2 * np.uint64(3)), positions)
+
+
+def _folded(values: U64) -> U64:
+    return np.array(list(accumulate(values.tolist(), mix, initial=0))[1:], dtype=np.uint64)
 
 
 def _windowed(values: U64, window: int | None) -> U64:

@@ -14,6 +14,7 @@ from tests.sim.wishes import Wishes, draw_wishes
 from tests.support.spec_configs import spec_config
 
 TICKS = 90  # with faults and new requests; then everything accepted must end
+RECURRENT_SHARE = 0.2  # of the runs have a model with a recurrent layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +58,8 @@ def draw(seed: int) -> Options:
     page_size = rng.choice([1, 1, 1, 2, 2, 4, 4, 4, 4, 16, 16, 16, 64, 64, 256, 512])
     spec = _with_lookup(seed, _draw_spec(rng))
     vocab = rng.choice([2, 3, 5, 50])
-    traits = rng.choice(
-        [
-            _full(vocab),
-            _full(vocab),
-            _window(rng, vocab, page_size, full=False),
-            _window(rng, vocab, page_size, full=True),
-        ]
-    )
+    windows = [_window(rng, vocab, page_size, full=full) for full in (False, True)]
+    traits = _or_recurrent(seed, rng.choice([_full(vocab), _full(vocab), *windows]))
     context = (
         rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
     )
@@ -78,7 +73,7 @@ def draw(seed: int) -> Options:
     )
     habits = draw_habits(random.Random(f"habits {seed}"))
     config = EngineConfig(
-        memory=MemoryConfig(page_size=page_size, strict_memory=2),
+        memory=_draw_states(seed, MemoryConfig(page_size=page_size, strict_memory=2), traits),
         sched=sched,
         session=_draw_limits(seed, habits, context),
         spec=_draw_spec_config(seed, spec),
@@ -98,7 +93,7 @@ def draw(seed: int) -> Options:
         early=rng.choice([0, 0, 0.5, 1]),
     )
     full = traits.has_full_layers
-    window_book = len(resolved.books) - 1
+    window_book = len(resolved.books) - 1  # of windows, or of inputs; the full one where there is no other
     return Options(
         seed=seed,
         resolved=resolved,
@@ -106,10 +101,11 @@ def draw(seed: int) -> Options:
             vocab=vocab,
             window_1=None if full else traits.window,
             window_2=traits.window,
+            recurrent=traits.recurrent_state,
             draft_skill=rng.choice([0, 0.3, 0.7, 0.9, 1]),
             lookup_skill=lookup.choice([0, 0.5, 0.8, 0.95, 1, 1]) if spec.pair else None,
         ),
-        layer_books=(0 if full else window_book, window_book if traits.window is not None else 0),
+        layer_books=(0 if full else window_book, window_book),
         faults=_draw_sizes(seed, faults, resolved),
         num_sessions=rng.choice([0, 1, 3, 3, 6]),
         submit_rate=rng.choice([0.1, 0.3, 0.8]),
@@ -180,6 +176,21 @@ def _window(rng: random.Random, vocab: int, page_size: int, full: bool) -> Model
     return ModelTraits(vocab_size=vocab, window=window, has_full_layers=full)
 
 
+def _or_recurrent(seed: int, traits: ModelTraits) -> ModelTraits:
+    """In some runs, a model with a recurrent layer."""
+    if random.Random(f"recurrent {seed}").random() >= RECURRENT_SHARE:
+        return traits
+    return ModelTraits(vocab_size=traits.vocab_size, recurrent_state=True)
+
+
+def _draw_states(seed: int, memory: MemoryConfig, traits: ModelTraits) -> MemoryConfig:
+    """Where a model has recurrent layers: states that are kept for later, often and seldom; how many, comes last."""
+    if not traits.recurrent_state:
+        return memory
+    rng = random.Random(f"states {seed}")
+    return replace(memory, state_spacing=rng.choice([1, 8, 32, 10**6]), state_turns=rng.choice([0, 1, 2, 4]))
+
+
 def _draw_limits(seed: int, habits: Habits, context: int) -> SessionConfig:
     """Session limits, in runs whose clients use session commands."""
     rng = random.Random(f"limits {seed}")
@@ -215,8 +226,8 @@ def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits, *,
     page_size, context = config.memory.page_size, config.sched.context
     assert context is not None
 
-    def with_pools(full: int, window: int) -> Resolved:
-        memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window)
+    def with_pools(full: int, window: int, states: int | None = None) -> Resolved:
+        memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window, state_pool=states)
         return resolve(replace(config, memory=memory), traits, on_host=on_host)
 
     ample = with_pools(10**6 * page_size, 10**6 * page_size)
@@ -227,4 +238,7 @@ def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits, *,
         if rng.random() < 0.1:
             factor = 0.7  # the longest requests are refused
         sizes.append(max(int(pages * factor), ample.pages_to_hold(book, ample.length_to_fit(book, 16)) + 1) * page_size)
-    return with_pools(sizes[0], sizes[-1])
+    if ample.states is None:
+        return with_pools(sizes[0], sizes[-1])
+    factor = random.Random(f"pool of states {page_size} {context}").choice([1, 1, 1.2, 1.5, 2, 4])
+    return with_pools(sizes[0], sizes[-1], int(ample.states_to_hold * factor) + 1)

@@ -307,17 +307,29 @@ class Rules:
     def publishes(self, name: str, lease: Lease, length: int) -> None:
         """A lease goes to the prefix tree; without the window behind its last whole page it cannot be used there."""
         store = self._state.store
-        if store.window_book is not None:
+        if store.states is not None:
+            length = self._last_shareable_state(lease, length - self._resolved.spec.pair)
+        elif store.window_book is not None:
             whole_len = floor_to(max(0, length - 1), store.page_size)
             if lease.evicted_len > store.books[store.window_book].first_needed(whole_len, store.page_size):
                 return  # it was cut back after its window had moved on
         self._published[name] = (length, self.num_evictions)
         self._frontiers[name] = lease.evicted_len
 
+    def _last_shareable_state(self, lease: Lease, length: int) -> int:
+        """The last position up to `length` at which the tree has a state of a lease's text, or is given one."""
+        ledger, size = self._state.store.ledger, self._resolved.page_size
+        own = (at for at, state in lease.states.items() if state.step <= ledger.collected and at % size == 0)
+        found, walk = [*own], lease.node
+        while walk.parent is not None:
+            found += [walk.end] * (walk.state != NULL_PAGE)
+            walk = walk.parent
+        return max((at for at in found if at <= length), default=0)
+
     def _has_moved_on(self, name: str, length: int) -> bool:
         """Whether the window behind an earlier point was gone when somebody's pages went to the tree."""
         store = self._state.store
-        if store.window_book is None:
+        if store.window_book is None or store.states is not None:
             return False
         first = store.books[store.window_book].first_needed(length, store.page_size)
         return self._frontiers.get(name, length) > first
@@ -363,13 +375,16 @@ class Rules:
             length, evictions = self._published.pop(name, (0, -1))
             if evictions == self.num_evictions:
                 page_size = self._resolved.page_size
-                least = min(length, request.turn.prefill_len - 1) - 1
+                has_states, pair = self._resolved.states is not None, self._resolved.spec.pair
+                least = min(length, request.turn.prefill_len - 1 - pair * has_states) - (not has_states)
                 if submit.prompt_logprobs_from is not None and (ask.prompt_logprobs_next or 0) < len(ask.prompt) - 1:
                     least = min(
                         least, ask.prompt_logprobs_next or submit.prompt_logprobs_from
                     )  # the rest shall run, for log-probabilities
                     if self._has_moved_on(name, floor_to(max(0, least), page_size)):
                         least = 0
+                if has_states and least < length:
+                    least = 0  # that state is of no use, and nobody knows the one before it
                 if settled_len < least // page_size * page_size:
                     raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
 
@@ -396,6 +411,6 @@ class Rules:
     def check_flushed(self) -> None:
         """After a flush every page is free, and no session keeps any."""
         state = self._state
-        free = [state.store.ledger.num_free(book) for book in range(len(self._resolved.books))]
-        if free != [book.num_pages - 1 for book in self._resolved.books] or state.sessions.idle():
+        free = [state.store.ledger.num_free(book) for book in range(len(self._resolved.pools))]
+        if free != [pool.num_pages - 1 for pool in self._resolved.pools] or state.sessions.idle():
             raise Broken(f"flush: {free} pages are free after it")

@@ -78,6 +78,9 @@ class Setting:
     auto: bool = False  # draft length chosen by cost
     overlap: bool = True
     window: int | None = None  # None: full layers only; else one full layer and one window layer
+    recurrent: bool = False  # one full layer and a recurrent one
+    num_states: int | None = None  # without the null page; None: what is right for so many requests
+    state_turns: int | None = None
     chunk: int = 64
     mixed: bool = True
     context: int = 96
@@ -88,7 +91,14 @@ class Setting:
     def resolved(self) -> Resolved:
         """The engine's configuration."""
         pool = (self.num_pages + 1) * self.page_size
-        memory = MemoryConfig(page_size=self.page_size, pool_tokens=pool, window_pool_tokens=pool, strict_memory=2)
+        memory = MemoryConfig(
+            page_size=self.page_size,
+            pool_tokens=pool,
+            window_pool_tokens=pool,
+            strict_memory=2,
+            state_pool=None if self.num_states is None else self.num_states + 1,
+            state_turns=self.state_turns,
+        )
         sched = SchedConfig(
             context=self.context,
             max_running=self.max_running,
@@ -96,7 +106,7 @@ class Setting:
             mixed=self.mixed,
             overlap=self.overlap,
         )
-        traits = ModelTraits(vocab_size=VOCAB, window=self.window)
+        traits = ModelTraits(vocab_size=VOCAB, window=self.window, recurrent_state=self.recurrent)
         spec = spec_config(self.spec, self.spec_max_batch, auto=self.auto)
         return resolve(EngineConfig(memory=memory, sched=sched, session=self.session, spec=spec), traits)
 
@@ -278,7 +288,8 @@ class Script:
         self, setting: Setting, resolved: Resolved | None = None, decide: Callable[[str], bool] = late
     ) -> None:
         resolved = resolved or setting.resolved()
-        self.model = ScriptedModel(vocab=VOCAB, window_1=None, window_2=setting.window, draft_skill=setting.draft_skill)
+        how = {"window_1": None, "window_2": setting.window, "recurrent": setting.recurrent}
+        self.model = ScriptedModel(vocab=VOCAB, draft_skill=setting.draft_skill, **how)
         witness = Witness(resolved, self.model, (0, len(resolved.books) - 1), decide)
         self.watch = Watch(witness, Oracle(self.model, Drafting(resolved)))
         self._clock = VirtualClock()
@@ -459,14 +470,14 @@ class Script:
         for session_id in list(self.histories):
             self.close(session_id)
         self.run()
-        state, books = self.state, self.state.resolved.books
+        state, pools = self.state, self.state.resolved.pools
         assert not self.histories and not state.sessions.table and not state.store.leases
-        assert not any(node.pins or node.window_pins for node in state.store.tree.nodes.values())
-        for number, book in enumerate(books):
-            state.store.tree.evict(number, book.num_pages)
+        assert not any(node.pins or node.window_pins or node.state_pins for node in state.store.tree.nodes.values())
+        for number, pool in enumerate(pools):
+            state.store.tree.evict(number, pool.num_pages)
         assert not state.store.tree.nodes
-        for number, book in enumerate(books):
-            assert state.store.ledger.num_free(number) == book.num_pages - 1
+        for number, pool in enumerate(pools):
+            assert state.store.ledger.num_free(number) == pool.num_pages - 1
         assert state.rows.num_free == state.resolved.num_rows
         audit_pages(state.store)
 

@@ -134,7 +134,7 @@ class Waiting:
     def _margins(self) -> list[int]:
         """Per book: pages free, on their way or evictable that the running ones were not promised before this step."""
         ledger, tree, margins = self._state.store.ledger, self._state.store.tree, []
-        for book in range(len(self._resolved.books)):
+        for book in range(len(self._resolved.pools)):
             available = ledger.num_free(book) + ledger.num_retiring(book) + tree.num_evictable(book)
             margins.append(available - sum(self._promised(each, book) for each in self._state.running))
         return margins

@@ -5,16 +5,17 @@ takes no request that could be spared; nobody sits a step out who could be helpe
 the running ones were promised. Reads the engine's state; never changes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from roost.config.resolved import Resolved
-from roost.kv.lease import Lease
+from roost.kv.lease import Lease, StateKind
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Node
-from roost.kv.page_counts import num_freed, num_held
+from roost.kv.page_counts import num_cached, num_freed, num_held, num_pins
 from roost.kv.pages import ceil_div, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
+from roost.sched.state_columns import NO_STATES
 from roost.step import StepPlan
 from tests.sim.checker import Broken
 
@@ -23,7 +24,7 @@ def pages_wanted(resolved: Resolved, request: Request, length: int, book: int) -
     """Pages that a request of so many tokens may need for its prompt and for the rounds that can be in flight."""
     rounds = 2 if resolved.sched.overlap else 1
     most = resolved.length_to_fit(book, request.length_max)
-    return resolved.pages_to_hold(book, min(length + rounds * resolved.reserves[book], most))
+    return resolved.pages_to_hold(book, min(length + rounds * resolved.reserve_of(book), most))
 
 
 class Waste:
@@ -44,12 +45,14 @@ class Waste:
         store = self._state.store
         reserve = store.reserve
 
-        def watched(lease: Lease, length: int, reserves: Sequence[int]) -> None:
+        def watched(
+            lease: Lease, length: int, reserves: Sequence[int], states: Mapping[int, StateKind] = NO_STATES
+        ) -> None:
             lengths = [length + reserve for reserve in reserves]
             self._short, self._asked[lease.id] = None, lengths
             before = [len(pages) for pages in lease.pages]
             try:
-                reserve(lease, length, reserves)
+                reserve(lease, length, reserves, states)
             except OutOfPages as short:
                 self._short = short
                 raise
@@ -65,10 +68,23 @@ class Waste:
         if store.window_book is None:
             return
         for lease in store.leases.values():
+            if store.states is not None:
+                self._check_states(lease)
+                continue
             whole_len = floor_to(max(0, lease.settled_len - 1), store.page_size)
             first = store.books[store.window_book].first_needed(whole_len, store.page_size)
             if lease.evicted_len < first:
                 raise Broken(f"window: {lease} keeps what lies before {first}")
+
+    def _check_states(self, lease: Lease) -> None:
+        """No more inputs are held than may have to be run again, and no more states than somebody may go on from."""
+        store, replay_max = self._state.store, self._resolved.books[-1].window
+        assert store.states is not None and replay_max is not None
+        if lease.evicted_len < floor_to(max(0, lease.settled_len - 1 - replay_max), store.page_size):
+            raise Broken(f"inputs: {lease} keeps those from {lease.evicted_len} on")
+        lasting = [state for state in lease.states.values() if state.kind is not StateKind.RUNNING]
+        if len(lease.states) - len(lasting) > self._resolved.states_to_hold:
+            raise Broken(f"states: {lease} keeps {len(lease.states)}")
 
     def _watch_evicting(self) -> None:
         """Watch evictions: least recently used first, and no node that could have stayed."""
@@ -80,18 +96,18 @@ class Waste:
                 missing = self._short.need - ledger.num_free(book)
                 if book != self._short.book or count > max(0, missing):
                     raise Broken(f"evict: {count} pages of book {book} are asked for, {missing} are missing")
-            before = {node.id: (node, node.num_held(book)) for node in self._evictable(book)}
+            before = {node.id: (node, num_cached(store, node, book)) for node in self._evictable(book)}
             evict(book, count)
-            after = {node.id for node in tree.nodes.values() if node.num_held(book)}
+            after = {node.id for node in tree.nodes.values() if num_cached(store, node, book)}
             self._check_evicted(book, count, [each for each in before.values() if each[0].id not in after], after)
 
         tree.evict = watched  # type: ignore[method-assign]
 
     def _evictable(self, book: int) -> list[Node]:
         """Unpinned nodes that hold pages of a book."""
-        is_window = book == self._state.store.window_book
-        nodes = self._state.store.tree.nodes.values()
-        return [node for node in nodes if not (node.window_pins if is_window else node.pins) and node.num_held(book)]
+        store = self._state.store
+        nodes = store.tree.nodes.values()
+        return [node for node in nodes if not num_pins(store, node, book) and num_cached(store, node, book)]
 
     def _check_evicted(self, book: int, count: int, gone: list[tuple[Node, int]], after: set[int]) -> None:
         if not gone:
@@ -102,10 +118,10 @@ class Waste:
                 f"evict: {freed} pages of book {book} go in nodes of at most {largest}, {count} were asked for"
             )
         newest = max(node.last_used for node, _ in gone)
-        is_window = book == self._state.store.window_book
-        left = [node for node in self._evictable(book) if node.id in after and (is_window or not node.children)]
+        is_any = book in (self._state.store.window_book, self._state.store.state_book)  # not leaves alone
+        left = [node for node in self._evictable(book) if node.id in after and (is_any or not node.children)]
         fresh = {node.parent.id for node, _ in gone if node.parent is not None}  # leaves only since their child went
-        older = [node.id for node in left if node.last_used < newest and (is_window or node.id not in fresh)]
+        older = [node.id for node in left if node.last_used < newest and (is_any or node.id not in fresh)]
         if older:
             raise Broken(f"evict: nodes {older} stay, though they were used before {newest}")
 
@@ -158,7 +174,7 @@ class Waste:
         """A request was admitted: the worst case of all running requests fits into the available pages."""
         state = self._state
         idle = [session.lease for session in state.sessions.idle() if session.lease is not None]
-        for book in range(len(self._resolved.books)):
+        for book in range(len(self._resolved.pools)):
             ledger = state.store.ledger
             free = ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
             spare = num_freed(state.store, idle, book)

@@ -1,9 +1,10 @@
 """Witness executor: a mock device whose output shows every wrong KV slot.
 
 Target slots hold layer values, draft slots hold (token, next token, position). All are reached through the block tables
-that the plans' deltas built. Touching a position that the plan does not name raises; so does a row that samples
-before it was set up, or whose penalties or n-grams would see other tokens than its own. Log-probabilities depend on the
-slots read and on the token. Steps run as late as stream order allows, or at once, as the seed says.
+that the plans' deltas built. Touching a position that the plan does not name raises, as does a state of a recurrent
+layer that is not that of its position; so does a row that samples before it was set up, or whose penalties or n-grams
+would see other tokens than its own. Log-probabilities depend on the slots read and on the token. Steps run as late as
+stream order allows, or at once, as the seed says.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from roost.config.resolved import Resolved
 from roost.errors import StepFailure
 from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
+from roost.kv.pages import NULL_PAGE
 from roost.spec_shape import MATCH_MAX, DraftKv
 from roost.step import (
     SAMPLED,
@@ -34,12 +36,20 @@ from tests.sim.drafting import DraftedRound, Drafting, look_up
 from tests.sim.model import Model, Sequence, mix, states_of, visible
 
 Slots = NDArray[np.int64]
+States = NDArray[np.uint64]  # [num_pages, 2]: position, state
 Scored = list[tuple[int, int]]  # (state, token after it)
 Values = tuple[int, int, int]  # of one token: layer 1, layer 2, the state after it
 
 
 class Touched(AssertionError):
     """The device was told to touch a position that the plan does not name."""
+
+
+def _no_states(resolved: Resolved) -> States:
+    """States that nobody has written, but for the null page, which is that of no tokens."""
+    states = np.full((1 if resolved.states is None else resolved.states.num_pages, 2), 0xDEAD, dtype=np.uint64)
+    states[NULL_PAGE] = 0
+    return states
 
 
 def drafts_of(plan: StepPlan) -> list[int]:
@@ -69,6 +79,10 @@ class Row:
         if (pages == 0).any():
             raise Touched(f"step {self._plan.step} row {self.row} book {book}: [{first}, {last}) meets the null page")
         return pages * size + positions % size
+
+    def has_no_page(self, book: int, position: int) -> bool:
+        """Whether a position lies on the null page."""
+        return bool(self._witness.tables[book][self.row, position // self._witness.page_size] == NULL_PAGE)
 
     def slot(self, book: int, position: int) -> int:
         """The slot of one position."""
@@ -118,6 +132,7 @@ class Witness:
         self._books = layer_books  # the book of each of the target's two layers
         self._windows = (model.window_1, model.window_2)
         self._values = [np.zeros(sizes[book], dtype=np.uint64) for book in layer_books]
+        self._states = _no_states(resolved)
         self._draft = np.full((sizes[0], 3), -1, dtype=np.int64)  # (token, next token, position), in the full book
         self._length = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: device length
         self._root = np.zeros(resolved.num_rows, dtype=np.int64)  # relay: last sampled token
@@ -265,23 +280,46 @@ class Witness:
             count = int(plan.query_lens[i])
             row = Row(self, plan, i)
             for layer, book in enumerate(self._books):
+                last = min(first + count, int(plan.ends[book, i]))
                 if first >= int(plan.firsts[book, i]):
-                    last = min(first + count, int(plan.ends[book, i]))
-                    self._values[layer][row.slots(book, first, last)] = 0xDEAD
+                    is_read_again = layer == 1 and plan.states is not None
+                    held = [at for at in range(first, last) if not (is_read_again and row.has_no_page(book, at))]
+                    self._values[layer][[row.slot(book, at) for at in held]] = 0xDEAD
             if plan.is_prefill[i]:
                 self._length[plan.rows[i]] = first + count
+            if plan.states is not None:
+                self._states[[page for page in plan.states.kept_in[i] if page != NULL_PAGE]] = 0xDEAD
 
-    def _sequence(self, row: Row, length: int) -> Sequence:
-        """What the target sees before position `length`, read from its slots."""
-        firsts = [visible(window, length) for window in self._windows]
+    def _sequence(self, plan: StepPlan, i: int, row: Row, length: int) -> Sequence:
+        """What the target sees before position `length`, read from its slots and a recurrent layer's state."""
+        firsts, state = [visible(window, length) for window in self._windows], 0
+        if plan.states is not None:
+            source, firsts[1] = int(plan.states.sources[i]), int(plan.states.starts[i])
+            position, state = self._states[source].tolist()
+            if position != firsts[1] or not firsts[1] <= length:
+                raise Touched(f"step {plan.step} row {row.row}: state {source} is of {position}, not {firsts[1]}")
         values = [
             self._values[layer][row.slots(book, first, length)]
             for layer, (book, first) in enumerate(zip(self._books, firsts, strict=True))
         ]
-        return Sequence(self._model, firsts[0], values[0], values[1])
+        return Sequence(self._model, firsts[0], values[0], values[1], state)
 
-    def _write(self, row: Row, position: int, one: int, two: int) -> None:
+    def _keep_states(self, plan: StepPlan, i: int, sequence: Sequence, last: int) -> None:
+        """Keep states at the positions that a plan names, past the one that the row starts from."""
+        if plan.states is None:
+            return
+        for position, page in zip(plan.states.kept_at[i].tolist(), plan.states.kept_in[i].tolist(), strict=True):
+            if position == -1:
+                continue
+            if page == NULL_PAGE or not plan.states.starts[i] < position <= last:
+                raise Touched(f"step {plan.step}: state {page} at {position}, allowed are positions up to {last}")
+            self._states[page] = (position, sequence.state_at(position))
+
+    def _write(self, row: Row, position: int, one: int, two: int, *, may_skip: bool = False) -> None:
+        """Write the values of one token; a recurrent layer's may go nowhere if a state is kept behind them."""
         for layer, value in enumerate((one, two)):
+            if may_skip and layer == 1 and row.has_no_page(self._books[layer], position):
+                continue
             self._values[layer][row.slot(self._books[layer], position)] = value
 
     def _prefill(self, plan: StepPlan, i: int, row: Row) -> Outcome:
@@ -289,12 +327,13 @@ class Witness:
             int(plan.start_positions[i]),
             plan.tokens[plan.token_offsets[i] : plan.token_offsets[i + 1]].tolist(),
         )
-        sequence = self._sequence(row, start)
+        sequence = self._sequence(plan, i, row, start)
         state, states = 0, []
         for offset, token in enumerate(tokens):
             one, two, state = sequence.push(token)
             states.append(state)
-            self._write(row, start + offset, one, two)
+            self._write(row, start + offset, one, two, may_skip=plan.states is not None)
+        self._keep_states(plan, i, sequence, len(sequence))
         self._length[row.row] = start + len(tokens)
         sampled = self._draws(row.row, tokens[-1:], [state])[0] if plan.is_final[i] else -1
         after = sampled if plan.next_tokens[i] == SAMPLED else int(plan.next_tokens[i])
@@ -323,7 +362,8 @@ class Witness:
     def _round(self, plan: StepPlan, i: int, row: Row) -> Outcome:
         """Draft, verify, accept, draft-extend for one row; the bonus is the last accepted token."""
         length, root = int(self._length[row.row]), int(self._root[row.row])
-        sequence = self._sequence(row, length)
+        sequence = self._sequence(plan, i, row, length)
+        self._keep_states(plan, i, sequence, length)
         root_values = sequence.push(root)
         state = root_values[2]
         self._check_setup(plan, row.row, state)

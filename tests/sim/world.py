@@ -5,17 +5,18 @@ After a time with faults comes one without: everything accepted must end, and ev
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from roost.errors import StepFailure
-from roost.kv.lease import Lease
+from roost.kv.lease import Lease, StateKind
 from roost.kv.ledger import OutOfPages
 from roost.kv.pages import PageId
 from roost.messages import Abort, Event, Finished, Refused, Submit
 from roost.obs.trace import Note, Trace
 from roost.sched.engine import Engine
 from roost.sched.request import Mark, Request
+from roost.sched.state_columns import NO_STATES
 from roost.step import StepPlan, StepResult, Ticket
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
@@ -153,18 +154,20 @@ class World:
         store = self.engine.state.store
         reserve = store.reserve
 
-        def sometimes(lease: Lease, length: int, reserves: tuple[int, ...]) -> None:
+        def sometimes(
+            lease: Lease, length: int, reserves: Sequence[int], states: Mapping[int, StateKind] = NO_STATES
+        ) -> None:
             if self._no_pages_for == lease.id:
                 self._count("fault: allocation")
-                raise OutOfPages(self.rng.randrange(len(reserves)), 1, 0)
-            reserve(lease, length, reserves)
+                raise OutOfPages(self.rng.randrange(len(store.pools)), 1, 0)
+            reserve(lease, length, reserves, states)
 
         evict = store.tree.evict
 
         def counted(book: int, count: int) -> None:
-            before = [store.tree.num_evictable(number) for number in range(len(store.books))]
+            before = [store.tree.num_evictable(number) for number in range(len(store.pools))]
             evict(book, count)
-            after = [store.tree.num_evictable(number) for number in range(len(store.books))]
+            after = [store.tree.num_evictable(number) for number in range(len(store.pools))]
             self.rules.num_evictions += before != after
 
         store.reserve = sometimes  # type: ignore[method-assign,assignment]
@@ -190,6 +193,8 @@ class World:
             self.visits.expired(subject)
         elif kind == "admit":
             self.rules.admitted(subject, numbers[0])
+        elif kind == "drop_states":
+            self.checker.dropped_states()
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None

@@ -37,7 +37,7 @@ _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
     # --- kv, sched ---
-    "roost.kv.radix._HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
+    "roost.kv.state_cache.HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
     "test_the_least_recently_used_goes_first_however_often_that_has_changed",
     "roost.sched.intake.LOGPROBS_MAX": _INTAKE,
     "roost.sched.intake.PRIORITY_MAX": _INTAKE,

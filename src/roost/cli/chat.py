@@ -215,10 +215,8 @@ class _ChatLoop:
             return
         self._say(f"{stats.sessions} sessions, {stats.session_tokens} tokens resident in them")
         for pool in stats.pools:
-            book = "full" if pool.window is None else "window"
-            self._say(
-                f"{book} pages: {pool.free} free, {pool.cached} cached, {pool.leased} in use, {pool.total} in all"
-            )
+            what = pool.book if pool.book == "states" else f"{pool.book} pages"
+            self._say(f"{what}: {pool.free} free, {pool.cached} cached, {pool.leased} in use, {pool.total} in all")
         if stats.spec.rounds:
             self._say(
                 f"accept length {stats.spec.accept_length:.2f} in {stats.spec.rounds} rounds{_lookups(stats.spec)}"

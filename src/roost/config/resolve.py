@@ -192,8 +192,8 @@ def resolve(config: EngineConfig, traits: ModelTraits, backend: Backend = TORCH,
         raise ConfigError(f"the model's vocabulary must hold at least 1 token, got {traits.vocab_size}")
     if traits.window is not None and traits.window < 1:
         raise ConfigError(f"the model's sliding window must be at least 1, got {traits.window}")
-    if not traits.has_full_layers and traits.window is None and not traits.recurrent_state:
-        raise ConfigError("the model declares neither full-attention nor sliding-window layers, nor recurrent ones")
+    if not traits.has_full_layers and traits.window is None:
+        raise ConfigError("the model declares neither full-attention nor sliding-window layers")
     states = _states(memory, traits)
     replay_max = None if states is None else _replay_max(states, spec, depth=1 if sched.overlap else 0)
     books = _books(memory, context, spec, traits, replay_max)

@@ -67,12 +67,23 @@ class Resolved:
         """Positions of a row: the context and both rounds' reserve, in whole pages."""
         return ceil_to(self.context + 2 * max(self.reserves), self.page_size)
 
+    @property
+    def pools(self) -> tuple[Book | StatePool, ...]:
+        """The books, and last the states of recurrent layers if there are any: as the ledger numbers them."""
+        return self.books if self.states is None else (*self.books, self.states)
+
     def length_to_fit(self, book: int, length_max: int) -> int:
         """Positions that must fit a book for a request that can come to `length_max` tokens."""
-        return length_max + self.reserves[book] + self.spec.accept_max
+        return length_max + self.reserve_of(book) + self.spec.accept_max
+
+    def reserve_of(self, book: int) -> int:
+        """Positions that a round may need past the device length in a book; states are none."""
+        return self.reserves[book] if book < len(self.books) else 0
 
     def pages_to_hold(self, book: int, length: int) -> int:
-        """Most pages of `book` that a sequence of up to `length` positions can need at one time."""
+        """Most pages of `book`, or states, that a sequence of up to `length` positions can need at one time."""
+        if book == len(self.books):
+            return self.states_to_hold
         pages = ceil_div(length, self.page_size)
         window = self.books[book].window
         if window is None:
@@ -88,7 +99,9 @@ class Resolved:
     def states_to_hold(self) -> int:
         """Most states that a running sequence can need at one time.
 
-        One behind the turn's start, the last at a page's end, the last of all, and what the steps in flight keep: at a
-        turn's start its end before, too.
+        One behind the turn's start; the last of all and, where intervals are shorter than pages, at a page's end; what
+        the steps in flight keep of these; and at a turn's start the end of the turn before.
         """
-        return 3 + (1 + self.depth) + 1
+        assert self.states is not None
+        num_each = 1 if self.states.interval >= self.page_size else 2
+        return 1 + num_each * (1 + 1 + self.depth) + 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NewType
 
 from roost.errors import InvariantError, RoostError
-from roost.kv.pages import NULL_PAGE, Book, BookId, PageId
+from roost.kv.pages import NULL_PAGE, Book, BookId, PageId, StatePool
 from roost.step import StepId
 
 Account = NewType("Account", int)  # an owner's number and, in the low two bits, its kind
@@ -57,7 +57,7 @@ class OutOfPages(RoostError):
 class Ledger:
     """Accounts of every page of every book."""
 
-    def __init__(self, books: Sequence[Book]) -> None:
+    def __init__(self, books: Sequence[Book | StatePool]) -> None:
         self._accounts = [[NULL_ACCOUNT] + [FREE] * (book.num_pages - 1) for book in books]
         self._free = [[PageId(page) for page in range(book.num_pages - 1, NULL_PAGE, -1)] for book in books]
         self._retired: deque[tuple[StepId, BookId, list[PageId]]] = deque()

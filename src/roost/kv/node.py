@@ -29,6 +29,8 @@ class Node:
     children: dict[bytes, "Node"] = field(default_factory=dict, repr=False)  # by the key of their first page
     pins: int = 0  # leases that share this node
     window_pins: int = 0  # leases that still read its window pages
+    state: PageId = NULL_PAGE  # of recurrent layers, at its end; the null page: none
+    state_pins: int = 0  # leases that may go on from that state
     last_used: int = 0
     last_step: StepId = StepId(-1)  # last step of any lease that pinned it: it may still read the pages
 
@@ -55,5 +57,5 @@ class Node:
         return [page for run in reversed(runs) for page in run]
 
     def is_empty(self) -> bool:
-        """Whether it holds no page of any book."""
-        return not any(page != NULL_PAGE for pages in self.pages for page in pages)
+        """Whether it holds no page of any book, and no state."""
+        return self.state == NULL_PAGE and not any(page != NULL_PAGE for pages in self.pages for page in pages)

@@ -38,6 +38,18 @@ class Book:
     # it keeps inputs of recurrent layers, of which a sequence needs those since its last state, `window` at most
     is_replayed: bool = False
 
+    @property
+    def name(self) -> str:
+        """What it is called in statistics."""
+        if self.is_replayed:
+            return "inputs"
+        return "full" if self.window is None else "window"
+
+    @property
+    def is_sliding(self) -> bool:
+        """Whether it is of layers with a sliding window."""
+        return self.window is not None and not self.is_replayed
+
     def first_needed(self, length: int, page_size: int) -> int:
         """First position whose KV a sequence of `length` tokens needs to continue, rounded down to its page."""
         if self.window is None:
@@ -56,6 +68,11 @@ class StatePool:
     interval: int  # of tokens: a running sequence keeps its state at multiples of it
     spacing: int  # of tokens: so far apart, or more, are the states that a long prompt leaves in the prefix cache
     num_turns: int  # ends of its last turns whose states a session keeps
+
+    @property
+    def name(self) -> str:
+        """What it is called in statistics."""
+        return "states"
 
     @staticmethod
     def interval_of(page_size: int, wanted: int) -> int:

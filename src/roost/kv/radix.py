@@ -1,9 +1,9 @@
 """Prefix cache: a radix tree from token prefixes to the KV pages that hold them.
 
 Nodes are runs of whole pages, under one root per cache salt. Tokens (or token pairs) are compared, never hashes alone.
-Matching changes nothing. Pinning protects a path from eviction, and separately the window pages that a lease still
-reads; eviction is least recently used first. Owns the cached pages and moves them only through the ledger. Called by
-the store.
+Matching changes nothing. Pinning protects a path from eviction, and separately the window pages, and the states of
+recurrent layers, that a lease still reads; eviction is least recently used first. A state is at the end of a node. Owns
+the cached pages and moves them only through the ledger. Called by the store.
 """
 
 import heapq
@@ -15,8 +15,7 @@ from roost.kv.lease import Lease
 from roost.kv.ledger import Ledger, cached, leased
 from roost.kv.node import Key, Node, NodeId
 from roost.kv.pages import NULL_PAGE, Book, BookId, PageId, floor_to
-
-_HEAP_SLACK = 64
+from roost.kv.state_cache import HEAP_SLACK, StateCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +37,15 @@ def common_prefix(a: Key, b: Key) -> int:
 class PrefixTree:
     """The radix tree of all scoped salts."""
 
-    def __init__(self, ledger: Ledger, page_size: int, books: tuple[Book, ...]) -> None:
+    def __init__(
+        self, ledger: Ledger, page_size: int, books: tuple[Book, ...], state_book: BookId | None = None
+    ) -> None:
+        """`state_book`: the ledger's number of the pool of states, for models with recurrent layers."""
         self._ledger = ledger
         self._page_size = page_size
         self._books = books
-        self._window = next((number for number, book in enumerate(books) if book.window is not None), None)
+        self._window = next((number for number, book in enumerate(books) if book.is_sliding), None)
+        self._replayed = next((number for number, book in enumerate(books) if book.is_replayed), None)
         self._roots: dict[str, Node] = {}
         self._nodes: dict[NodeId, Node] = {}  # roots excluded
         self._next_id = 0
@@ -51,6 +54,7 @@ class PrefixTree:
         # (last used, node); entries may be out of date and are checked when popped
         self._leaf_heap: list[tuple[int, NodeId]] = []
         self._window_heap: list[tuple[int, NodeId]] = []
+        self.state_cache = None if state_book is None else StateCache(ledger, state_book, self._nodes)
 
     @property
     def nodes(self) -> dict[NodeId, Node]:
@@ -59,6 +63,8 @@ class PrefixTree:
 
     def num_evictable(self, book: BookId) -> int:
         """Number of cached pages that can be evicted now."""
+        if self.state_cache is not None and book == self.state_cache.book:
+            return self.state_cache.num_evictable
         return self._num_evictable[book]
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -81,7 +87,10 @@ class PrefixTree:
         return Match(node=[node for node, _ in path if node.start < length][-1], length=length)
 
     def _usable(self, path: list[tuple[Node, int]]) -> int:
-        """Length of the longest prefix of a path whose last sliding window is still cached."""
+        """Length of the longest prefix of a path whose last sliding window, or state, is still cached."""
+        if self.state_cache is not None:
+            ends = [node.end for node, taken in path if taken == len(node.key) and node.state != NULL_PAGE]
+            return max(ends, default=0)
         if self._window is None:
             return sum(taken for _, taken in path)
         book, best, run, pos = self._books[self._window], 0, 0, 0
@@ -218,6 +227,8 @@ class PrefixTree:
             key=key.copy(),
             pages=[pages[first:last] for pages in lease.pages],
         )
+        if self._replayed is not None:  # inputs stay with who runs them again
+            node.pages[self._replayed] = [NULL_PAGE] * (last - first)
         for number in range(len(self._books)):
             self._ledger.move(number, node.held(number), leased(lease.id), cached(node.id))
             self._num_evictable[number] += len(node.held(number))
@@ -230,6 +241,8 @@ class PrefixTree:
         """Replace a lease's pages by a node's pages for the same tokens; the lease's own are released."""
         first = node.start // self._page_size
         for number in range(len(self._books)):
+            if number == self._replayed:
+                continue
             own, theirs, released = lease.pages[number], node.pages[number], []
             for index, page in enumerate(theirs, start=first):
                 if own[index] == NULL_PAGE:  # the lease's window has slid past it
@@ -293,10 +306,21 @@ class PrefixTree:
         self._next_id += 1
         return NodeId(self._next_id)
 
+    def node_ending_at(self, lease: Lease, position: int) -> Node:
+        """The node of a lease's shared prefix that ends at a page's end, split off if need be."""
+        node = lease.node
+        while node.start >= position:
+            assert node.parent is not None, (position, lease)
+            node = node.parent
+        return node if node.end == position else self._split(node, position)
+
     # --- eviction ----------------------------------------------------------------------------------------------
 
     def evict(self, book: BookId, count: int) -> None:
         """Evict at least `count` pages of a book, least recently used first, or all that are not pinned."""
+        if self.state_cache is not None and book == self.state_cache.book:
+            self.state_cache.evict(count)
+            return
         goal = max(0, self._num_evictable[book] - count)
         heap = self._window_heap if book == self._window else self._leaf_heap
         while self._num_evictable[book] > goal and heap:
@@ -311,6 +335,8 @@ class PrefixTree:
             elif node.pins == 0 and not node.children:
                 for number in range(len(self._books)):
                     self._evict_from(node, number)
+                if self.state_cache is not None:
+                    self.state_cache.drop(node)
                 self._drop_if_empty(node)
 
     def _evict_from(self, node: Node, book: BookId) -> None:
@@ -333,8 +359,10 @@ class PrefixTree:
             heapq.heappush(self._leaf_heap, (node.last_used, node.id))
         if self._window is not None and node.window_pins == 0:
             heapq.heappush(self._window_heap, (node.last_used, node.id))
+        if self.state_cache is not None:
+            self.state_cache.offer(node)
         for heap in (self._leaf_heap, self._window_heap):
-            if len(heap) > _HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date
+            if len(heap) > HEAP_SLACK + 2 * len(self._nodes):  # by now most entries are out of date
                 heap[:] = [entry for entry in set(heap) if self._is_current(entry)]
                 heapq.heapify(heap)
 

@@ -103,7 +103,7 @@ def _refused_before(state: State, request: Request) -> str:
 
 def _margins(state: State) -> list[int]:
     """Per book, available pages that no running request was promised, without those of idle sessions."""
-    return [_available(state, book) - _promised(state, book) for book in range(len(state.resolved.books))]
+    return [_available(state, book) - _promised(state, book) for book in range(len(state.resolved.pools))]
 
 
 def _no_place(state: State, request: Request) -> str:
@@ -127,7 +127,7 @@ def _fits_a_step(state: State, num_running: int) -> bool:
 
 def _no_pages(state: State, request: Request, lease: Lease) -> str:
     """Why a request does not fit beside the others. Idle sessions count as available, since they can be reclaimed."""
-    for book in range(len(state.resolved.books)):
+    for book in range(len(state.resolved.pools)):
         need = _charge(state, book, request, lease, request.turn.next_prefill_len) + _promised(state, book)
         if need <= _available(state, book):
             continue
@@ -152,7 +152,7 @@ def _charge(state: State, book: int, request: Request, lease: Lease, prefill_len
 def _pages_for(state: State, book: int, request: Request, length: int) -> int:
     """Pages that a request of `length` tokens may hold while rounds are in flight."""
     resolved = state.resolved
-    soon = length + (1 + resolved.depth) * resolved.reserves[book]
+    soon = length + (1 + resolved.depth) * resolved.reserve_of(book)
     return resolved.pages_to_hold(book, min(soon, resolved.length_to_fit(book, request.length_max)))
 
 

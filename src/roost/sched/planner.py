@@ -21,6 +21,7 @@ from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
 from roost.sched.state import State
+from roost.sched.state_columns import state_columns, states_to_keep
 from roost.sched.step_budget import narrowed, prompt_budget
 from roost.step import SAMPLED, Bools, Ints, RowSetup, StepId, StepPlan, TableDelta
 
@@ -193,7 +194,7 @@ def _with_room(
         needs = (chunk,) * len(reserves) if chunk else reserves
         if hi + (chunk or reserve_max) > row_width:
             raise _too_wide(state, request, hi + max(needs))
-        has_room = reserve(state, request, hi, needs)
+        has_room = reserve(state, request, hi, needs, states_to_keep(state, request, chunk))
         if has_room:
             rows.append((request, lease, chunk, width, hi))
             num_tokens += width
@@ -252,6 +253,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         deltas=tuple(_delta(chosen, book) for book in books),
         lookup_widths=_lookup_widths(chosen),
         head_width=chosen.rounds.width,
+        states=state_columns(state, leases),
     )
     return LaunchedStep(
         plan=plan,

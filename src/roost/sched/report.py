@@ -5,6 +5,7 @@ intake.
 """
 
 from roost.errors import RequestError
+from roost.kv.page_counts import num_cached
 from roost.messages import Flushed, PoolStats, Stats
 from roost.sched.state import State
 
@@ -25,7 +26,7 @@ def stats(state: State) -> Stats:
         retractions=totals.preemptions,
         failed_steps=totals.failed_steps,
         endings=tuple(sorted(totals.endings.items())),
-        pools=tuple(_pool(state, book) for book in range(len(state.resolved.books))),
+        pools=tuple(_pool(state, book) for book in range(len(state.resolved.pools))),
         spec=state.spec_counters.snapshot(),
         draft_lengths=tuple(totals.draft_lengths.get(number, 0) for number in range(state.resolved.spec.tokens)),
         sessions_resident=len(idle) + sum(request.turn.session is not None for request in state.running),
@@ -42,10 +43,10 @@ def stats(state: State) -> Stats:
 def _pool(state: State, book: int) -> PoolStats:
     """Pages of a book by account, without the null page."""
     ledger, tree = state.store.ledger, state.store.tree
-    total, free, retiring = state.resolved.books[book].num_pages - 1, ledger.num_free(book), ledger.num_retiring(book)
-    cached = sum(node.num_held(book) for node in tree.nodes.values())
+    pool, free, retiring = state.resolved.pools[book], ledger.num_free(book), ledger.num_retiring(book)
+    total, cached = pool.num_pages - 1, sum(num_cached(state.store, node, book) for node in tree.nodes.values())
     return PoolStats(
-        window=state.resolved.books[book].window,
+        book=pool.name,
         total=total,
         free=free,
         leased=total - free - retiring - cached,
@@ -63,10 +64,10 @@ def flush(state: State) -> Flushed:
     before = _num_free(state)
     for session in state.sessions.idle():
         state.sessions.reclaim(session)
-    for book in range(len(state.resolved.books)):
-        tree.evict(book, state.resolved.books[book].num_pages - ledger.num_free(book))
+    for book, pool in enumerate(state.resolved.pools):
+        tree.evict(book, pool.num_pages - ledger.num_free(book))
     return Flushed(num_pages=_num_free(state) - before)
 
 
 def _num_free(state: State) -> int:
-    return sum(state.store.ledger.num_free(book) for book in range(len(state.resolved.books)))
+    return sum(state.store.ledger.num_free(book) for book in range(len(state.resolved.pools)))

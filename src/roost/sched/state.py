@@ -111,7 +111,7 @@ def new_state(
 ) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
-    store = Store(resolved.page_size, resolved.books)
+    store = Store(resolved.page_size, resolved.books, resolved.states)
     step_times = StepTimes(resolved.sched.max_running, resolved.depth)
     return State(
         resolved=resolved,

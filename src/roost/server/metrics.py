@@ -93,11 +93,10 @@ class _EngineStats(Collector):
         yield endings
         pages = GaugeMetricFamily("roost_pages", "KV pages, by book and account", labels=["book", "account"])
         for pool in stats.pools:
-            book = "full" if pool.window is None else "window"
-            pages.add_metric([book, "free"], pool.free)
-            pages.add_metric([book, "leased"], pool.leased)
-            pages.add_metric([book, "cached"], pool.cached)
-            pages.add_metric([book, "retiring"], pool.retiring)
+            pages.add_metric([pool.book, "free"], pool.free)
+            pages.add_metric([pool.book, "leased"], pool.leased)
+            pages.add_metric([pool.book, "cached"], pool.cached)
+            pages.add_metric([pool.book, "retiring"], pool.retiring)
         yield pages
         yield from _speculation(stats.spec)
         yield _draft_lengths(stats.draft_lengths)

@@ -151,6 +151,8 @@ class Sessions:
         del session.turns[num_turns:]
         if session.lease is None:
             return
+        if self._store.states is not None:  # the slot of the last token may stand for a pair: say now what that costs
+            length = max(0, length - self._pair)
         session.lease = self._cut(session.lease, session.record, length, session.last_used)
         if session.lease.settled_len == 0:
             self._let_go(session, session.last_used)
@@ -250,7 +252,10 @@ class Sessions:
         turn.lease, turn.cached_len = lease, found
         # a first turn has nothing to roll back to; it keeps the window behind its prompt, to publish it when it ends
         is_first = session is not None and turn.commit_len == 0
-        self._store.hand(lease, turn.id, anchor_len=turn.prompt_len if is_first else turn.commit_len)
+        anchor_len = turn.prompt_len if is_first else turn.commit_len
+        # whoever goes back to the end of the turn before runs its last token again, if its slot stands for a pair
+        turn_end = 0 if session is None else max(0, turn.commit_len - self._pair)
+        self._store.hand(lease, turn.id, anchor_len, turn_end)
 
     def end_turn(
         self, turn: Turn, outcome: Outcome, now: int, returned_len: int = 0, usage: Usage | None = None

@@ -7,7 +7,7 @@ import pytest
 
 from roost.kv.lease import TurnId
 from roost.kv.pages import Book
-from roost.kv.radix import _HEAP_SLACK
+from roost.kv.state_cache import HEAP_SLACK
 from roost.kv.store import Store
 
 NUM_NODES = 10
@@ -55,7 +55,7 @@ def _used(store: Store, num_uses: int) -> list[int]:
 
 
 # on both sides of where entries that are out of date are swept from the order of eviction
-@pytest.mark.parametrize("num_uses", [0, 5, _HEAP_SLACK, _HEAP_SLACK + 2 * NUM_NODES + 1, 300, 1000])
+@pytest.mark.parametrize("num_uses", [0, 5, HEAP_SLACK, HEAP_SLACK + 2 * NUM_NODES + 1, 300, 1000])
 @pytest.mark.parametrize("window", [None, PAGES])
 def test_the_least_recently_used_goes_first_however_often_that_has_changed(num_uses: int, window: int | None) -> None:
     store = _filled(window)
@@ -81,7 +81,7 @@ def test_the_order_of_eviction_takes_no_more_memory_the_longer_a_server_runs() -
     for now in range(NUM_NODES, 2000):
         _use(store, now % NUM_NODES, now)
         most = max(most, len(store.tree._leaf_heap), len(store.tree._window_heap))
-    assert NUM_NODES < most <= _HEAP_SLACK + 2 * NUM_NODES + 1
+    assert NUM_NODES < most <= HEAP_SLACK + 2 * NUM_NODES + 1
 
 
 @pytest.mark.parametrize("count", range(-1, 3 * PAGES + 2))

@@ -33,7 +33,7 @@ def test_a_new_engine_has_nothing_to_report() -> None:
     assert (stats.waiting_for, stats.step_age_ms) == ("", 0)
     assert stats.spec == SpecStats(histogram=(0,))
     (pool,) = stats.pools
-    assert (pool.total, pool.free, pool.window) == (40, 40, None)
+    assert (pool.total, pool.free, pool.book) == (40, 40, "full")
 
 
 def test_the_accounts_of_a_pool_make_the_pool_at_every_tick() -> None:

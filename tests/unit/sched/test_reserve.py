@@ -5,6 +5,7 @@ import pytest
 from roost.messages import Submit
 from roost.sched.request import Mark
 from roost.sched.reserve import reserve
+from roost.sched.state_columns import NO_STATES
 from tests.support.engine_client import EngineClientDouble, engine_client
 
 PAGE = 4
@@ -31,7 +32,7 @@ def _ask(at: EngineClientDouble, num_more: int) -> bool:
     state = at.engine.state
     first = state.running[0]
     free = state.store.ledger.num_free(0)
-    return reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_more * PAGE])
+    return reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_more * PAGE], NO_STATES)
 
 
 # r1 has 3 pages and r2, which came last, has 1
@@ -77,5 +78,5 @@ def test_no_more_is_evicted_than_is_missing(num_missing: int) -> None:
     (first,) = state.running
     cached, free = state.store.tree.num_evictable(0), state.store.ledger.num_free(0)
     assert cached == 4 and free > 0
-    assert reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_missing * PAGE])
+    assert reserve(state, first, (len(first.lease.pages[0]) + free) * PAGE, [num_missing * PAGE], NO_STATES)
     assert state.store.tree.num_evictable(0) == cached - num_missing and state.store.ledger.num_free(0) == 0
