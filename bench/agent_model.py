@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bench import gpu_table
 from bench.agent_loop import WORDS
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 from roost.weights.folder import CONFIG, INDEX, SETTINGS, TEMPLATE
 
 SHAPES = {"8b": gpu_table.SHAPES["8b"], "tiny": gpu_table.shape(2, 64, 128, 4, 2, 2048, False)}

@@ -26,7 +26,8 @@ from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecCo
 from roost.config.resolve import resolve
 from roost.layers.rotary import Rope
 from roost.messages import Event, Finished, SpecStats, Submit, TokenLogprob, Tokens
-from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine

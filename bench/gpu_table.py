@@ -37,7 +37,8 @@ from roost.layers.linear import head_form
 from roost.layers.rotary import Rope
 from roost.layers.rounds import NOTHING, ChainInputs
 from roost.messages import Event, Finished, Submit, Tokens
-from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.experts import ExpertsFeed
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from roost.layers.attention import Attend
-from roost.models.decoder import Decoder, LayerKind, NormNames, TensorNames
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import LayerKind, NormNames, TensorNames
 from roost.models.eagle import Eagle, Eagle3, HeadConfig
 from roost.models.model import KvShape, PairHead
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from roost.layers.norm import rms_norm
-from roost.models.decoder import ACTIVATIONS
+from roost.layers.ops import ACTIVATIONS
 from tests.support.canaries import Fenced, assert_near
 
 one = pytest.importorskip("roost.kernels.one_token_linear")

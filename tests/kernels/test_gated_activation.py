@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roost.models.decoder import ACTIVATIONS
+from roost.layers.ops import ACTIVATIONS
 from tests.support.canaries import DTYPES, Fenced, assert_near
 
 gate = pytest.importorskip("roost.kernels.gated_activation")

@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from roost.errors import ConfigError
 from roost.models import registry
-from roost.models.decoder import Decoder, DecoderConfig, FeedForward, Loader, feed_forward_of_normed
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig, FeedForward, Loader, feed_forward_of_normed
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 
 Config = dict[str, object]
 

@@ -39,7 +39,8 @@ from roost.drafters.joint import JointDrafter
 from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
 from roost.messages import Command, Event, Finished, OpenSession, Submit, Tokens
-from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.model import Head
 from roost.models.registry import decoder_config
 from roost.obs.trace import Note, Trace

@@ -18,7 +18,8 @@ from roost.layers.attention import Attend
 from roost.layers.linear import Linear, activation_dtype
 from roost.layers.ops import Residual
 from roost.layers.rotary import frequencies
-from roost.models.decoder import DecoderConfig, Loader, Stack, kv_shapes
+from roost.models.decoder import Stack, kv_shapes
+from roost.models.decoder_layers import DecoderConfig, Loader
 from roost.models.family import HeadFamily
 from roost.models.fields import Fields
 from roost.models.llama import read_config

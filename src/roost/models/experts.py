@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.experts import best_experts
-from roost.models.decoder import FeedForward, Loader, feed_forward_of_normed
+from roost.models.decoder_layers import FeedForward, Loader, feed_forward_of_normed
 from roost.models.fields import Fields
 
 

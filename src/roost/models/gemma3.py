@@ -7,7 +7,8 @@ scaled embedding. Reads a config.json into a `DecoderConfig` and names its norms
 from dataclasses import replace
 
 from roost.layers.rotary import Rope
-from roost.models.decoder import Decoder, DecoderConfig, LayerKind, NormNames
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig, LayerKind, NormNames
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of

@@ -6,7 +6,7 @@ option that would change the output is refused by name unless it is supported or
 
 from roost.layers.ops import ACTIVATIONS
 from roost.layers.rotary import Bands, Rope
-from roost.models.decoder import DecoderConfig, LayerKind
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.fields import Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -6,7 +6,8 @@ rope. Called by the registry.
 
 from dataclasses import replace
 
-from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers

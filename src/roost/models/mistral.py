@@ -4,7 +4,8 @@ Reads a config.json into a `DecoderConfig`; tensor names are the decoder's own. 
 The window counts the current token, as transformers counts it.
 """
 
-from roost.models.decoder import Decoder, DecoderConfig
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers

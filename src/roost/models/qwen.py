@@ -6,7 +6,8 @@ config.json into a `DecoderConfig`; tensor names are the decoder's own. Called b
 
 from dataclasses import replace
 
-from roost.models.decoder import Decoder, DecoderConfig, LayerKind
+from roost.models.decoder import Decoder
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.experts import read_experts
 from roost.models.family import Family
 from roost.models.fields import Fields

@@ -9,7 +9,7 @@ from typing import Any
 
 from roost.errors import ConfigError
 from roost.models import gemma3, lfm2, llama, mistral, qwen
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
 

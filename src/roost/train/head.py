@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from roost.layers.rotary import cos_sin_at, frequencies
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 
 Path = list[tuple[Tensor, Tensor]]  # keys and values of each step so far: [num_rows, row_len, num_kv_heads, head_dim]
 Function = TypeVar("Function", bound=Callable[..., object])

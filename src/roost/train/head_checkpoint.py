@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from roost.errors import ConfigError
 from roost.layers.rotary import Rope
-from roost.models.decoder import DecoderConfig, LayerKind
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.train.head import HeadShape
 from roost.weights import int8_lm_head
 

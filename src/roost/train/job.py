@@ -12,7 +12,7 @@ from typing import Any
 
 from roost.config.options import ModelConfig
 from roost.errors import ConfigError
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.registry import decoder_config
 from roost.startup import device_of
 from roost.train.head_checkpoint import GivenHead, head_shape, read_head, weight_sizes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from roost.config.options import EngineConfig, ModelConfig
 from roost.errors import ConfigError
-from roost.models.decoder import DecoderConfig
+from roost.models.decoder_layers import DecoderConfig
 from roost.startup import backend_of, device_of, ops_of
 from roost.train.answering import kept_answers
 from roost.train.answers import TrainingAnswer

@@ -1,0 +1,314 @@
+"""Layers of a decoder: what a config says of them, what a layer holds, and how it is made of a checkpoint's tensors.
+
+What differs between families is a field of `DecoderConfig`; the feed-forward is a function that the family chooses.
+Projections that read the same input are stacked at load, since each operation costs a decode step on the host. Loaded
+from Hugging Face's tensor names; computes nothing but feed-forwards. Called by the decoder and by draft heads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roost.errors import ConfigError
+from roost.layers.experts import Experts
+from roost.layers.linear import PLAIN_FORMS, Linear, embeds, make_linear
+from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
+from roost.layers.quantised import QuantisedWeight
+from roost.layers.rotary import Rope
+from roost.models.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedNorms:
+    """Weights of the norms around a feed-forward."""
+
+    before: Tensor
+    after: Tensor | None  # None: what it says is added as it is
+    next: Tensor | None  # through which the stream is read next; None: that is not known
+
+
+FeedForward = Callable[[Residual, FeedNorms], Residual]  # reads the residual stream through a norm, and adds to it
+MakeFeedForward = Callable[["Loader", str], FeedForward]  # from the tensors of the layer with this prefix
+
+
+def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
+    """down(activation(gate(x)) * up(x)), as Llama has it."""
+    config, ops = loader.config, loader.ops
+    hidden, wide = config.hidden_size, config.intermediate_size
+    gate, up, down = (f"{prefix}{name}" for name in (config.names.gate, config.names.up, config.names.down))
+    project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False, is_gated=True)
+    project_out = loader.linear((down,), (hidden,), wide, bias=False)
+
+    def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
+        total, gated = ops.norm_gate_up(stream, norms.before, config.norm_eps, project_in, config.activation)
+        if norms.after is None:
+            return ops.linear_add(gated, project_out, total, norms.next)
+        return Residual(total, ops.norm(ops.linear(gated, project_out), norms.after, config.norm_eps))
+
+    return feed_forward
+
+
+def feed_forward_of_normed(loader: "Loader", said_of: Callable[[Tensor], Tensor]) -> FeedForward:
+    """A feed-forward from a function: of normed hidden states, what is added to the hidden states."""
+    ops, eps = loader.ops, loader.config.norm_eps
+
+    def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
+        hidden, normed = ops.add_norm(stream, norms.before, eps)
+        said = said_of(normed)
+        return Residual(hidden, said if norms.after is None else ops.norm(said, norms.after, eps))
+
+    return feed_forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What may differ from layer to layer."""
+
+    rope: Rope
+    window: int | None = None  # tokens the layer sees, the current one included; None: all
+    feed_forward: "MakeFeedForward | None" = None  # None: the one that the config names for all
+    conv_len: int | None = None  # a short convolution over so many tokens in place of attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormNames:
+    """The norms of a layer, as checkpoints name them; None where a family has none."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str | None = None
+    before_feed: str = "post_attention_layernorm"
+    after_feed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """The other tensors of a layer, as checkpoints name them, and the last norm."""
+
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    out: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    last_norm: str = "model.norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and constants of a checkpoint."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int  # of the feed-forward
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_max: int  # positions it was made for
+    layers: tuple[LayerKind, ...]
+    scale: float  # of the products of queries and keys
+    norm_eps: float
+    tied: bool  # the head is the embedding
+    activation: str = "silu"
+    feed_forward: MakeFeedForward = gated_feed_forward
+    feed_width: int | None = None  # longest vector that it makes of one token; None: gate and up side by side
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the projection behind attention
+    qk_norm: bool = False  # queries and keys normed head by head, before rotation
+    conv_bias: bool = False  # of a short convolution, and of the projections around it
+    names: TensorNames = TensorNames()
+    norms: NormNames = NormNames()
+    norm_offset: float = 0.0  # added to the norm weights of a checkpoint
+    embed_scale: float = 1.0
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers it has."""
+        return len(self.layers)
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"the model's {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise ConfigError(f"the model's head_dim must be even for rotary positions, got {self.head_dim}")
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ConfigError(f"the model's activation {self.activation} is not known; known are {known}")
+        windows = {layer.conv_len or layer.window for layer in self.layers} - {None}
+        if len(windows) > 1:
+            raise ConfigError(
+                f"the model's layers have windows of different lengths: {windows}; one length is supported"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer's weights; norms are float32."""
+
+    norm_before_attention: Tensor | None  # None: attention reads the input as it is
+    qkv: Linear  # of a convolution: gate in front of it, gate behind it, input
+    conv: tuple[Tensor, Tensor | None] | None  # [hidden_size, conv_len] and bias; None: it has attention
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    out: Linear
+    norm_after_attention: Tensor | None
+    norm_before_feed: Tensor
+    feed_forward: FeedForward
+    norm_after_feed: Tensor | None
+    rope: int  # which of the model's
+
+    @property
+    def first_norm(self) -> Tensor:
+        """The norm of what attention reads, which every layer of a model has."""
+        assert self.norm_before_attention is not None
+        return self.norm_before_attention
+
+    def feed_norms(self, next_norm: Tensor | None) -> FeedNorms:
+        """The norms around the feed-forward."""
+        return FeedNorms(before=self.norm_before_feed, after=self.norm_after_feed, next=next_norm)
+
+
+class Loader:
+    """Makes layers of tensors."""
+
+    def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str, ops: Ops) -> None:
+        self.config = config
+        self.ops = ops
+        self._tensors = tensors
+        self._weights = weights
+
+    def layer(
+        self,
+        prefix: str,
+        rope: int,
+        *,
+        in_len: int | None = None,
+        normed: bool = True,
+        kind: LayerKind | None = None,
+    ) -> Layer:
+        """The layer whose tensors are named `prefix`…; `rope` is its number among the model's.
+
+        Attention reads `in_len` numbers a token, those of the hidden state unless told; not `normed`, it has no norm.
+        Of no certain kind, it has attention and the feed-forward that the config names.
+        """
+        config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
+        feed_forward, conv_len = (None, None) if kind is None else (kind.feed_forward, kind.conv_len)
+        has_attention = conv_len is None
+        qkv, out = self._attention(prefix, in_len or hidden) if has_attention else self._around_conv(prefix)
+        return Layer(
+            norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
+            qkv=qkv,
+            conv=None if conv_len is None else self._conv(prefix, conv_len),
+            qk_norm=self._qk_norm(prefix) if config.qk_norm and has_attention else None,
+            out=out,
+            norm_after_attention=self._extra_norm(prefix, norms.after_attention),
+            norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
+            feed_forward=(feed_forward or config.feed_forward)(self, prefix),
+            norm_after_feed=self._extra_norm(prefix, norms.after_feed),
+            rope=rope,
+        )
+
+    def _attention(self, prefix: str, in_len: int) -> tuple[Linear, Linear]:
+        """The projections in front of attention and behind it."""
+        config, names = self.config, self.config.names
+        query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
+        return (
+            self.linear((q, k, v), (query_len, kv_len, kv_len), in_len, bias=config.qkv_bias),
+            self.linear((out,), (config.hidden_size,), query_len, bias=config.out_bias),
+        )
+
+    def _around_conv(self, prefix: str) -> tuple[Linear, Linear]:
+        """The same of a short convolution."""
+        hidden, bias = self.config.hidden_size, self.config.conv_bias
+        return (
+            self.linear((f"{prefix}conv.in_proj",), (3 * hidden,), hidden, bias=bias),
+            self.linear((f"{prefix}conv.out_proj",), (hidden,), hidden, bias=bias),
+        )
+
+    def _conv(self, prefix: str, conv_len: int) -> tuple[Tensor, Tensor | None]:
+        """The weight of a short convolution, and its bias."""
+        hidden, name = self.config.hidden_size, f"{prefix}conv.conv"
+        weight = self._tensors.take(f"{name}.weight", hidden, 1, conv_len).squeeze(1)
+        return weight, self._tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
+
+    def linear(
+        self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
+    ) -> Linear:
+        """One projection of several that read the same input; `is_gated`: it is read by `Ops.norm_gate_up` alone."""
+        weight = self._tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
+        biases = tuple(f"{name}.bias" for name in names)
+        added = self._tensors.take_stacked(biases, out_lens) if bias else None
+        return self.ops.keep(make_linear(weight, added, self._tensors.form_of(weight, self._weights)), is_gated)
+
+    def router(self, name: str, num_experts: int) -> Linear:
+        """Scores of experts, from hidden states: in floats, whatever form the other weights have."""
+        weight = self._tensors.take(name, num_experts, self.config.hidden_size)
+        return make_linear(weight, None, "fp32" if weight.dtype == torch.float32 else "bf16")
+
+    def experts(self, prefix: str, number: int, width: int) -> Experts:
+        """Experts whose tensors are named `prefix.0.gate_proj.weight`…, or stand side by side in two tensors."""
+        found = self._experts(prefix, number, width)
+        if found.stacked is None and self.ops.mix_experts is not TORCH_OPS.mix_experts:
+            raise ConfigError(
+                f"--weights {self._weights}: this backend runs a mixture of experts in {' or '.join(PLAIN_FORMS)} alone"
+            )
+        return found
+
+    def _experts(self, prefix: str, number: int, width: int) -> Experts:
+        names = [f"{prefix}.{expert}." for expert in range(number)]
+        if self._tensors.has(f"{prefix}.gate_up_proj"):
+            return self._stacked_experts(
+                self._tensors.take(f"{prefix}.gate_up_proj", number, 2 * width, self.config.hidden_size),
+                self._tensors.take(f"{prefix}.down_proj", number, self.config.hidden_size, width),
+            )
+        if self._weights not in PLAIN_FORMS:
+            pairs, size = [(f"{name}gate_proj", f"{name}up_proj") for name in names], self.config.hidden_size
+            gate_up = [self.linear(pair, (width, width), size, bias=False) for pair in pairs]
+            down = [self.linear((f"{name}down_proj",), (size,), width, bias=False) for name in names]
+            return Experts(gate_up=gate_up, down=down, activation=self.config.activation, stacked=None)
+        both = tuple(f"{name}{each}_proj.weight" for name in names for each in ("gate", "up"))
+        lone = tuple(f"{name}down_proj.weight" for name in names)
+        gate_up_all = self._tensors.take_stacked(both, (width,) * (2 * number), self.config.hidden_size)
+        down_all = self._tensors.take_stacked(lone, (self.config.hidden_size,) * number, width)
+        return self._stacked_experts(gate_up_all.unflatten(0, (number, -1)), down_all.unflatten(0, (number, -1)))
+
+    def _stacked_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Experts of matrices that stand side by side; in a form that is not plain each becomes one of its own."""
+        weights, keep = self._weights, self.ops.keep
+        return Experts(
+            gate_up=[keep(make_linear(each, None, weights), False) for each in gate_up],
+            down=[keep(make_linear(each, None, weights), False) for each in down],
+            activation=self.config.activation,
+            stacked=(gate_up, down) if weights in PLAIN_FORMS else None,
+        )
+
+    def embedding(self, name: str, num_tokens: int) -> Tensor | QuantisedWeight:
+        """The embedding of so many tokens: floats, unless its form can be looked up as it is stored."""
+        size = self.config.hidden_size
+        if embeds(self._weights, self._tensors.device):
+            return self._tensors.take_projection((name,), (num_tokens,), size)
+        return self._tensors.take(name, num_tokens, size)
+
+    def head(self, num_tokens: int) -> Linear:
+        """The LM head: from hidden states to the logits of so many tokens."""
+        weight = self._tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
+        form = self._tensors.form_of(weight, self._weights, is_head=True)
+        return self.ops.keep(make_linear(weight, None, form), False)
+
+    def norm(self, name: str, length: int | None = None) -> Tensor:
+        """A norm's weight, as long as the hidden state unless told."""
+        weight = self._tensors.take(name, length or self.config.hidden_size, dtype=torch.float32)
+        return weight + self.config.norm_offset
+
+    def _extra_norm(self, prefix: str, name: str | None) -> Tensor | None:
+        return None if name is None else self.norm(f"{prefix}{name}.weight")
+
+    def _qk_norm(self, prefix: str) -> Tensor:
+        config = self.config
+        query = self.norm(f"{prefix}{config.names.query_norm}.weight", config.head_dim)
+        key = self.norm(f"{prefix}{config.names.key_norm}.weight", config.head_dim)
+        return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
