@@ -137,6 +137,7 @@ class StandIn:
     hidden_size = activation_width = HIDDEN
     aux_layers = (0,)
     num_tokens = VOCAB
+    num_layers = 1
     kv = (KvShape(num_kv_heads=3, head_dim=64, scale=1.0, dtype=torch.float32),)
 
     def __init__(self, watch: Watch, megabytes: int) -> None:

@@ -338,7 +338,7 @@ def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device:
         "kv_cache_dtype": str(kv.dtype).removeprefix("torch."),
         "strict_memory": resolved.memory.strict_memory,
         "context": resolved.context,
-        "num_layers": len(loaded.model.kv),
+        "num_layers": loaded.model.num_layers,
         "vocab_size": resolved.vocab_size,
         **({"warnings": warnings} if warnings else {}),
     }

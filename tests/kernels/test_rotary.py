@@ -48,3 +48,16 @@ def test_rope_write_turns_and_writes(
     others = torch.ones(num_slots, dtype=torch.bool, device=device)
     others[slots] = False
     assert (keys.tensor[others] == SENTINEL).all() and (values.tensor[others] == SENTINEL).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 32, 128), (7, 9, 64), (3, 4, 80), (5, 8, 512)])
+def test_queries_without_keys_turn_as_those_with_keys_do(
+    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    query = projected((num_tokens, num_heads, head_dim), dtype, device)
+    positions = torch.arange(3, 3 + num_tokens, device=device)
+    cos_sin = cos_sin_at(positions, frequencies(Rope(theta=10000.0), head_dim, device), dtype)
+    out = Fenced((num_tokens, num_heads, head_dim), dtype, device)
+    assert_near(rope.rope(query, *cos_sin, out=out.tensor), rotate(query, cos_sin), steps=4)
+    out.check()

@@ -111,6 +111,21 @@ def test_codes_and_scales_are_those_of_the_reference(
         torch.testing.assert_close(cache.scales[0, :, place, :num_tokens], scales.t(), rtol=0, atol=0, equal_nan=True)
 
 
+@HEADS
+@pytest.mark.parametrize("size", [1, 3])
+def test_queries_without_keys_turn_as_those_with_keys_do(
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, size: int
+) -> None:
+    cache = cache_of(num_kv_heads, head_dim, FP32)
+    wide = heads_of(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    qk, value = wide.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    slots, angles, team = torch.arange(num_tokens), cos_sin(torch.arange(5, 5 + num_tokens), head_dim), team_of(size)
+    wanted = team.write(cache, 0, slots, qk, value, angles).clone()
+    kept = cache.keys.clone(), cache.values.clone()
+    assert torch.equal(team.rotate(wide[:, :num_heads], angles), wanted)
+    assert torch.equal(cache.keys, kept[0]) and torch.equal(cache.values, kept[1])
+
+
 @KINDS
 def test_a_token_is_written_as_it_is_alone(dtype: torch.dtype) -> None:
     together, alone = cache_of(3, 24, dtype), cache_of(3, 24, dtype)

@@ -75,6 +75,7 @@ class Hedgehog:
         self, config: HedgehogConfig, state: Mapping[str, Tensor], weights: str, device: torch.device, ops: Ops
     ) -> None:
         self.ops, self.kv, self.hidden_size = ops, config.kv, config.hidden_size
+        self.num_layers = config.num_layers
         self.dtype = activation_dtype(weights)
         self.activation_width = WIDE
         self.traits = traits_of(config.kv, vocab_size=config.vocab_size, context_max=config.context_max)

@@ -25,8 +25,8 @@ FUSION_BUGS = (
     Bug(
         "next_norm_of_the_next_layer",
         "roost.models.decoder",
-        "            stream = self._stack.run(layer, number, stream, rotation, attend, next_norm=norms[number + 1])",
-        "            stream = self._stack.run(layer, number, stream, rotation, attend, next_norm=norms[number])",
+        "            kv, next_norm = kv_numbers[number], norms[number + 1]",
+        "            kv, next_norm = kv_numbers[number], norms[number]",
         "a layer prepares the stream for its own norm, and the next one norms it in a kernel of its own",
         test="tests/kernels/test_fused_decoder.py::test_no_norm_between_projections_is_a_kernel_of_its_own[3-norms1]",
     ),

@@ -39,6 +39,7 @@ class SuccessorModel:
     dtype = torch.float32
     hidden_size = VOCAB
     activation_width = VOCAB
+    num_layers = 1
     kv = (KvShape(num_kv_heads=1, head_dim=2, scale=1.0, dtype=torch.float32),)
 
     def __init__(self) -> None:

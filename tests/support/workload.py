@@ -1,7 +1,7 @@
 """Work for an engine, and what transformers makes of it. Used by the parity tests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -53,10 +53,14 @@ class Dense:
     """One sequence from its start."""
 
     shapes: tuple[KvShape, ...]
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values by layer
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
         """Attention to all of it, or to its windows."""
-        query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
+        query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - (0 if value is None else value.shape[1]),), dim=1)
+        if value is not None:
+            self.kept[layer] = key, value
+        key, value = self.kept[layer]
         kv = self.shapes[layer]
         return causal_attention(query, key, value, start=0, first=0, window=kv.window, scale=kv.scale)
 

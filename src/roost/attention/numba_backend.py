@@ -127,21 +127,34 @@ class NumbaAttention:
 
     def _write(self, cache: KvCache, layer: int, slots: Tensor, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
         keys, values, scales = cache.layer(layer)
-        num_tokens, num_all, head_dim = qk.shape
-        num_kv_heads = value.shape[1]
-        query = self._execution.empty(num_tokens, num_all - num_kv_heads, head_dim)
         _check(qk, torch.float32)
-        qk, value = (each if each[0].is_contiguous() else each.contiguous() for each in (qk, value))
-        cos, sin, slots = (each.contiguous() for each in (*cos_sin, slots))
+        value = value if value[0].is_contiguous() else value.contiguous()
+        slots = slots.contiguous()
         record = self._written[0]
-        record[0] = program.ROTARY_WRITE
-        record[rotary.QK], record[rotary.QK_STRIDE] = qk.data_ptr(), qk.stride(0) * 4
         record[rotary.VALUE], record[rotary.VALUE_STRIDE] = value.data_ptr(), value.stride(0) * 4
-        record[rotary.COS], record[rotary.SIN] = cos.data_ptr(), sin.data_ptr()
-        record[rotary.SLOTS], record[rotary.QUERY] = slots.data_ptr(), query.data_ptr()
+        record[rotary.SLOTS] = slots.data_ptr()
         record[rotary.KEYS], record[rotary.VALUES] = _address(keys), _address(values)
         record[rotary.SCALES] = 0 if scales is None else _address(scales)
         record[rotary.KIND], record[rotary.NUM_SLOTS] = KINDS[keys.dtype], keys.shape[0]
+        return self._rotate(qk, cos_sin, value.shape[1])
+
+    def rotate(self, query: Tensor, cos_sin: CosSin) -> Tensor:
+        """In one record, which writes to no slot."""
+        with self._execution.lock:
+            _check(query, torch.float32)
+            return self._rotate(query, cos_sin, 0)
+
+    def _rotate(self, qk: Tensor, cos_sin: CosSin, num_kv_heads: int) -> Tensor:
+        """The rotated queries; keys go where the record says, with what it says of values."""
+        num_tokens, num_all, head_dim = qk.shape
+        query = self._execution.empty(num_tokens, num_all - num_kv_heads, head_dim)
+        qk = qk if qk[0].is_contiguous() else qk.contiguous()
+        cos, sin = (each.contiguous() for each in cos_sin)
+        record = self._written[0]
+        record[0] = program.ROTARY_WRITE
+        record[rotary.QK], record[rotary.QK_STRIDE] = qk.data_ptr(), qk.stride(0) * 4
+        record[rotary.COS], record[rotary.SIN] = cos.data_ptr(), sin.data_ptr()
+        record[rotary.QUERY] = query.data_ptr()
         record[rotary.NUM_HEADS], record[rotary.NUM_KV_HEADS] = query.shape[1], num_kv_heads
         record[rotary.HEAD_DIM], record[rotary.NUM_TOKENS] = head_dim, self._execution.count_at(num_tokens)
         record[rotary.SCRATCH] = self._head.of(self._execution.team.size * rotary.scratch_bytes(head_dim))

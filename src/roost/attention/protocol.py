@@ -38,6 +38,10 @@ class Attention(Protocol):
         """
         ...
 
+    def rotate(self, query: Tensor, cos_sin: CosSin) -> Tensor:
+        """Rotate queries [num_tokens, num_heads, head_dim], of a layer that writes no KV."""
+        ...
+
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
         """Copy slots [num_groups, group_len], all layers, with their scales.
 
@@ -69,8 +73,8 @@ def attend_through(
 ) -> Attend:
     """A pass's way to KV: it writes to `slots` of each cache, and reads what `segments` say.
 
-    `layers` gives for each layer of the model its cache, and its number there; `slots_before` [num_tokens, n] where the
-    inputs of short convolutions lie that come before each token, the nearest last.
+    `layers` gives for each layer that keeps KV its cache, and its number there; `slots_before` [num_tokens, n] where
+    the inputs of short convolutions lie that come before each token, the nearest last.
     """
     return _PagedPass(attention, caches, slots, segments, layers, slots_before)
 
@@ -93,12 +97,15 @@ class _PagedPass:
             attention.read(cache.table, segments, cache.kv) if cache.kv.has_values else None for cache in caches
         ]
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
         """What the heads of a layer read."""
         number, index = self._layers[layer]
         cache, read = self._caches[number], self._reads[number]
         assert read is not None, "a layer of convolutions does not attend"
-        query = self._attention.write(cache, index, self._slots[number], qk, value, cos_sin)
+        if value is None:
+            query = self._attention.rotate(qk, cos_sin)
+        else:
+            query = self._attention.write(cache, index, self._slots[number], qk, value, cos_sin)
         return read(query, cache.layer(index))
 
     def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:

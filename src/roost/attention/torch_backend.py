@@ -49,6 +49,10 @@ class TorchAttention:
         cache.values[layer, slots] = value
         return query
 
+    def rotate(self, query: Tensor, cos_sin: CosSin) -> Tensor:
+        """As a model's layers do."""
+        return rotate(query, cos_sin)
+
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
         """All groups at once."""
         cache.copy(sources, dests)

@@ -15,7 +15,7 @@ from roost.attention.protocol import ReadKv
 from roost.device.device import Device
 from roost.kernels.attention import ARRIVALS_MAX, num_splits, paged_attention
 from roost.kernels.copy import copy_slots
-from roost.kernels.rotary import rope_write
+from roost.kernels.rotary import rope, rope_write
 from roost.layers.rotary import CosSin
 from roost.layers.segments import Segments
 from roost.models.model import KvShape
@@ -61,6 +61,10 @@ class TritonAttention:
         """In one kernel."""
         keys, values, scales = cache.layer(layer)
         return rope_write(qk, value, *cos_sin, slots, keys, values, scales)
+
+    def rotate(self, query: Tensor, cos_sin: CosSin) -> Tensor:
+        """In one kernel."""
+        return rope(query, *cos_sin)
 
     def copy(self, cache: KvCache, sources: Tensor, dests: Tensor) -> None:
         """In one kernel, a group at a time."""

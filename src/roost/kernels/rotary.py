@@ -62,6 +62,13 @@ def rope_write(
     return output
 
 
+def rope(query: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Rotated queries [num_tokens, num_heads, head_dim], without keys and values beside them."""
+    none = torch.empty((0, 0, query.shape[2]), dtype=query.dtype, device=query.device)
+    slots = torch.empty(0, dtype=torch.int64, device=query.device)
+    return rope_write(query, query[:, :0], cos, sin, slots, none, none, out=out)
+
+
 @triton.jit
 def _code(wide, inverse, CODE_MAX: tl.constexpr):
     """The nearest code, ties to even, as a float32 whose conversion to the codes' type does not round any more."""
@@ -147,16 +154,17 @@ def _rope_write(
     is_query = (head < NUM_HEADS)[:, None] & is_in
     tl.store(query_cells, rotated_left, mask=is_query)
     tl.store(query_cells + HALF, rotated_right, mask=is_query)
-    slot = tl.load(slots + token)
-    key = head - NUM_HEADS
-    cells = slot * slot_stride + key[:, None] * kv_head_stride + dims[None, :]
-    is_key = ((key >= 0) & (key < NUM_KV_HEADS))[:, None] & is_in
-    line = slot + 2 * key * num_slots
-    _put(keys, scales, cells, line, rotated_left, rotated_right, is_key, HALF, CODE_MAX, SCALE_LEAST)
-    value_head = key - NUM_KV_HEADS
-    is_value = ((value_head >= 0) & (value_head < NUM_KV_HEADS))[:, None] & is_dim[None, :]
-    places = value + token * value_token_stride + value_head[:, None] * value_head_stride + dims[None, :]
-    cells = slot * slot_stride + value_head[:, None] * kv_head_stride + dims[None, :]
-    left, right = tl.load(places, mask=is_value), tl.load(places + HALF, mask=is_value)
-    line = slot + (2 * value_head + 1) * num_slots
-    _put(values, scales, cells, line, left, right, is_value, HALF, CODE_MAX, SCALE_LEAST)
+    if NUM_KV_HEADS > 0:
+        slot = tl.load(slots + token)
+        key = head - NUM_HEADS
+        cells = slot * slot_stride + key[:, None] * kv_head_stride + dims[None, :]
+        is_key = ((key >= 0) & (key < NUM_KV_HEADS))[:, None] & is_in
+        line = slot + 2 * key * num_slots
+        _put(keys, scales, cells, line, rotated_left, rotated_right, is_key, HALF, CODE_MAX, SCALE_LEAST)
+        value_head = key - NUM_KV_HEADS
+        is_value = ((value_head >= 0) & (value_head < NUM_KV_HEADS))[:, None] & is_dim[None, :]
+        places = value + token * value_token_stride + value_head[:, None] * value_head_stride + dims[None, :]
+        cells = slot * slot_stride + value_head[:, None] * kv_head_stride + dims[None, :]
+        left, right = tl.load(places, mask=is_value), tl.load(places + HALF, mask=is_value)
+        line = slot + (2 * value_head + 1) * num_slots
+        _put(values, scales, cells, line, left, right, is_value, HALF, CODE_MAX, SCALE_LEAST)

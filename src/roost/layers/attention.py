@@ -23,8 +23,9 @@ from roost.layers.rotary import CosSin
 from roost.layers.segments import HostSegments, Segments
 
 # (layer, queries and keys side by side, values, cos and sin) of the flat batch, before rotation -> what the heads read.
-# The model's one way to the KV cache.
-Attend = Callable[[int, Tensor, Tensor, CosSin], Tensor]
+# Without values there are queries alone: they read what was handed in for that layer before, in this pass too. The
+# model's one way to the KV cache.
+Attend = Callable[[int, Tensor, Tensor | None, CosSin], Tensor]
 
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
 _Kept = tuple[Tensor, Tensor | None]  # keys or values as slots keep them, and their scales if they are quantised

@@ -5,7 +5,7 @@ forward passes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -65,20 +65,24 @@ class Stack:
             weight, bias = layer.conv
             mixed = attend.convolve(number, before * inputs, weight)
             return behind * (mixed if bias is None else mixed + bias)
-        heads = projected.unflatten(-1, (-1, config.head_dim))  # queries, then keys, then values
-        qk, value = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        heads = projected.unflatten(-1, (-1, layer.heads.head_dim))  # queries, then keys, then values
+        num_kv_heads = layer.heads.num_kv_heads if layer.keeps_kv else 0
+        qk = heads[:, : config.num_heads + num_kv_heads]
+        value = heads[:, -num_kv_heads:] if layer.keeps_kv else None  # the keys again, where nothing else is there
         if layer.qk_norm is not None:
             qk = ops.norm(qk, layer.qk_norm, config.norm_eps)
         return attend(number, qk, value, cos_sin).flatten(1)
 
 
 def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
-    """The KV that each layer of a config hands to `attend`."""
-    attention = KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, scale=config.scale, dtype=dtype)
-    inputs = replace(attention, num_kv_heads=1, head_dim=config.hidden_size, scale=1.0, has_values=False)
+    """The KV of each layer that keeps some, as `attend` counts them."""
+    inputs = KvShape(num_kv_heads=1, head_dim=config.hidden_size, scale=1.0, dtype=dtype, has_values=False)
     return tuple(
-        replace(attention, window=layer.window) if layer.conv_len is None else replace(inputs, window=layer.conv_len)
-        for layer in config.layers
+        replace(inputs, window=kind.conv_len)
+        if kind.conv_len is not None
+        else KvShape(**asdict(config.heads_of(kind)), window=kind.window, dtype=dtype)
+        for kind in config.layers
+        if kind.shares is None
     )
 
 
@@ -97,13 +101,14 @@ class Decoder:
         self.ops = ops
         self._stack = Stack(config, ops)
         self.dtype = activation_dtype(weights, device)
-        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        rotations = [(kind.rope, config.heads_of(kind).head_dim) for kind in config.layers]
+        ropes = list(dict.fromkeys(rotations))
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
         loader = Loader(config, tensors, weights, ops)
         embed = loader.embedding("model.embed_tokens.weight", config.vocab_size)
         self._layers = [
-            loader.layer(f"model.layers.{number}.", ropes.index(kind.rope), kind=kind)
+            loader.layer(f"model.layers.{number}.", ropes.index(rotations[number]), kind=kind)
             for number, kind in enumerate(config.layers)
         ]
         self._norm = loader.norm(f"{config.names.last_norm}.weight")
@@ -114,7 +119,7 @@ class Decoder:
             self._head = loader.head(config.vocab_size)
         self._rows = _rows_of(embed, self._head if config.tied else None, ops)
         tensors.check_all_taken()
-        self._frequencies = [frequencies(rope, config.head_dim, device) for rope in ropes]
+        self._frequencies = [frequencies(rope, head_dim, device) for rope, head_dim in ropes]
         # rounded as the embedding is, since its rows are what it scales
         self._embed_scale = float(torch.tensor(config.embed_scale).to(self.dtype))
 
@@ -125,8 +130,13 @@ class Decoder:
 
     @property
     def kv(self) -> tuple[KvShape, ...]:
-        """The KV that each layer hands to `attend`."""
+        """The KV of each layer that keeps some, as `attend` counts them."""
         return kv_shapes(self.config, self.dtype)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers it has."""
+        return self.config.num_layers
 
     @property
     def hidden_size(self) -> int:
@@ -155,7 +165,7 @@ class Decoder:
 
         The number of layers stands for what the last one puts out, before the final norm.
         """
-        num_layers = len(self._layers)
+        num_layers, kv_numbers = len(self._layers), self.config.kv_numbers
         assert all(0 <= number <= num_layers for number in aux_layers), aux_layers
         cos_sin = [self.ops.cos_sin(positions, frequency, self.dtype) for frequency in self._frequencies]
         stream, inputs = Residual(self.embed(tokens)), {}
@@ -165,7 +175,8 @@ class Decoder:
                 stream = stream if stream.added is None else Residual(stream.total())
                 inputs[number] = stream.hidden
             rotation = cos_sin[layer.rope]
-            stream = self._stack.run(layer, number, stream, rotation, attend, next_norm=norms[number + 1])
+            kv, next_norm = kv_numbers[number], norms[number + 1]
+            stream = self._stack.run(layer, kv, stream, rotation, attend, next_norm=next_norm)
         inputs[num_layers], normed = self.ops.add_norm(stream, self._norm, self.config.norm_eps)
         return normed, tuple(inputs[number] for number in aux_layers)
 

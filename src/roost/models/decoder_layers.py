@@ -63,11 +63,23 @@ def feed_forward_of_normed(loader: "Loader", said_of: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Sizes of keys and values, and how they are read."""
+
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # of the products of queries and keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
     """What may differ from layer to layer."""
 
     rope: Rope
     window: int | None = None  # tokens the layer sees, the current one included; None: all
+    heads: Heads | None = None  # None: those that the config names for all
+    values_are_keys: bool = False  # values are what keys are before norm and rotation
+    shares: int | None = None  # the layer whose KV it reads, by its number; None: it keeps KV of its own
     feed_forward: "MakeFeedForward | None" = None  # None: the one that the config names for all
     conv_len: int | None = None  # a short convolution over so many tokens in place of attention
 
@@ -130,11 +142,25 @@ class DecoderConfig:
         """How many layers it has."""
         return len(self.layers)
 
+    @property
+    def kv_numbers(self) -> tuple[int, ...]:
+        """The KV that each layer reads, by the number that `attend` has for it: layers that keep KV are counted."""
+        keeping = [number for number, kind in enumerate(self.layers) if kind.shares is None]
+        owners = [number if kind.shares is None else kind.shares for number, kind in enumerate(self.layers)]
+        return tuple(map(keeping.index, owners))
+
+    def heads_of(self, kind: LayerKind) -> Heads:
+        """The heads of a layer."""
+        return kind.heads or Heads(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale)
+
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"the model's {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly")
-        if self.head_dim % 2:
-            raise ConfigError(f"the model's head_dim must be even for rotary positions, got {self.head_dim}")
+        for heads in dict.fromkeys(map(self.heads_of, self.layers)):
+            if self.num_heads % heads.num_kv_heads:
+                raise ConfigError(
+                    f"the model's {self.num_heads} heads do not share {heads.num_kv_heads} KV heads evenly"
+                )
+            if heads.head_dim % 2:
+                raise ConfigError(f"the model's head_dim must be even for rotary positions, got {heads.head_dim}")
         if self.activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConfigError(f"the model's activation {self.activation} is not known; known are {known}")
@@ -143,6 +169,24 @@ class DecoderConfig:
             raise ConfigError(
                 f"the model's layers have windows of different lengths: {windows}; one length is supported"
             )
+        self._check_kv()
+
+    def _check_kv(self) -> None:
+        """Refuse KV that no cache could keep, and that a layer could not read."""
+        kept = {
+            (kind.conv_len or kind.window, kind.conv_len or self.heads_of(kind))
+            for kind in self.layers
+            if kind.shares is None
+        }
+        if len(kept) > len({window for window, _ in kept}):
+            raise ConfigError("the model's layers with one window have KV heads of different numbers or sizes")
+        for number, kind in enumerate(self.layers):
+            if kind.shares is None:
+                continue
+            owner = self.layers[kind.shares]
+            alike = [(each.rope, each.window, self.heads_of(each), each.conv_len) for each in (kind, owner)]
+            if kind.shares >= number or owner.shares is not None or alike[0] != alike[1]:
+                raise ConfigError(f"the model's layer {number} cannot read the KV of layer {kind.shares}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +196,9 @@ class Layer:
     norm_before_attention: Tensor | None  # None: attention reads the input as it is
     qkv: Linear  # of a convolution: gate in front of it, gate behind it, input
     conv: tuple[Tensor, Tensor | None] | None  # [hidden_size, conv_len] and bias; None: it has attention
-    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    heads: Heads
+    keeps_kv: bool  # False: it projects queries alone
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim], or of queries alone
     out: Linear
     norm_after_attention: Tensor | None
     norm_before_feed: Tensor
@@ -195,29 +241,32 @@ class Loader:
         Of no certain kind, it has attention and the feed-forward that the config names.
         """
         config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
-        feed_forward, conv_len = (None, None) if kind is None else (kind.feed_forward, kind.conv_len)
-        has_attention = conv_len is None
-        qkv, out = self._attention(prefix, in_len or hidden) if has_attention else self._around_conv(prefix)
+        kind = kind or LayerKind(rope=config.layers[0].rope)
+        conv_len, has_attention = kind.conv_len, kind.conv_len is None
+        qkv, out = self._attention(prefix, in_len or hidden, kind) if has_attention else self._around_conv(prefix)
         return Layer(
             norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
             qkv=qkv,
             conv=None if conv_len is None else self._conv(prefix, conv_len),
-            qk_norm=self._qk_norm(prefix) if config.qk_norm and has_attention else None,
+            heads=config.heads_of(kind),
+            keeps_kv=kind.shares is None,
+            qk_norm=self._qk_norm(prefix, kind) if config.qk_norm and has_attention else None,
             out=out,
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
-            feed_forward=(feed_forward or config.feed_forward)(self, prefix),
+            feed_forward=(kind.feed_forward or config.feed_forward)(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
             rope=rope,
         )
 
-    def _attention(self, prefix: str, in_len: int) -> tuple[Linear, Linear]:
+    def _attention(self, prefix: str, in_len: int, kind: LayerKind) -> tuple[Linear, Linear]:
         """The projections in front of attention and behind it."""
-        config, names = self.config, self.config.names
-        query_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        config, names, heads = self.config, self.config.names, self.config.heads_of(kind)
+        query_len, kv_len = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
         q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
+        number = 1 if kind.shares is not None else 2 if kind.values_are_keys else 3
         return (
-            self.linear((q, k, v), (query_len, kv_len, kv_len), in_len, bias=config.qkv_bias),
+            self.linear((q, k, v)[:number], (query_len, kv_len, kv_len)[:number], in_len, bias=config.qkv_bias),
             self.linear((out,), (config.hidden_size,), query_len, bias=config.out_bias),
         )
 
@@ -307,8 +356,10 @@ class Loader:
     def _extra_norm(self, prefix: str, name: str | None) -> Tensor | None:
         return None if name is None else self.norm(f"{prefix}{name}.weight")
 
-    def _qk_norm(self, prefix: str) -> Tensor:
-        config = self.config
-        query = self.norm(f"{prefix}{config.names.query_norm}.weight", config.head_dim)
-        key = self.norm(f"{prefix}{config.names.key_norm}.weight", config.head_dim)
-        return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
+    def _qk_norm(self, prefix: str, kind: LayerKind) -> Tensor:
+        config, heads = self.config, self.config.heads_of(kind)
+        query = self.norm(f"{prefix}{config.names.query_norm}.weight", heads.head_dim).expand(config.num_heads, -1)
+        if kind.shares is not None:
+            return query.contiguous()
+        key = self.norm(f"{prefix}{config.names.key_norm}.weight", heads.head_dim)
+        return torch.cat([query, key.expand(heads.num_kv_heads, -1)])

@@ -32,7 +32,7 @@ class ModelSizes(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers that keep KV, in the order in which `attend` counts them."""
+        """How many layers it has."""
         ...
 
 

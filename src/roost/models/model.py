@@ -71,7 +71,12 @@ class Model(Protocol):
 
     @property
     def kv(self) -> tuple[KvShape, ...]:
-        """The KV that each layer hands to `attend`: [num_layers]."""
+        """The KV of each layer that keeps some, as `attend` counts them."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers it has, with those that keep no KV: a draft head reads what goes into them."""
         ...
 
     @property

@@ -34,15 +34,25 @@ class TargetOutputs:
 class _DenseRows:
     """Attention and short convolutions of rows of tokens, each of which sees what is before it of its own sequence."""
 
-    def __init__(self, shapes: tuple[KvShape, ...], owners: Tensor, seen: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shapes: tuple[KvShape, ...], read: tuple[int, ...], owners: Tensor, seen: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Layers keep KV of these shapes; `read` has a number among them for each layer that reads it."""
         self._shapes, self._owners = shapes, owners
         self._number = torch.arange(owners.shape[1], device=owners.device)
         self._bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
         self._spread = fused(_spread, owners.device)
+        self._shared = {number for number in read if read.count(number) > 1}
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values that further layers read
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
         """What the heads of a layer read."""
         kv, mask = self._shapes[layer], self._bias
+        if value is None:
+            keys, value = self._kept[layer]
+            qk = torch.cat([qk, keys], dim=1)
+        elif layer in self._shared:
+            self._kept[layer] = qk[:, -kv.num_kv_heads :], value
         if kv.window is not None:
             mask = mask.masked_fill(self._number <= self._number[:, None] - kv.window, -torch.inf)
         spread = self._spread(qk, value, cos_sin, len(self._owners))
@@ -70,7 +80,7 @@ def run_target(
     num_rows, row_len = tokens.shape
     number = torch.arange(row_len, device=tokens.device)
     seen = ((owners[:, :, None] == owners[:, None, :]) & (number <= number[:, None]))[:, None]
-    attend = _DenseRows(model.kv, owners, seen, model.dtype)
+    attend = _DenseRows(model.kv, model.config.kv_numbers, owners, seen, model.dtype)
     last, aux_hidden = model.forward_with_aux(tokens.flatten(), number.repeat(num_rows), attend, aux_layers)
     kept, best, drawn = [], [], []
     for first in range(0, len(last), _LOGITS_TOKENS_MAX):

@@ -104,7 +104,7 @@ def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weig
     family, written = _family(head), _config(path)
     config = family.read_config(_fields(written))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
-    aux_layers = _aux_layers(config, head, layer_ids, len(model.kv))
+    aux_layers = _aux_layers(config, head, layer_ids, model.num_layers)
     tensors: Mapping[str, Tensor] = _Renamed(Folder(path, allowed=_dtypes))
     if int8_lm_head.is_named_in(written):
         tensors = int8_lm_head.WithFloats(tensors)
