@@ -53,14 +53,16 @@ def test_logits_in_pages_and_chunks_equal_transformers(
 @DEPTHS
 @PAGE_SIZES
 @CHUNKS
-@pytest.mark.parametrize("kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "qwen3-moe", "lfm2"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "qwen3-moe", "lfm2", "qwen3.5"]
+)
 def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: int, kind: str) -> None:
     work = several()
     config = configure(depth=depth, page_size=page_size, chunk=chunk, max_running=4)
     assert_equals_reference(serve(tiny(kind).model(), config, work), kind, work)
 
 
-@pytest.mark.parametrize("kind", ["tied", "biased", "qwen2", "qwen3-window", "qwen3-moe-some"])
+@pytest.mark.parametrize("kind", ["tied", "biased", "qwen2", "qwen3-window", "qwen3-moe-some", "qwen3.5-moe"])
 def test_greedy_output_of_other_checkpoints_equals_transformers(kind: str) -> None:
     work = several(seed=3)
     assert_equals_reference(serve(tiny(kind).model(), configure(chunk=5), work), kind, work)
@@ -86,16 +88,17 @@ def test_bf16_weights_give_bf16_states_close_to_those_of_fp32(kind: str) -> None
     model, expected = tiny(kind).model("bf16"), reference_logits(kind, prompt)
     logits = logits_in_one_pass(model, prompt)
     assert logits.dtype == model.dtype == model.kv[0].dtype == torch.bfloat16
-    assert (logits - expected).abs().mean() < 0.05 * expected.std()
+    # of most tokens: one whose experts are chosen otherwise is far off
+    assert (logits - expected).abs().median() < 0.04 * expected.std()
 
 
 @ALL
 def test_a_models_traits_are_those_of_its_layers(kind: str) -> None:
     model = tiny(kind).model()
-    windows = {kv.window for kv in model.kv}
+    windows = {kv.window for kv in model.kv if kv.recurs is None}
     assert windows - {None} == {model.traits.window} - {None}
     assert model.traits.has_full_layers == (None in windows)
-    assert not model.traits.recurrent_state
+    assert model.traits.recurrent_state == kind.startswith("qwen3.5")
 
 
 def test_weights_of_an_unknown_form_are_refused_with_the_flag() -> None:

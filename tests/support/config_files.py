@@ -58,6 +58,28 @@ LFM2: Config = {
     "norm_eps": 1e-5,
     "rope_theta": 500.0,
 }
+QWEN3_5: Config = {
+    **{key: value for key, value in QWEN3.items() if key not in ("sliding_window", "max_window_layers")},
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "attn_output_gate": True,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 3,
+}
+QWEN3_5_MOE: Config = {
+    **{key: value for key, value in QWEN3_5.items() if key != "intermediate_size"},
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 16,
+}
 GEMMA3: Config = {
     **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings")},
     "architectures": ["Gemma3ForCausalLM"],

@@ -101,7 +101,7 @@ CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
 ]
-OTHERS = [  # mixtures of experts, short convolutions
+OTHERS = [  # mixtures of experts, short convolutions, recurrent layers
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in (
         ("plain", 1, 4, "qwen3-moe", "preemptions"),
@@ -120,6 +120,19 @@ OTHERS = [  # mixtures of experts, short convolutions
         ("eagle3-tree", 1, 4, "lfm2-biased", "mixed"),
         ("eagle3-tree", 1, 64, "lfm2", "aborts"),
         ("eagle3-joint", 1, 4, "lfm2-biased", "mixed"),
+        ("plain", 0, 1, "qwen3.5", "mixed"),
+        ("plain", 1, 4, "qwen3.5-moe", "preemptions"),
+        ("plain", 1, 256, "qwen3.5", "aborts"),
+        ("ngram", 1, 64, "qwen3.5", "aborts"),
+        ("ngram", 0, 4, "qwen3.5-moe", "preemptions"),
+        ("eagle-chain", 0, 4, "qwen3.5", "mixed"),
+        ("eagle3-chain", 1, 1, "qwen3.5-moe", "preemptions"),
+        ("eagle3-chain", 1, 64, "qwen3.5", "aborts"),
+        ("eagle-chain", 1, 256, "qwen3.5", "side by side"),
+        ("eagle-tree", 0, 1, "qwen3.5", "preemptions"),
+        ("eagle3-tree", 1, 4, "qwen3.5-moe", "mixed"),
+        ("eagle3-tree", 1, 64, "qwen3.5", "aborts"),
+        ("eagle3-joint", 1, 4, "qwen3.5", "mixed"),
     )
 ]
 QUANTISED = [
@@ -137,6 +150,7 @@ QUANTISED = [
         ("eagle-tree", 1, 4, "mistral", "side by side", "fp8"),
         ("target-tree", 1, 64, "llama", "mixed", "fp8"),
         ("eagle3-tree", 1, 4, "lfm2-biased", "mixed", "int8"),
+        ("eagle3-chain", 1, 4, "qwen3.5", "mixed", "int8"),
     )
 ]
 

@@ -23,6 +23,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -96,6 +100,29 @@ SOME_EXPERTS = {
     "mlp_only_layers": [0],
     "attention_bias": True,
 }
+HYBRID = {
+    "initializer_range": 0.2,  # what transformers computes by chunks in float32 is further off with wide ones
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+HYBRID_EXPERTS = {
+    **HYBRID,
+    "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+    "linear_conv_kernel_dim": 2,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "attention_bias": True,
+}
 
 # kind -> architecture, its config, and what the checkpoint has besides the sizes all have
 KINDS = {
@@ -111,6 +138,8 @@ KINDS = {
     "qwen3-moe-some": (Qwen3MoeForCausalLM, Qwen3MoeConfig, SOME_EXPERTS),
     "lfm2": (Lfm2ForCausalLM, Lfm2Config, LFM2),
     "lfm2-biased": (Lfm2ForCausalLM, Lfm2Config, LFM2_BIASED),
+    "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID),
+    "qwen3.5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, HYBRID_EXPERTS),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),  # tied and random, it says its last token for ever
@@ -135,6 +164,7 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+OFFSET_NORMS = ("gemma3", "qwen3.5")  # kinds that keep norms as offsets from one
 _TICKS_MAX = 5000
 
 
@@ -171,7 +201,7 @@ def tiny(kind: str) -> Tiny:
     architecture, config, special = KINDS[kind]
     torch.manual_seed(7)
     reference = architecture(config(**{**SHAPE, **special}))
-    return Tiny(reference=randomised(reference, least_norm=-0.5 if kind.startswith("gemma3") else 0.5))
+    return Tiny(reference=randomised(reference, least_norm=-0.5 if kind.startswith(OFFSET_NORMS) else 0.5))
 
 
 def randomised(reference: PreTrainedModel, *, least_norm: float = 0.5) -> PreTrainedModel:
@@ -254,6 +284,9 @@ class Served:
             for buffer in (each.keys, each.values, each.scales):
                 if buffer is not None and buffer.dtype != torch.int8:  # whose scales are enough
                     buffer.fill_(torch.nan)
+        states = self.executor.runner.passes.states
+        if states is not None:
+            states.matrices[:, 1:], states.tails[:, 1:] = torch.nan, torch.nan
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()  # filled beside the stream of the steps
         self.clock = VirtualClock()

@@ -10,6 +10,7 @@ from torch import Tensor
 from roost.config.options import EngineConfig
 from roost.layers.attention import Attend, causal_attention
 from roost.layers.convolution import convolution
+from roost.layers.gated_delta import Recurrence, whole_sequences
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import KvShape, PairHead
@@ -63,6 +64,12 @@ class Dense:
         key, value = self.kept[layer]
         kv = self.shapes[layer]
         return causal_attention(query, key, value, start=0, first=0, window=kv.window, scale=kv.scale)
+
+    def recurrence(self, layer: int, inputs: Tensor) -> Recurrence:
+        """Nothing has happened before it."""
+        shape = self.shapes[layer].recurs
+        assert shape is not None
+        return whole_sequences(torch.tensor([len(inputs)], device=inputs.device), shape, inputs.dtype)
 
     def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
         """Zeros lie before it."""

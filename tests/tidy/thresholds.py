@@ -404,6 +404,8 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.simd._EXPONENT_LEAST": _NUMBER,
     **dict.fromkeys(_GUESSES, _GUESS),
     "roost.layers.convolution.NOTHING_THERE": "a mark; tests/unit/layers/test_convolution.py",
+    "roost.layers.gated_delta.NOT_KEPT": "a mark; tests/unit/layers/test_gated_delta.py",
+    "roost.layers.gated_delta.NORM_EPS": "how checkpoints were trained; tests/parity/test_families.py",
     "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",
     "roost.step_times.median.NUM_KEPT": _GUESS,
     "roost.draft_length.costs.NUM_KNOWN": _GUESS,

@@ -15,10 +15,20 @@ from torch import Tensor
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.errors import InvariantError
+from roost.kv.pages import Book
 from roost.layers.quantised_kv import SCALE_DTYPE
 from roost.layers.rounds import Pages
 from roost.models.model import KvShape
 from roost.step import TableDelta
+
+
+def book_of(kv: KvShape, books: Sequence[Book]) -> int:
+    """The book whose pages a layer's KV lies in."""
+    is_replayed = kv.recurs is not None
+    for number, book in enumerate(books):
+        if book.is_replayed == is_replayed and (is_replayed or book.window == kv.window):
+            return number
+    raise InvariantError(f"books {books} do not serve a layer with KV like {kv}")
 
 
 class PageTable:
@@ -28,6 +38,7 @@ class PageTable:
         self._device = device
         self.page_size = resolved.page_size
         self.window = resolved.books[book].window
+        self.is_replayed = resolved.books[book].is_replayed
         self.num_slots = resolved.books[book].num_pages * self.page_size
         self.row_width = resolved.row_width
         pages_per_row = self.row_width // self.page_size
@@ -58,7 +69,7 @@ class PageTable:
 class LayerKv(NamedTuple):
     """One layer of a KV cache."""
 
-    keys: Tensor  # [num_slots, num_kv_heads, head_dim]; where there are no values, what a short convolution reads
+    keys: Tensor  # [num_slots, num_kv_heads, head_dim]; where there are no values, what is read in place of attention
     values: Tensor
     scales: Tensor | None  # [num_kv_heads, 2, num_slots], of keys and of values; None: they are not quantised
 

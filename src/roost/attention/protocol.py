@@ -11,10 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from roost.attention.kv_cache import KvCache, LayerKv, PageTable
+from roost.attention.recurrent_states import RecurrentStates
 from roost.attention.registry import Backend
 from roost.device.device import Device
 from roost.layers.attention import Attend
 from roost.layers.convolution import convolution, in_slots
+from roost.layers.gated_delta import Recurrence
 from roost.layers.rotary import CosSin
 from roost.layers.segments import Segments
 from roost.lazy_import import load_symbol
@@ -70,17 +72,19 @@ def attend_through(
     segments: Segments,
     layers: Sequence[tuple[int, int]],
     slots_before: Tensor | None = None,
+    states: RecurrentStates | None = None,
 ) -> Attend:
     """A pass's way to KV: it writes to `slots` of each cache, and reads what `segments` say.
 
     `layers` gives for each layer that keeps KV its cache, and its number there; `slots_before` [num_tokens, n] where
-    the inputs of short convolutions lie that come before each token, the nearest last.
+    the inputs of short convolutions lie that come before each token, the nearest last; `states` are those of recurrent
+    layers.
     """
-    return _PagedPass(attention, caches, slots, segments, layers, slots_before)
+    return _PagedPass(attention, caches, slots, segments, layers, slots_before, states)
 
 
 class _PagedPass:
-    """Attention, and short convolutions, of one pass."""
+    """Attention, short convolutions and recurrences of one pass."""
 
     def __init__(
         self,
@@ -90,9 +94,13 @@ class _PagedPass:
         segments: Segments,
         layers: Sequence[tuple[int, int]],
         slots_before: Tensor | None,
+        states: RecurrentStates | None,
     ) -> None:
         self._attention, self._caches, self._slots, self._layers = attention, caches, slots, layers
-        self._before = slots_before
+        self._before, self._states = slots_before, states
+        if states is not None:
+            number = next(number for number, cache in enumerate(caches) if cache.kv.recurs is not None)
+            self._replay = states.replay(segments, slots[number])
         self._reads = [
             attention.read(cache.table, segments, cache.kv) if cache.kv.has_values else None for cache in caches
         ]
@@ -101,7 +109,7 @@ class _PagedPass:
         """What the heads of a layer read."""
         number, index = self._layers[layer]
         cache, read = self._caches[number], self._reads[number]
-        assert read is not None, "a layer of convolutions does not attend"
+        assert read is not None, "a layer without keys and values does not attend"
         if value is None:
             query = self._attention.rotate(qk, cos_sin)
         else:
@@ -115,6 +123,11 @@ class _PagedPass:
         buffer = self._caches[number].keys[index].squeeze(1)
         buffer.index_copy_(0, self._slots[number], inputs)
         return convolution(inputs, in_slots(buffer, self._before), weight)
+
+    def recurrence(self, layer: int, inputs: Tensor) -> Recurrence:
+        """That of a layer, in this pass."""
+        assert self._states is not None, "nobody said where the states of recurrent layers are"
+        return self._states.recurrence(self._layers[layer][1], self._replay)
 
 
 def make_attention(backend: Backend, device: Device) -> Attention:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.kv_cache import KvCache, PageTable, book_of
 from roost.attention.protocol import attend_through, make_attention
+from roost.attention.recurrent_states import RecurrentStates
 from roost.config.resolved import Resolved
 from roost.device.device import Device
 from roost.drafters.accept import Accepted, accept
@@ -94,11 +95,11 @@ class Passes:
         self.ops = on_host(model.ops) if self._is_host else model.ops
         self.attention = make_attention(resolved.backend, device)
         self.tables = [PageTable(resolved, book, device) for book in range(len(resolved.books))]
-        windows, kv_cache_dtype = [kv.window for kv in model.kv], resolved.memory.kv_cache_dtype
+        books, kept = [book_of(kv, resolved.books) for kv in model.kv], resolved.memory.kv_cache_dtype
         self.kv_caches = [  # of the books that the model has layers in; a drafter's layers have their own
-            KvCache(table, [kv.kept_as(kv_cache_dtype) for kv in model.kv if kv.window == table.window])
-            for table in self.tables
-            if table.window in windows
+            KvCache(table, [kv.kept_as(kept) for kv, own in zip(model.kv, books, strict=True) if own == book])
+            for book, table in enumerate(self.tables)
+            if book in books
         ]
         # how rows are drawn: the sampler writes it, drafters read it
         self.draws = RowDraws.empty(resolved.num_rows + 1, resolved.vocab_size, device.torch)
@@ -109,8 +110,13 @@ class Passes:
         self.last_tokens = torch.zeros(resolved.num_rows + 1, dtype=torch.int64, device=device.torch)
         self._row_state = RowState(lengths=self.lengths.device, last_tokens=self.last_tokens)
         self.row_trees = RowTrees(resolved.num_rows + 1, resolved.spec, device.torch)
-        self._layers = _layers(windows, self.kv_caches)
-        self._conv_cache = next((cache for cache in self.kv_caches if not cache.kv.has_values), None)
+        self._layers = [(sorted(set(books)).index(book), books[:layer].count(book)) for layer, book in enumerate(books)]
+        without_values = [cache for cache in self.kv_caches if not cache.kv.has_values]
+        self._conv_cache = next((cache for cache in without_values if cache.kv.recurs is None), None)
+        inputs = next((cache for cache in without_values if cache.kv.recurs is not None), None)
+        self.states = None
+        if inputs is not None and resolved.states is not None:
+            self.states = RecurrentStates(inputs, resolved.states.num_pages, resolved.num_rows + 1, device)
         self._target_pass, self._best_pass = model.ops.new_pass(), model.ops.new_pass()
 
     def draft_and_forward(self, layout: StepLayout) -> TargetOutput:
@@ -342,9 +348,8 @@ class Passes:
         def forward(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             tokens, positions, *rest = inputs
             slots, before = rest[:num_caches], rest[num_caches:]
-            attend = attend_through(
-                self.attention, self.kv_caches, slots, segments, self._layers, before[0] if before else None
-            )
+            places = before[0] if before else None
+            attend = attend_through(self.attention, self.kv_caches, slots, segments, self._layers, places, self.states)
             if not aux_layers:
                 return (self.model.forward(tokens, positions, attend),)
             hidden, aux_hidden = self.model.forward_with_aux(tokens, positions, attend, aux_layers)
@@ -424,9 +429,3 @@ def _check_proposed(trees: Trees, layout: StepLayout) -> None:
         raise InvariantError(f"the drafter proposed trees of {shape} (rounds, nodes), asked for were {asked}")
     if layout.shape.topk == 1 and not trees.are_chains:
         raise InvariantError("the drafter proposed trees, and chains were asked for (--spec-topk 1)")
-
-
-def _layers(windows: list[int | None], caches: list[KvCache]) -> list[tuple[int, int]]:
-    """For each layer its KV cache, and its index among that cache's layers."""
-    cache_windows = [cache.table.window for cache in caches]
-    return [(cache_windows.index(window), windows[:layer].count(window)) for layer, window in enumerate(windows)]

@@ -116,6 +116,7 @@ TRITON_OPS = Ops(
     linear=_linear,
     gate_up=gate_up,
     mix_experts=mix_experts,
+    gated_delta=TORCH_OPS.gated_delta,
     concat=TORCH_OPS.concat,
     argmax=argmax,
     draw=draw,

@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, silu
 
 from roost.layers import host_gumbel, host_lookup, host_rounds
 from roost.layers.experts import Experts, Routed, mix_experts
+from roost.layers.gated_delta import DeltaWeights, Recurrence, gated_delta
 from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
 from roost.layers.lookup import Found, Texts, find_drafts
@@ -108,6 +109,8 @@ class Ops:
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
     mix_experts: Callable[[Tensor, Routed, Experts], Tensor]  # (normed, whose experts, they): what they say together
+    # (inputs, what is learned, inputs and states so far): what heads say
+    gated_delta: Callable[[Tensor, DeltaWeights, Recurrence], Tensor]
     concat: Callable[[Sequence[Tensor]], Tensor]  # (rows of several widths): side by side
     # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
     # logits, so that nothing else in it may read them
@@ -194,6 +197,7 @@ TORCH_OPS = Ops(
     linear=_linear,
     gate_up=_gate_up,
     mix_experts=partial(mix_experts, gate_up=_gate_up),
+    gated_delta=gated_delta,
     concat=_concat,
     argmax=_argmax,
     draw=draw,

@@ -6,11 +6,12 @@ float32 whatever the model's type. Called by models: frequencies once, cos and s
 every layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 CosSin = tuple[Tensor, Tensor]  # cos [num_tokens, 1, head_dim] and sin [num_tokens, 1, head_dim / 2]
 
@@ -32,10 +33,14 @@ class Rope:
     factor: float = 1.0  # frequencies are divided by it
     bands: Bands | None = None  # None: all frequencies alike
     divisors: tuple[float, ...] = ()  # of each frequency, where a checkpoint states them instead
+    rotated_len: int | None = None  # so many dimensions rotate, and the rest stay as they are; None: all rotate
 
 
 def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     """Angle per position of each pair of dimensions: [head_dim / 2]."""
+    if rope.rotated_len is not None:  # pairs that stay as they are, are behind the others: see `rotated_order`
+        fast = frequencies(replace(rope, rotated_len=None), rope.rotated_len, device)
+        return pad(fast, (0, (head_dim - rope.rotated_len) // 2))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     fast = 1.0 / rope.theta**exponents
     if rope.divisors:
@@ -46,6 +51,16 @@ def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     rotations = bands.original_len * fast / (2 * pi)
     share = (rotations - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)
     return torch.lerp(slow, fast, share.clamp(0, 1)).to(device)
+
+
+def rotated_order(rotated_len: int, head_dim: int) -> list[int]:
+    """Dimensions of a head, of which the first `rotated_len` rotate among themselves, in the order described above.
+
+    Those that rotate together are half a head apart. Products of queries and keys are the same in any order.
+    """
+    half, rest = rotated_len // 2, (head_dim - rotated_len) // 2
+    first, second = range(half), range(half, rotated_len)
+    return [*first, *range(rotated_len, rotated_len + rest), *second, *range(rotated_len + rest, head_dim)]
 
 
 def cos_sin_at(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> CosSin:

@@ -18,7 +18,7 @@ from roost.layers.linear import Linear, RowTable, activation_dtype, make_linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import CosSin, frequencies
-from roost.models.decoder_layers import DecoderConfig, Layer, Loader
+from roost.models.decoder_layers import DecoderConfig, Layer, LayerKind, Loader
 from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
 
@@ -46,7 +46,10 @@ class Stack:
         `next_norm` is the weight of the norm that reads the stream next, where it is known.
         """
         ops, eps = self._ops, self._config.norm_eps
-        if attended is None:
+        if layer.delta is not None and layer.delta.rates is not None:
+            hidden, normed = ops.add_norm(stream, layer.first_norm, eps)
+            heads = layer.delta.project(normed, layer.qkv, ops)
+        elif attended is None:
             hidden, heads = ops.norm_linear(stream, layer.first_norm, eps, layer.qkv)
         else:
             hidden, heads = stream.total(), ops.linear(attended, layer.qkv)
@@ -65,25 +68,34 @@ class Stack:
             weight, bias = layer.conv
             mixed = attend.convolve(number, before * inputs, weight)
             return behind * (mixed if bias is None else mixed + bias)
+        if layer.delta is not None:
+            return layer.delta.mixed(number, projected, attend, ops, config.norm_eps)
         heads = projected.unflatten(-1, (-1, layer.heads.head_dim))  # queries, then keys, then values
         num_kv_heads = layer.heads.num_kv_heads if layer.keeps_kv else 0
         qk = heads[:, : config.num_heads + num_kv_heads]
+        if layer.order is not None:
+            qk = projected.index_select(1, layer.order).unflatten(-1, (-1, layer.heads.head_dim))
         value = heads[:, -num_kv_heads:] if layer.keeps_kv else None  # the keys again, where nothing else is there
         if layer.qk_norm is not None:
             qk = ops.norm(qk, layer.qk_norm, config.norm_eps)
-        return attend(number, qk, value, cos_sin).flatten(1)
+        read = attend(number, qk, value, cos_sin)
+        if config.out_gate:
+            read = read * heads[:, 1 : 2 * config.num_heads : 2].sigmoid()
+        return read.flatten(1)
 
 
 def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
     """The KV of each layer that keeps some, as `attend` counts them."""
     inputs = KvShape(num_kv_heads=1, head_dim=config.hidden_size, scale=1.0, dtype=dtype, has_values=False)
-    return tuple(
-        replace(inputs, window=kind.conv_len)
-        if kind.conv_len is not None
-        else KvShape(**asdict(config.heads_of(kind)), window=kind.window, dtype=dtype)
-        for kind in config.layers
-        if kind.shares is None
-    )
+
+    def shape_of(kind: LayerKind) -> KvShape:
+        if kind.delta is not None:
+            return replace(inputs, head_dim=kind.delta.input_len, recurs=kind.delta)
+        if kind.conv_len is not None:
+            return replace(inputs, window=kind.conv_len)
+        return KvShape(**asdict(config.heads_of(kind)), window=kind.window, dtype=dtype)
+
+    return tuple(shape_of(kind) for kind in config.layers if kind.shares is None)
 
 
 class Decoder:
@@ -105,13 +117,14 @@ class Decoder:
         ropes = list(dict.fromkeys(rotations))
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name.endswith(".rotary_emb.inv_freq"))  # follows from the config
+        tensors.drop_if(lambda name: name.startswith(config.names.others))
         loader = Loader(config, tensors, weights, ops)
-        embed = loader.embedding("model.embed_tokens.weight", config.vocab_size)
+        embed = loader.embedding(f"{config.names.root}embed_tokens.weight", config.vocab_size)
         self._layers = [
-            loader.layer(f"model.layers.{number}.", ropes.index(rotations[number]), kind=kind)
+            loader.layer(f"{config.names.root}layers.{number}.", ropes.index(rotations[number]), kind=kind)
             for number, kind in enumerate(config.layers)
         ]
-        self._norm = loader.norm(f"{config.names.last_norm}.weight")
+        self._norm = loader.norm(f"{config.names.root}{config.names.last_norm}.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
             self._head = ops.keep(make_linear(embed, None, tensors.form_of(embed, weights, is_head=True)), False)

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.experts import Experts
+from roost.layers.gated_delta import DeltaShape, DeltaWeights
 from roost.layers.linear import PLAIN_FORMS, Linear, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
-from roost.layers.rotary import Rope
+from roost.layers.rotary import Rope, rotated_order
+from roost.models.gated_delta import DeltaMixer
 from roost.models.tensors import Tensors
 
 
@@ -82,6 +84,12 @@ class LayerKind:
     shares: int | None = None  # the layer whose KV it reads, by its number; None: it keeps KV of its own
     feed_forward: "MakeFeedForward | None" = None  # None: the one that the config names for all
     conv_len: int | None = None  # a short convolution over so many tokens in place of attention
+    delta: DeltaShape | None = None  # a gated delta rule in its place
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention."""
+        return self.conv_len is None and self.delta is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +115,10 @@ class TensorNames:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
-    last_norm: str = "model.norm"
+    delta: str = "linear_attn."  # before the names of a gated delta rule's tensors
+    last_norm: str = "norm"
+    root: str = "model."  # before the names of layers, the embedding and the last norm
+    others: tuple[str, ...] = ()  # what the names of tensors begin with that are none of the decoder's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +142,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
+    out_gate: bool = False  # behind each head's query stands a gate for what the head reads
     conv_bias: bool = False  # of a short convolution, and of the projections around it
     names: TensorNames = TensorNames()
     norms: NormNames = NormNames()
@@ -176,8 +188,10 @@ class DecoderConfig:
         kept = {
             (kind.conv_len or kind.window, kind.conv_len or self.heads_of(kind))
             for kind in self.layers
-            if kind.shares is None
+            if kind.shares is None and kind.delta is None
         }
+        if len({kind.delta for kind in self.layers} - {None}) > 1:
+            raise ConfigError("the model's gated delta rules have sizes of several kinds; one is supported")
         if len(kept) > len({window for window, _ in kept}):
             raise ConfigError("the model's layers with one window have KV heads of different numbers or sizes")
         for number, kind in enumerate(self.layers):
@@ -195,7 +209,9 @@ class Layer:
 
     norm_before_attention: Tensor | None  # None: attention reads the input as it is
     qkv: Linear  # of a convolution: gate in front of it, gate behind it, input
-    conv: tuple[Tensor, Tensor | None] | None  # [hidden_size, conv_len] and bias; None: it has attention
+    conv: tuple[Tensor, Tensor | None] | None  # [hidden_size, conv_len] and bias; None: it has none
+    delta: DeltaMixer | None  # what a gated delta rule computes; None: it has none
+    order: Tensor | None  # which of the projected numbers are queries and keys, in that order; None: the first ones
     heads: Heads
     keeps_kv: bool  # False: it projects queries alone
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim], or of queries alone
@@ -225,6 +241,7 @@ class Loader:
         self.ops = ops
         self._tensors = tensors
         self._weights = weights
+        self._orders: dict[LayerKind, Tensor] = {}  # the same for all layers of a kind
 
     def layer(
         self,
@@ -242,15 +259,20 @@ class Loader:
         """
         config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
         kind = kind or LayerKind(rope=config.layers[0].rope)
-        conv_len, has_attention = kind.conv_len, kind.conv_len is None
-        qkv, out = self._attention(prefix, in_len or hidden, kind) if has_attention else self._around_conv(prefix)
+        conv_len, delta = kind.conv_len, kind.delta
+        if delta is not None:
+            qkv, out = self._around_delta(prefix, delta)
+        else:
+            qkv, out = self._around_conv(prefix) if conv_len else self._attention(prefix, in_len or hidden, kind)
         return Layer(
             norm_before_attention=self._extra_norm(prefix, norms.before_attention if normed else None),
             qkv=qkv,
             conv=None if conv_len is None else self._conv(prefix, conv_len),
+            delta=None if delta is None else self._delta(prefix, delta),
+            order=self._order(kind) if kind.attends else None,
             heads=config.heads_of(kind),
             keeps_kv=kind.shares is None,
-            qk_norm=self._qk_norm(prefix, kind) if config.qk_norm and has_attention else None,
+            qk_norm=self._qk_norm(prefix, kind) if config.qk_norm and kind.attends else None,
             out=out,
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
@@ -265,8 +287,9 @@ class Loader:
         query_len, kv_len = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
         q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
         number = 1 if kind.shares is not None else 2 if kind.values_are_keys else 3
+        lengths = (query_len * (1 + config.out_gate), kv_len, kv_len)[:number]
         return (
-            self.linear((q, k, v)[:number], (query_len, kv_len, kv_len)[:number], in_len, bias=config.qkv_bias),
+            self.linear((q, k, v)[:number], lengths, in_len, bias=config.qkv_bias),
             self.linear((out,), (config.hidden_size,), query_len, bias=config.out_bias),
         )
 
@@ -281,8 +304,41 @@ class Loader:
     def _conv(self, prefix: str, conv_len: int) -> tuple[Tensor, Tensor | None]:
         """The weight of a short convolution, and its bias."""
         hidden, name = self.config.hidden_size, f"{prefix}conv.conv"
-        weight = self._tensors.take(f"{name}.weight", hidden, 1, conv_len).squeeze(1)
+        weight = self.convolution(name, hidden, conv_len)
         return weight, self._tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
+
+    def convolution(self, name: str, num_channels: int, conv_len: int) -> Tensor:
+        """A convolution's weight, channel by channel: [num_channels, conv_len]."""
+        return self._tensors.take(f"{name}.weight", num_channels, 1, conv_len).squeeze(1)
+
+    def _around_delta(self, prefix: str, shape: DeltaShape) -> tuple[Linear, Linear]:
+        """The same of a gated delta rule."""
+        hidden, prefix = self.config.hidden_size, f"{prefix}{self.config.names.delta}"
+        value_len, heads = shape.num_value_heads * shape.value_dim, shape.num_value_heads
+        parts = [("qkv", shape.num_channels), ("a", heads), ("b", heads), ("z", value_len)]
+        if self._weights not in PLAIN_FORMS:  # how much is forgotten and learned stays in floats
+            del parts[1:3]
+        names = tuple(f"{prefix}in_proj_{name}" for name, _ in parts)
+        return (
+            self.linear(names, tuple(length for _, length in parts), hidden, bias=False),
+            self.linear((f"{prefix}out_proj",), (hidden,), value_len, bias=False),
+        )
+
+    def _delta(self, prefix: str, shape: DeltaShape) -> DeltaMixer:
+        """What is between them."""
+        prefix, heads = f"{prefix}{self.config.names.delta}", shape.num_value_heads
+        norm = self._tensors.take(f"{prefix}norm.weight", shape.value_dim, dtype=torch.float32)
+        names = (f"{prefix}in_proj_a.weight", f"{prefix}in_proj_b.weight")
+        return DeltaMixer(
+            weights=DeltaWeights(
+                shape=shape,
+                conv=self.convolution(f"{prefix}conv1d", shape.num_channels, shape.conv_len),
+                decay=-self._tensors.take(f"{prefix}A_log", heads, dtype=torch.float32).exp(),
+                forget_bias=self._tensors.take(f"{prefix}dt_bias", heads, dtype=torch.float32),
+            ),
+            rates=None if self._weights in PLAIN_FORMS else self.floats(names, heads),
+            norm=norm.expand(heads, -1).contiguous(),
+        )
 
     def linear(
         self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
@@ -293,9 +349,9 @@ class Loader:
         added = self._tensors.take_stacked(biases, out_lens) if bias else None
         return self.ops.keep(make_linear(weight, added, self._tensors.form_of(weight, self._weights)), is_gated)
 
-    def router(self, name: str, num_experts: int) -> Linear:
-        """Scores of experts, from hidden states: in floats, whatever form the other weights have."""
-        weight = self._tensors.take(name, num_experts, self.config.hidden_size)
+    def floats(self, names: tuple[str, ...], out_len: int) -> Linear:
+        """A projection of hidden states to `out_len` numbers a name, by floats whatever form the other weights have."""
+        weight = self._tensors.take_stacked(names, (out_len,) * len(names), self.config.hidden_size)
         return make_linear(weight, None, "fp32" if weight.dtype == torch.float32 else "bf16")
 
     def experts(self, prefix: str, number: int, width: int) -> Experts:
@@ -359,7 +415,21 @@ class Loader:
     def _qk_norm(self, prefix: str, kind: LayerKind) -> Tensor:
         config, heads = self.config, self.config.heads_of(kind)
         query = self.norm(f"{prefix}{config.names.query_norm}.weight", heads.head_dim).expand(config.num_heads, -1)
-        if kind.shares is not None:
-            return query.contiguous()
-        key = self.norm(f"{prefix}{config.names.key_norm}.weight", heads.head_dim)
-        return torch.cat([query, key.expand(heads.num_kv_heads, -1)])
+        both = query.contiguous()
+        if kind.shares is None:
+            key = self.norm(f"{prefix}{config.names.key_norm}.weight", heads.head_dim)
+            both = torch.cat([query, key.expand(heads.num_kv_heads, -1)])
+        return both if kind.rope.rotated_len is None else both[:, rotated_order(kind.rope.rotated_len, heads.head_dim)]
+
+    def _order(self, kind: LayerKind) -> Tensor | None:
+        """Which of the projected numbers are queries and keys, where these do not come first, or not as they rotate."""
+        heads, num_heads, rotated_len = self.config.heads_of(kind), self.config.num_heads, kind.rope.rotated_len
+        if not self.config.out_gate and rotated_len is None:
+            return None
+        if kind not in self._orders:
+            step, num_keys = 1 + self.config.out_gate, 0 if kind.shares is not None else heads.num_kv_heads
+            firsts = [*range(0, step * num_heads, step), *range(step * num_heads, step * num_heads + num_keys)]
+            dims = torch.tensor(rotated_order(rotated_len or heads.head_dim, heads.head_dim))
+            order = (torch.tensor(firsts)[:, None] * heads.head_dim + dims).flatten()
+            self._orders[kind] = order.to(self._tensors.device)
+        return self._orders[kind]

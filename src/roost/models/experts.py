@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.experts import best_experts
+from roost.layers.linear import Linear
 from roost.models.decoder_layers import FeedForward, Loader, feed_forward_of_normed
 from roost.models.fields import Fields
 
@@ -23,6 +24,7 @@ class ExpertsFeed:
     num_active: int  # that a token goes through
     width: int  # of each
     is_normed: bool  # whether the shares of a token's experts sum up to one
+    shared_width: int | None = None  # of an expert that every token goes through, by a gate; None: there is none
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_active <= self.num_experts:
@@ -30,15 +32,31 @@ class ExpertsFeed:
                 f"the model's tokens go through {self.num_active} of {self.num_experts} experts, which cannot be"
             )
 
+    def width_max(self, hidden_size: int) -> int:
+        """The longest vector that is made of one token: by its experts side by side, or by the one for all."""
+        return max(self.num_active * max(2 * self.width, hidden_size), 2 * (self.shared_width or 0))
+
     def __call__(self, loader: Loader, prefix: str) -> FeedForward:
         """That of the layer with this prefix."""
-        router = loader.router(f"{prefix}mlp.gate.weight", self.num_experts)
+        router = loader.floats((f"{prefix}mlp.gate.weight",), self.num_experts)
         experts, mix = loader.experts(f"{prefix}mlp.experts", self.num_experts, self.width), loader.ops.mix_experts
 
         def said_of(normed: Tensor) -> Tensor:
             return mix(normed, best_experts(router(normed), self.num_active, is_normed=self.is_normed), experts)
 
-        return feed_forward_of_normed(loader, said_of)
+        if self.shared_width is None:
+            return feed_forward_of_normed(loader, said_of)
+        shared, gate = self._shared(loader, prefix), loader.floats((f"{prefix}mlp.shared_expert_gate.weight",), 1)
+        return feed_forward_of_normed(loader, lambda normed: said_of(normed) + gate(normed).sigmoid() * shared(normed))
+
+    def _shared(self, loader: Loader, prefix: str) -> Linear:
+        """The expert that every token goes through."""
+        config, ops, width = loader.config, loader.ops, self.shared_width
+        assert width is not None
+        names = tuple(f"{prefix}mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down"))
+        project_in = loader.linear(names[:2], (width, width), config.hidden_size, bias=False)
+        project_out = loader.linear(names[2:], (config.hidden_size,), width, bias=False)
+        return lambda normed: ops.linear(ops.gate_up(ops.linear(normed, project_in), config.activation), project_out)
 
 
 def read_experts(fields: Fields) -> ExpertsFeed:

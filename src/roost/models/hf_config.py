@@ -89,21 +89,25 @@ def uniform_layers(fields: Fields, *, window: int | None) -> tuple[LayerKind, ..
     return (LayerKind(rope=read_rope(fields), window=window),) * len(types)
 
 
-def read_rope(fields: Fields, *, theta: float = 10000.0) -> Rope:
-    """The one rope of a config, in either style; `theta` counts where it does not say it."""
+def read_rope(fields: Fields, *, theta: float = 10000.0, reads: tuple[str, ...] = ()) -> Rope:
+    """The one rope of a config, in either style; `theta` counts where it does not say it.
+
+    `reads` are options that the family itself reads, which are refused otherwise.
+    """
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.wrong("rope_scaling", "and rope_parameters are both there; which one counts is unclear")
     name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    return rope_of(fields.group(name), fields.number("rope_theta", theta))
+    return rope_of(fields.group(name), fields.number("rope_theta", theta), reads)
 
 
-def rope_of(group: Fields, theta: float) -> Rope:
-    """A rope described by one object; `theta` counts where the object does not say it."""
+def rope_of(group: Fields, theta: float, reads: tuple[str, ...] = ()) -> Rope:
+    """A rope described by one object; `theta` counts where the object does not say it; `reads` as above."""
     type_key = "rope_type" if group.has("rope_type") else "type"  # `type` is the older name
     kind = group.choice(type_key, _ROPE_KEYS, "default")
     keys = _ROPE_KEYS[kind]
-    group.refuse_unless("partial_rotary_factor", 1)
-    group.refuse_others(("rope_type", "type", "rope_theta", "partial_rotary_factor", *keys))
+    if "partial_rotary_factor" not in reads:
+        group.refuse_unless("partial_rotary_factor", 1)
+    group.refuse_others(("rope_type", "type", "rope_theta", "partial_rotary_factor", *keys, *reads))
     theta = group.number("rope_theta", theta)
     if kind == "default":
         return Rope(theta=theta)

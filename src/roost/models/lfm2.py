@@ -20,7 +20,7 @@ _NAMES = TensorNames(
     gate="feed_forward.w1",
     up="feed_forward.w3",
     down="feed_forward.w2",
-    last_norm="model.embedding_norm",
+    last_norm="embedding_norm",
 )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roost.config.resolved import ModelTraits
 from roost.layers.attention import Attend
+from roost.layers.gated_delta import DeltaShape
 from roost.layers.ops import Ops
 from roost.layers.quantised_kv import CODE_DTYPES, CODE_MAX, SCALE_DTYPE
 
@@ -26,8 +27,9 @@ class KvShape:
     head_dim: int
     scale: float  # of the products of queries and keys
     dtype: torch.dtype  # of keys and values in their slots; as a model declares it, of what it hands to `attend`
-    # False: slots hold one vector a token, what a short convolution reads, always as it was computed
+    # False: slots hold one vector a token, what a short convolution or a recurrence reads, always as it was computed
     has_values: bool = True
+    recurs: DeltaShape | None = None  # the layer has a state, and its slots the inputs since the last one that was kept
 
     @property
     def is_quantised(self) -> bool:
@@ -46,13 +48,14 @@ class KvShape:
 
 
 def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:
-    """The traits of a model whose layers keep this KV, and nothing else of a sequence."""
-    windows = [each.window for each in kv]
+    """The traits of a model whose layers keep this KV, and of a sequence nothing else but states of recurrent ones."""
+    windows = [each.window for each in kv if each.recurs is None]
     return ModelTraits(
         vocab_size=vocab_size,
         window=next((window for window in windows if window is not None), None),
         has_full_layers=None in windows,
         context_max=context_max,
+        recurrent_state=any(each.recurs is not None for each in kv),
     )
 
 

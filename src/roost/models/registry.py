@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.models import gemma3, lfm2, llama, mistral, qwen
+from roost.models import gemma3, lfm2, llama, mistral, qwen, qwen3_5
 from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
@@ -21,6 +21,8 @@ FAMILIES: tuple[Family[Any], ...] = (
     mistral.FAMILY,
     gemma3.FAMILY,
     lfm2.FAMILY,
+    qwen3_5.DENSE,
+    qwen3_5.MOE,
 )
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 

@@ -300,6 +300,7 @@ NUMBA_OPS = Ops(
     linear=TORCH_OPS.linear,
     gate_up=TORCH_OPS.gate_up,
     mix_experts=TORCH_OPS.mix_experts,
+    gated_delta=TORCH_OPS.gated_delta,
     concat=_concat,
     argmax=_argmax,
     draw=host_gumbel.draw,

@@ -34,9 +34,6 @@ class TorchExecutor:
         head: Head | None = None,
         new_matcher: NewMatcher | None = None,
     ) -> None:
-        windows, wanted = {book.window for book in resolved.books}, {kv.window for kv in model.kv}
-        if not windows >= wanted:
-            raise InvariantError(f"books of windows {windows} do not serve layers of windows {wanted}")
         opened = self._device = open_device(device)
         self._worker = None
         if not opened.runs_beside_the_host:

@@ -7,6 +7,7 @@ sampler and of CUDA graphs are bounded from above. Plain arithmetic. Called at s
 from roost.attention.registry import Backend
 from roost.config.options import EngineConfig
 from roost.config.resolve import chunk_of
+from roost.config.resolved import Resolved
 from roost.config.speculation import spec_widths
 from roost.errors import ConfigError
 from roost.graph_sizes import graph_sizes, mixed_sizes, step_tokens_max
@@ -23,9 +24,20 @@ _KEPT = 4  # hidden states of a token that a graph of chunks and rounds keeps: t
 
 def token_bytes(model: Model, head: Head | None, kv_cache_dtype: str) -> tuple[int, int]:
     """Bytes of KV that one token takes in the full book, draft layers included, and in the window book."""
-    layers = [kv.kept_as(kv_cache_dtype) for kv in (*model.kv, *(() if head is None else head.kv))]
+    kept = (*model.kv, *(() if head is None else head.kv))
+    layers = [kv.kept_as(kv_cache_dtype) for kv in kept if kv.recurs is None]
     full = sum(kv.token_bytes for kv in layers if kv.window is None)
     return full, sum(kv.token_bytes for kv in layers) - full
+
+
+def states_bytes(resolved: Resolved, model: Model) -> int:
+    """Bytes of the states of recurrent layers and of their inputs, of which running requests need so many."""
+    if resolved.states is None:
+        return 0
+    layers = [kv for kv in model.kv if kv.recurs is not None]
+    states = sum(kv.recurs.state_bytes(kv.dtype) for kv in layers if kv.recurs is not None)
+    slots = sum(book.num_pages * resolved.page_size for book in resolved.books if book.is_replayed)
+    return resolved.states.num_pages * states + slots * sum(kv.token_bytes for kv in layers)
 
 
 def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int:
@@ -60,6 +72,6 @@ def pool_tokens(fraction: float | None, free: int, total: int, workspace: int, p
         raise ConfigError(
             f"no memory is left for KV: {free / 2**30:.1f} GiB are free, {workspace / 2**30:.1f} are needed otherwise "
             f"and {(1 - share) * total / 2**30:.1f} are left alone; raise --memory-fraction ({share}), lower "
-            "--max-running, --chunk or --spec-tokens, or use --no-graphs or a smaller model"
+            "--max-running, --chunk, --state-pool or --spec-tokens, or use --no-graphs or a smaller model"
         )
     return budget // per_token

@@ -74,6 +74,8 @@ class Runner:
         """Bring the page tables up to date with a plan."""
         for table, delta in zip(self.passes.tables, plan.deltas, strict=True):
             table.apply(delta)
+        if self.passes.states is not None and plan.states is not None:
+            self.passes.states.apply(plan.rows, plan.states)
         for setup in plan.setups:
             self._sampler.set_row(setup)
             if self._grammars is not None:
@@ -303,7 +305,9 @@ class Runner:
         known = starts if starts is not None else np.where(plan.is_prefill, plan.start_positions, plan.device_lens_max)
         for table, firsts, ends in zip(self.passes.tables, plan.firsts, plan.ends, strict=True):
             reads, writes = known * 0, known + plan.query_lens
-            if table.window is not None:
+            if table.is_replayed and plan.states is not None:
+                reads = plan.states.starts
+            elif table.window is not None:
                 reads = np.maximum(0, known - table.window + 1)
             elif plan.shape.pair:
                 is_drafted = ~plan.is_prefill & (plan.query_lens > 1)

@@ -84,13 +84,16 @@ def warm_start(
         offset = target.norm_offset if "norm" in name else 0.0
         return weights[name].to(torch.float32) + offset
 
-    names, last = target.names, f"model.layers.{len(target.layers) - 1}."
-    attends = [number for number, layer in enumerate(target.layers) if layer.conv_len is None]
-    attention = f"model.layers.{attends[-1]}."  # of a layer that has it
+    names, layers = target.names, f"{target.names.root}layers."
+    last = f"{layers}{target.num_layers - 1}."
+    # of a layer that has it
+    attention = f"{layers}{max(number for number, layer in enumerate(target.layers) if layer.attends)}."
     state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
     state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # at first it passes the last feature through
     for own, theirs in (("q", names.query), ("k", names.key), ("v", names.value)):
         weight = take(f"{attention}{theirs}.weight")
+        if own == "q" and target.out_gate:  # without the gates
+            weight = weight.view(target.num_heads, 2, -1, hidden)[:, 0].flatten(0, 1)
         state[f"midlayer.self_attn.{own}_proj.weight"] = torch.cat([noise(*weight.shape), weight], dim=1)
     state["midlayer.self_attn.o_proj.weight"] = take(f"{attention}{names.out}.weight")
     # the part wider than the target's has no effect at first: down_proj is zero there
@@ -102,14 +105,14 @@ def warm_start(
     state["midlayer.post_attention_layernorm.weight"] = take(f"{last}{target.norms.before_feed}.weight")
     state["midlayer.hidden_norm.weight"] = take(f"{last}{target.norms.before_attention}.weight")
     state["midlayer.input_layernorm.weight"] = torch.ones(hidden)
-    state["norm.weight"] = take(f"{names.last_norm}.weight")
+    state["norm.weight"] = take(f"{names.root}{names.last_norm}.weight")
     state["lm_head.weight"] = _target_rows(weights, target, vocabulary)
     return state
 
 
 def _target_rows(weights: Mapping[str, Tensor], target: DecoderConfig, vocabulary: Tensor) -> Tensor:
     """The rows of the target's LM head that can be drafted: [num_tokens, hidden_size]."""
-    name = "model.embed_tokens.weight" if target.tied else "lm_head.weight"
+    name = f"{target.names.root}embed_tokens.weight" if target.tied else "lm_head.weight"
     return weights[name].to(torch.float32)[vocabulary.cpu()].clone()
 
 

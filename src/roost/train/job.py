@@ -150,5 +150,5 @@ def _refuse_unlike(given: GivenHead, wanted: dict[str, tuple[int, ...]]) -> None
 def _key(source: Source) -> str:
     """A hash that identifies a model whatever its name: of its config and some of its weights."""
     names = decoder_config(source.config()).names
-    some = source[f"{names.last_norm}.weight"].float().numpy().tobytes()
+    some = source[f"{names.root}{names.last_norm}.weight"].float().numpy().tobytes()
     return blake2b(json.dumps(source.config(), sort_keys=True, default=str).encode() + some, digest_size=8).hexdigest()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from roost.layers.convolution import convolution
+from roost.layers.gated_delta import Recurrence, whole_sequences
 from roost.layers.rotary import CosSin, rotate
 from roost.models.decoder import Decoder
 from roost.models.model import KvShape
@@ -32,7 +33,7 @@ class TargetOutputs:
 
 
 class _DenseRows:
-    """Attention and short convolutions of rows of tokens, each of which sees what is before it of its own sequence."""
+    """Attention, convolutions and recurrences of rows of tokens, each of which sees what is before it of its own."""
 
     def __init__(
         self, shapes: tuple[KvShape, ...], read: tuple[int, ...], owners: Tensor, seen: Tensor, dtype: torch.dtype
@@ -65,6 +66,16 @@ class _DenseRows:
             is_own = (self._owners == self._owners.roll(back, dims=1)) & (self._number >= back)
             before.append(rows.roll(back, dims=1).masked_fill(~is_own[..., None], 0.0).flatten(0, 1))
         return convolution(inputs, torch.stack(before, dim=1), weight)
+
+    def recurrence(self, layer: int, inputs: Tensor) -> Recurrence:
+        """Nothing has happened before a sequence."""
+        shape = self._shapes[layer].recurs
+        assert shape is not None
+        is_first = self._owners != self._owners.roll(1, dims=1)
+        is_first[:, 0] = True
+        starts = is_first.flatten().nonzero()[:, 0]
+        lengths = torch.cat([starts[1:], starts.new_tensor([len(inputs)])]) - starts
+        return whole_sequences(lengths, shape, inputs.dtype)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from roost.errors import ConfigError
+from roost.layers.gated_delta import DeltaShape
 from roost.layers.rotary import Bands, Rope
 from roost.models.registry import FAMILIES, decoder_config, find_family
 from tests.support.config_files import (
@@ -15,6 +16,8 @@ from tests.support.config_files import (
     MISTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_5,
+    QWEN3_5_MOE,
     QWEN3_MOE,
     Config,
     without,
@@ -225,7 +228,52 @@ def test_convolutions_that_cannot_be_run_are_refused_by_name(changes: Config, sa
         decoder_config({**LFM2, **changes})
 
 
+def beside_images(text: Config, architecture: str) -> Config:
+    """The same text model as a part of one that reads images."""
+    return {"architectures": [architecture], "text_config": without(text, "architectures"), "image_token_id": 3}
+
+
+def test_a_hybrid_is_the_same_alone_and_beside_images() -> None:
+    plain = decoder_config(QWEN3_5)
+    assert [layer.attends for layer in plain.layers] == [False, True, False, True]
+    assert (plain.out_gate, plain.norm_offset, plain.layers[0].rope.rotated_len) == (True, 1.0, 2)
+    assert plain.layers[0].delta == DeltaShape(num_key_heads=2, num_value_heads=4, key_dim=4, value_dim=6, conv_len=3)
+    nested = decoder_config(beside_images(QWEN3_5, "Qwen3_5ForConditionalGeneration"))
+    assert nested.names.root == "model.language_model."
+    assert replace(nested, names=plain.names) == plain
+    mixture = decoder_config(QWEN3_5_MOE)
+    nested = decoder_config(beside_images(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration"))
+    assert replace(nested, names=mixture.names, feed_forward=mixture.feed_forward) == mixture
+    assert nested.feed_forward == mixture.feed_forward
+
+
+def test_what_a_config_of_a_hybrid_leaves_out_is_what_its_first_models_had() -> None:
+    bare = decoder_config(without(QWEN3_5, "full_attention_interval", "linear_conv_kernel_dim", "attn_output_gate"))
+    assert [layer.attends for layer in bare.layers] == [False, False, False, True]
+    assert bare.layers[0].delta is not None and bare.layers[0].delta.conv_len == 4
+    whole = decoder_config({**QWEN3_5, "partial_rotary_factor": 1.0})
+    assert whole.layers[0].rope.rotated_len is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads is 3, not a multiple of 2 key heads"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be a whole number of at least 2"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
+        ({"layer_types": ["sliding_attention"] * 4}, "'sliding_attention', which is not supported; known are"),
+        ({"partial_rotary_factor": 0.375}, "partial_rotary_factor is 0.375: of 8 dimensions an even number must"),
+        ({"partial_rotary_factor": 2.0}, "of 8 dimensions an even number must rotate"),
+        ({"attn_output_gate": False}, "attn_output_gate"),
+    ],
+)
+def test_hybrids_that_cannot_be_run_are_refused_by_name(changes: Config, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        decoder_config({**QWEN3_5, **changes})
+
+
 def test_families_are_found_by_their_architecture_and_offer_hooks_to_draft_heads() -> None:
-    found = [find_family(config) for config in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2)]
+    configs = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2, QWEN3_5, QWEN3_5_MOE)
+    found = [find_family(config) for config in configs]
     assert found == list(FAMILIES)
     assert all(family.draft_hooks for family in found)

@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from roost.attention.kv_cache import KvCache, PageTable
+from roost.attention.recurrent_states import RecurrentStates
 from roost.attention.registry import KV_CACHE_DTYPES, TORCH, TRITON, Backend
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits
 from roost.device.cpu import CpuDevice
 from roost.errors import ConfigError
+from roost.layers.gated_delta import DeltaShape
 from roost.layers.quantised_kv import CODE_DTYPES
 from roost.models.model import KvShape
-from roost.runner.memory import MEMORY_FRACTION, pool_tokens, token_bytes, workspace_bytes
+from roost.runner.memory import MEMORY_FRACTION, pool_tokens, states_bytes, token_bytes, workspace_bytes
 from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 
 GIB = 2**30
@@ -62,6 +64,20 @@ def test_a_cache_is_as_large_as_is_counted(kv_cache_dtype: str) -> None:
     cache = KvCache(PageTable(resolved, 0, CpuDevice()), layers)
     buffers = (cache.keys, cache.values, cache.scales)
     assert sum(each.nbytes for each in buffers if each is not None) == 1024 * 3 * layers[0].token_bytes
+
+
+def test_states_of_recurrent_layers_and_their_inputs_are_as_large_as_is_counted() -> None:
+    shape = DeltaShape(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6, conv_len=4)
+    inputs = replace(FULL, num_kv_heads=1, head_dim=shape.input_len, has_values=False, recurs=shape)
+    traits = ModelTraits(vocab_size=9, recurrent_state=True)
+    resolved = resolve(EngineConfig(memory=MemoryConfig(pool_tokens=1024)), traits)
+    assert resolved.states is not None
+    cache = KvCache(PageTable(resolved, 1, CpuDevice()), [inputs] * 2)
+    states = RecurrentStates(cache, resolved.states.num_pages, resolved.num_rows + 1, CpuDevice())
+    held = cache.keys.nbytes + states.matrices.nbytes + states.tails.nbytes
+    assert states_bytes(resolved, Sized((FULL, inputs, inputs))) == held
+    assert states_bytes(resolve(EngineConfig(), ModelTraits(vocab_size=9)), Sized()) == 0
+    assert token_bytes(Sized((FULL, inputs, inputs)), None, "auto") == (FULL.token_bytes, 0)
 
 
 def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
