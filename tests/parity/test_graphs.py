@@ -31,8 +31,10 @@ CELLS = [
     for drafter, place, depth, graphs in product(DRAFTERS, PLACES, (0, 1), (True, False))
     if "joint" not in drafter or (depth == 1 and graphs and JOINED.get(drafter, PLACES[0]) == place)
 ] + [
-    (drafter, "lfm2-biased", 4, 1, graphs)
-    for drafter, graphs in product(("plain", "ngram", "eagle-chain", "eagle3-tree"), (True, False))
+    (drafter, kind, 4, 1, graphs)
+    for kind, drafter, graphs in product(
+        ("lfm2-biased", "qwen3.5"), ("plain", "ngram", "eagle-chain", "eagle3-tree"), (True, False)
+    )
 ]
 
 

@@ -18,11 +18,14 @@ import roost.runner.executor
 import tests.support.tiny_models
 from roost.attention.kv_cache import LayerKv, PageTable
 from roost.attention.protocol import ReadKv
-from roost.attention.registry import TORCH, TRITON, Backend
+from roost.attention.registry import TRITON, Backend
 from roost.attention.torch_backend import TorchAttention
 from roost.device.cpu import CpuDevice
-from roost.device.device import Replay
+from roost.device.device import Replay as ReplayGraph
+from roost.layers.gated_delta import DeltaShape, DeltaWeights, Recurrence, Replay, gated_delta
+from roost.layers.ops import TORCH_OPS
 from roost.layers.quantised_kv import dequantise
+from roost.layers.rounds import Pages
 from roost.layers.segments import Segments, segment_attention
 from roost.models.model import KvShape
 
@@ -59,7 +62,7 @@ def _memory(tensor: Tensor) -> int:
 class RehearsalDevice(CpuDevice):
     """A CPU with graphs."""
 
-    def capture(self, work: Callable[[], None]) -> Replay | None:
+    def capture(self, work: Callable[[], None]) -> ReplayGraph | None:
         """Run once, then once more onto a tape."""
         work()
         tape = Tape()
@@ -116,6 +119,66 @@ def read_segments(table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
     return read
 
 
+@torch.library.custom_op("roost_tests::gated_delta", mutates_args=("memory",))
+def _run_delta(
+    inputs: Tensor,
+    learned: list[Tensor],
+    memory: list[Tensor],
+    columns: list[Tensor],
+    trees: list[Tensor],
+    replay: list[Tensor],
+    page_size: int,
+    sizes: list[int],
+) -> Tensor:
+    """The recurrence as one operation."""
+    num_key_heads, num_value_heads, key_dim, value_dim, conv_len = sizes
+    shape = DeltaShape(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        conv_len=conv_len,
+    )
+    given = {**dict(zip(_COLUMNS, columns, strict=True)), **dict(zip(_TREES, trees, strict=False))}
+    slots, table, sources, starts, kept_at, kept_in = replay
+    at = Recurrence(
+        replay=Replay(
+            segments=Segments(**given, tile_len=1),
+            slots=slots,
+            pages=Pages(table=table, size=page_size),
+            sources=sources,
+            starts=starts,
+            kept_at=kept_at,
+            kept_in=kept_in,
+        ),
+        **dict(zip(("inputs", "states", "tails"), memory, strict=True)),
+    )
+    conv, decay, forget_bias = learned
+    return gated_delta(inputs, DeltaWeights(shape=shape, conv=conv, decay=decay, forget_bias=forget_bias), at)
+
+
+def run_delta(inputs: Tensor, weights: DeltaWeights, at: Recurrence) -> Tensor:
+    """What heads say, of rows whose lengths and states the device alone knows."""
+    columns, trees = (
+        [column for name in names if (column := getattr(at.replay.segments, name)) is not None]
+        for names in (_COLUMNS, _TREES)
+    )
+    replay, shape = at.replay, weights.shape
+    return _run_delta(
+        inputs,
+        [weights.conv, weights.decay, weights.forget_bias],
+        [at.inputs, at.states, at.tails],
+        columns,
+        trees,
+        [replay.slots, replay.pages.table, replay.sources, replay.starts, replay.kept_at, replay.kept_in],
+        replay.pages.size,
+        [shape.num_key_heads, shape.num_value_heads, shape.key_dim, shape.value_dim, shape.conv_len],
+    )
+
+
+REHEARSED_OPS = replace(TORCH_OPS, gated_delta=run_delta)
+
+
 class RehearsedAttention(TorchAttention):
     """Segments as kernels get them, read by their reference; what is written and copied, in torch."""
 
@@ -129,7 +192,7 @@ REHEARSED = replace(
     TRITON,
     name="rehearsed",
     factory="tests.support.graph_rehearsal:RehearsedAttention",
-    ops=TORCH.ops,
+    ops="tests.support.graph_rehearsal:REHEARSED_OPS",
     devices=("cpu",),
     default_for=(),
     package=None,

@@ -14,6 +14,7 @@ from roost.models.decoder import Decoder
 from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
+from tests.support import tiny_models
 from tests.support.random_heads import make_head
 from tests.support.slow_reference import next_tokens
 from tests.support.spec_configs import AUTO_JOINT
@@ -172,9 +173,13 @@ def drawn(num_together: int, *, joined: bool) -> list[Cell]:
             missing.difference_update(met)
 
 
-@cache
 def model_of(kind: str) -> Decoder:
-    """The checkpoint of a kind."""
+    """The checkpoint of a kind, with the operations of the backend."""
+    return _model_of(kind, tiny_models.BACKEND.ops)
+
+
+@cache
+def _model_of(kind: str, ops: str) -> Decoder:
     return tiny(kind).model()
 
 

@@ -14,6 +14,7 @@ from roost.kernels.cos_sin import cos_sin
 from roost.kernels.experts import mix_experts
 from roost.kernels.few_token_linear import few_token_linear, new_scaled
 from roost.kernels.gated_activation import gate_up
+from roost.kernels.gated_delta import gated_delta
 from roost.kernels.gumbel import best_drafts, draft_scores, draw
 from roost.kernels.linear_tilings import BlockTiling, RowTiling, Tiling, linear_tiling
 from roost.kernels.lookup import find_drafts
@@ -116,7 +117,7 @@ TRITON_OPS = Ops(
     linear=_linear,
     gate_up=gate_up,
     mix_experts=mix_experts,
-    gated_delta=TORCH_OPS.gated_delta,
+    gated_delta=gated_delta,
     concat=TORCH_OPS.concat,
     argmax=argmax,
     draw=draw,

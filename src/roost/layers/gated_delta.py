@@ -119,11 +119,12 @@ def gated_delta(inputs: Tensor, weights: DeltaWeights, at: Recurrence) -> Tensor
 def _paths(segments: Segments, number: int, length: int) -> Iterator[tuple[Tensor, int]]:
     """Tokens of a segment that follow one another, and how many of them, at the end, nobody has had before.
 
-    All of them at once; of a tree each node with its ancestors.
+    All of them at once, if there are any; of a tree each node with its ancestors.
     """
     tree = -1 if segments.tree_of is None else int(segments.tree_of[number])
     if tree < 0 or segments.tree_mask is None:
-        yield torch.arange(length, device=segments.rows.device), length
+        if length:
+            yield torch.arange(length, device=segments.rows.device), length
         return
     for node in range(length):
         yield segments.tree_mask[tree, node, : node + 1].nonzero()[:, 0], 1
