@@ -38,7 +38,16 @@ from roost.runner.memory import pool_tokens, states_bytes, token_bytes, workspac
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder
-from roost.weights.draft import check_head, check_hooks, check_kind, head_kind, load_head
+from roost.weights.draft import (
+    check_head,
+    check_hooks,
+    check_kind,
+    check_own_head,
+    head_kind,
+    load_head,
+    load_own_head,
+    own_head,
+)
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_head, find_model
 
@@ -142,12 +151,18 @@ def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backe
     source, spec, head = open_source(path), config.spec, None
     weights = choose_weights(config.model.weights, source.form, forms_of(device, backend), stored=source.stored_form)
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
+    drafter = drafter_of(spec)
+    own = drafter.name if drafter is not None and drafter.head is not None and drafter.head.is_own else None
+    if own is not None:
+        check_own_head(source, own, topk=spec_shape(spec).topk)
     if spec.draft is not None:
         check_hooks(family)
         target = family.read_config(Fields(source.config()))
         check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _explain_out_of_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
+        if own is not None:
+            head = load_own_head(source, own, model, weights=weights, device=device)
         if spec.draft is not None:
             head = load_head(folder, _kind(spec), model, layer_ids=ids, weights=weights, device=device)
     warnings = (
@@ -166,11 +181,18 @@ def _with_drafter(config: EngineConfig) -> EngineConfig:
         spec = replace(spec, draft=str(own))
     if spec.spec in (None, ANY_DRAFTER):
         otherwise = NO_DRAFTER if spec.spec is None else WITHOUT_HEAD.name
-        spec = replace(spec, spec=otherwise if spec.draft is None else head_kind(Path(spec.draft)))
+        found = _own_kind(config.model.model) if spec.draft is None else head_kind(Path(spec.draft))
+        spec = replace(spec, spec=found or otherwise)
     spec_shape(spec)
     if spec.draft is not None:
         check_kind(Path(spec.draft), _kind(spec))
     return replace(config, spec=spec)
+
+
+def _own_kind(model: str) -> str | None:
+    """Whose head is within a model's own checkpoint, by the name of its drafter; heads of files are found elsewhere."""
+    path = Path(model).expanduser()
+    return own_head(open_source(path)) if path.is_dir() else None
 
 
 def _may_be(name: str | None, head: Path) -> bool:

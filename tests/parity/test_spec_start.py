@@ -55,7 +55,7 @@ ALONE = [  # whatever the model: refused before it is looked for
     ("--draft {nowhere}", "--draft {nowhere}: must be a folder with a config.json"),
     ("--spec ngram --draft {eagle}", "--draft is for --spec eagle, eagle3 or auto, got --spec ngram"),
     ("--spec eagle3", "--spec eagle3 needs --draft, the folder of its head"),
-    ("--spec-steps 3", "--spec-steps is for --spec ngram, eagle, eagle3 or auto, got --spec none"),
+    ("--spec-steps 3", "--spec-steps is for --spec ngram, eagle, eagle3, mtp or auto, got --spec none"),
     ("--spec eagle --draft {eagle} --draft-layer-ids vllm", "--draft-layer-ids is for --spec eagle3, got --spec eagle"),
     ("--spec --draft {eagle} --draft-layer-ids vllm", "--draft-layer-ids is for --spec eagle3, got --spec eagle"),
     (

@@ -15,6 +15,7 @@ from roost.models.model import Head
 from roost.spec_shape import PLAIN, DraftKv, SpecShape
 from roost.step import StepPlan, Ticket
 from tests.support import tiny_models
+from tests.support.mtp_heads import make_mtp
 from tests.support.random_heads import make_head
 from tests.support.slow_reference import next_tokens
 from tests.support.spec_configs import AUTO_JOINT
@@ -35,6 +36,8 @@ DRAFTERS: dict[str, tuple[str | None, SpecShape]] = {
     "target-joint-tree": ("target", JOINT_TREE),
     "target-joint-auto": ("target", AUTO_JOINT),
 }
+# of models whose checkpoints have a head
+OWN_HEADS = {"mtp-chain": ("mtp", CHAIN), "mtp-tree": ("mtp", TREE), "mtp-joint": ("mtp", JOINT)}
 DEPTHS = (0, 1)
 PAGE_SIZES = (1, 4, 64, 256)
 KINDS = ("llama", "mistral", "gemma3-untied")  # full layers, windows alone, both
@@ -71,7 +74,7 @@ class Cell:
     @property
     def shape(self) -> SpecShape:
         """The shape of its rounds."""
-        return DRAFTERS[self.drafter][1]
+        return {**DRAFTERS, **OWN_HEADS}[self.drafter][1]
 
     @property
     def config(self) -> EngineConfig:
@@ -134,6 +137,12 @@ OTHERS = [  # mixtures of experts, short convolutions, recurrent layers
         ("eagle3-tree", 1, 4, "qwen3.5-moe", "mixed"),
         ("eagle3-tree", 1, 64, "qwen3.5", "aborts"),
         ("eagle3-joint", 1, 4, "qwen3.5", "mixed"),
+        ("mtp-chain", 0, 1, "qwen3.5", "mixed"),
+        ("mtp-chain", 1, 64, "qwen3.5-moe", "aborts"),
+        ("mtp-chain", 1, 4, "qwen3.5", "preemptions"),
+        ("mtp-tree", 0, 4, "qwen3.5", "preemptions"),
+        ("mtp-tree", 1, 1, "qwen3.5-moe", "mixed"),
+        ("mtp-joint", 1, 4, "qwen3.5", "mixed"),
     )
 ]
 QUANTISED = [
@@ -187,6 +196,8 @@ def _model_of(kind: str, ops: str) -> Decoder:
 def head_of(name: str, kind: str) -> Head:
     """A head for the checkpoint of a kind."""
     model = model_of(kind)
+    if name == "mtp":
+        return make_mtp(kind, model)
     return TargetHead(model) if name == "target" else make_head(name, model)
 
 
@@ -200,7 +211,7 @@ class Matrix(Served):
     """A cell's engine, which remembers what it launched."""
 
     def __init__(self, cell: Cell) -> None:
-        head, _ = DRAFTERS[cell.drafter]
+        head, _ = {**DRAFTERS, **OWN_HEADS}[cell.drafter]
         super().__init__(model_of(cell.kind), cell.config, head=head and head_of(head, cell.kind))
         self.cell = cell
         self.plans: list[StepPlan] = []

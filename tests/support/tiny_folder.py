@@ -25,7 +25,14 @@ def write_model(folder: Path, template: str = PLAIN_TEMPLATE, *, seed: int = 0) 
     tensors = llama_tensors(decoder_config(config))
     save_file({name: torch.randn(zero.shape, generator=drawn) for name, zero in tensors.items()}, folder / SINGLE_FILE)
     (folder / CONFIG).write_text(json.dumps(config))
+    write_tokenizer(folder, template)
+    return folder
+
+
+def write_tokenizer(folder: Path, template: str = PLAIN_TEMPLATE) -> int:
+    """Write the tokenizer's files; the size of its vocabulary."""
+    tokenizer = byte_level()
     (folder / "tokenizer.json").write_text(json.loads(tokenizer.to_json())["inner"])
     (folder / SETTINGS).write_text(json.dumps({"eos_token": "<|im_end|>", "add_bos_token": False}))
     (folder / TEMPLATE).write_text(template)
-    return folder
+    return tokenizer.vocab_size

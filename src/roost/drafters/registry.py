@@ -19,11 +19,16 @@ LAYER_ID_SHIFTS: Mapping[str, int] = {"sglang": 1, "vllm": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftHead:
-    """Weights of a drafter, in the folder that --draft names."""
+    """Weights of a drafter, in the folder that --draft names, or within the model's own checkpoint."""
 
-    architectures: tuple[str, ...]  # as their config.json names them
+    architectures: tuple[str, ...]  # as their config.json names them; none: they are in the model's own checkpoint
     family: str  # where its `HeadFamily` is: "module:name", imported when a head is read
     aux_hidden: bool = False  # reads hidden states of some of the target's layers; --draft-layer-ids is for these
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it comes within the model's checkpoint."""
+        return not self.architectures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class DrafterKind:
     reads_history: bool = False  # wants every token of a row when the row begins: `RowSetup.tokens` are filled
     looks_up: bool = False  # finds its drafts in texts, and nowhere else: --spec-lookup cannot be off
     joins_lookup: bool = False  # drafts may be looked up beside it, row by row: --spec-lookup
-    head: DraftHead | None = None  # None: it has no weights, and --draft is refused
+    head: DraftHead | None = None  # None: it has no weights; only one with a folder of its own is named by --draft
 
 
 NGRAM = DrafterKind(name="ngram", make="roost.drafters.ngram:make", reads_history=True, looks_up=True)
@@ -61,8 +66,16 @@ EAGLE3 = DrafterKind(
         aux_hidden=True,
     ),
 )
+MTP = DrafterKind(
+    name="mtp",
+    make="roost.drafters.eagle:make",
+    draft_kv=DraftKv.PAIR,
+    trees=True,
+    joins_lookup=True,
+    head=DraftHead(architectures=(), family="roost.models.qwen3_5:MTP"),
+)
 
-DRAFTERS = (NGRAM, EAGLE, EAGLE3)
+DRAFTERS = (NGRAM, EAGLE, EAGLE3, MTP)
 WITHOUT_HEAD = NGRAM  # what --spec auto means where there is no head
 
 
@@ -83,7 +96,7 @@ def names_of(is_meant: Callable[[DrafterKind], bool]) -> tuple[str, ...]:
 
 def has_head(kind: DrafterKind) -> bool:
     """Whether a drafter needs --draft."""
-    return kind.head is not None
+    return kind.head is not None and not kind.head.is_own
 
 
 def has_trees(kind: DrafterKind) -> bool:

@@ -5,7 +5,7 @@ those of `decoder`, a reader of its config.json is enough; any other object that
 drafter with weights names its `HeadFamily` in `drafters.registry`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -85,3 +85,6 @@ class HeadFamily(Generic[HeadConfig]):
     read_config: Callable[[Fields], HeadConfig]  # as that of a `Family`
     # (config, layers of the target whose inputs it reads, tensors, target, --weights, device)
     load: Callable[[HeadConfig, tuple[int, ...], Mapping[str, Tensor], Model, str, torch.device], Head]
+    # whether one is among the tensors of a model's own checkpoint, whose config and tensors are then read; None: heads
+    # have folders of their own
+    is_among: Callable[[Iterable[str]], bool] | None = None

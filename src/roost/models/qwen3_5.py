@@ -11,15 +11,16 @@ from roost.layers.gated_delta import DeltaShape
 from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder
 from roost.models.decoder_layers import DecoderConfig, LayerKind, TensorNames
+from roost.models.eagle import HeadConfig
 from roost.models.experts import read_experts
-from roost.models.family import Family
+from roost.models.family import Family, HeadFamily
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, plain_decoder, read_rope
+from roost.models.mtp import PREFIX, MtpHead
 
 _LINEAR = "linear_attention"
-_DRAFT_HEAD = "mtp."  # what comes with the model to draft for it
-_TEXT = TensorNames(others=(_DRAFT_HEAD,))
-_BESIDE_IMAGES = TensorNames(root="model.language_model.", others=(_DRAFT_HEAD, "model.visual."))
+_TEXT = TensorNames(others=(PREFIX,))
+_BESIDE_IMAGES = TensorNames(root="model.language_model.", others=(PREFIX, "model.visual."))
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")  # of text they are those of its tokens
 
 
@@ -36,6 +37,19 @@ def read_moe(fields: Fields) -> DecoderConfig:
     reads = ("partial_rotary_factor", "num_experts", "num_local_experts")
     plain = plain_decoder(text, _layers(text), width=experts.shared_width, reads=reads)
     return replace(_hybrid(fields, plain), feed_forward=experts, feed_width=experts.width_max(plain.hidden_size))
+
+
+def read_mtp(fields: Fields) -> HeadConfig:
+    """The MTP head of either: a layer of attention, with the model's feed-forward."""
+    readers = {name: family.read_config for family in (DENSE, MOE) for name in family.architectures}
+    name = fields.choices("architectures", readers)[0] if fields.has("architectures") else None
+    text = _text_of(fields)
+    if name is None or text.integer("mtp_num_hidden_layers", 0, least=0) != 1:
+        raise text.wrong("mtp_num_hidden_layers", "must be 1 for a checkpoint with an MTP head")
+    text.refuse_unless("mtp_use_dedicated_embeddings", False)
+    model = readers[name](fields)
+    layers = replace(model, layers=(LayerKind(rope=_rope(text)),))
+    return HeadConfig(layers=layers, target_hidden_size=model.hidden_size, num_tokens=model.vocab_size)
 
 
 def _hybrid(fields: Fields, plain: DecoderConfig) -> DecoderConfig:
@@ -106,4 +120,9 @@ MOE = Family(
     draft_hooks=True,
     read_config=read_moe,
     load=Decoder,
+)
+MTP = HeadFamily(
+    read_config=read_mtp,
+    load=MtpHead,
+    is_among=lambda names: any(name.startswith(PREFIX) for name in names),
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roost.drafters.registry import LAYER_ID_SHIFTS, DraftHead, find_drafter, head_architectures
+from roost.drafters.registry import DRAFTERS, LAYER_ID_SHIFTS, DraftHead, find_drafter, head_architectures
 from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
 from roost.lazy_import import load_symbol
@@ -24,6 +24,7 @@ from roost.models.model import Head, Model
 from roost.weights import int8_lm_head
 from roost.weights.folder import CONFIG, Folder, read_config
 from roost.weights.header import FLOATS, INTEGERS
+from roost.weights.source import Source
 
 INTEGER_TENSORS = (
     "d2t",
@@ -64,6 +65,43 @@ def check_head(path: Path, kind: str, target: ModelSizes, *, layer_ids: str | No
         _aux_layers(config, head, layer_ids, target.num_layers)
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, the head's vocabulary, got {topk}")
+
+
+def own_head(source: Source) -> str | None:
+    """The --spec of the head within a model's own checkpoint, if there is one."""
+    for kind in DRAFTERS:
+        if kind.head is not None and kind.head.is_own:
+            is_among = _family(kind.head).is_among
+            assert is_among is not None, kind
+            if is_among(source):
+                return kind.name
+    return None
+
+
+def check_own_head(source: Source, kind: str, *, topk: int) -> None:
+    """Refuse a checkpoint without a head of this kind, by its config."""
+    with _errors_name_spec(kind):
+        config = _family(_declared(kind)).read_config(Fields(source.config()))
+        if own_head(source) != kind:
+            raise ConfigError("the model's checkpoint has no tensors of such a head")
+    if topk > config.num_tokens:
+        raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, the head's vocabulary, got {topk}")
+
+
+def load_own_head(source: Source, kind: str, model: Model, *, weights: str, device: torch.device) -> Head:
+    """The head within the checkpoint of its target."""
+    family = _family(_declared(kind))
+    with _errors_name_spec(kind):
+        return family.load(family.read_config(Fields(source.config())), (), source, model, weights, device)
+
+
+@contextmanager
+def _errors_name_spec(kind: str) -> Iterator[None]:
+    """Errors name --spec, so that nobody takes them for errors of the model itself."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"--spec {kind}: {error}") from error
 
 
 def load_head(
