@@ -23,3 +23,5 @@ def test_the_gate_equals_the_reference(
     out.check()
     left, right = both.to(torch.float32).chunk(2, dim=-1)
     assert_near(ours, (ACTIVATIONS[activation](left) * right).to(dtype))
+    apart = both[:, width:].clone()  # of other strides than the gate's
+    assert torch.equal(gate.gate_by(both[:, :width], apart, activation), ours)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from roost.layers.ops import ACTIVATIONS
+from roost.numba_kernels import activation as activations
 from roost.numba_kernels import attention, attention_plan, embedding, linear, program, rotary, rows
 from roost.numba_kernels.records import NUM_FIELDS, RECORD_BYTES
 from tests.numba_kernels.runs import CPU, FP16, FP32, INT8, backends, both, executions
@@ -120,6 +122,33 @@ def test_a_norm_of_small_numbers_is_held_down_by_eps(length: int) -> None:
         rows.norm(call.address, piece, 2)
     expected = weight[0] * source / np.sqrt((source.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(target, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [48, 41, 3])
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_sums_are_scaled_and_gates_multiply_what_lies_apart(length: int, factor: float) -> None:
+    source, wide = (np.random.default_rng(seed).normal(size=(3, 2 * length)).astype(np.float32) * 9 for seed in (1, 2))
+    target = np.zeros((3, length), dtype=np.float32)
+    fields = {
+        rows.NUM_TOKENS: np.array([3]),
+        rows.LENGTH: length,
+        rows.SOURCE: source,
+        rows.SOURCE_STRIDE: 2 * length,
+        rows.TARGET: target,
+        rows.TARGET_STRIDE: length,
+        rows.OTHER: wide,
+        rows.OTHER_STRIDE: 2 * length,
+        rows.FACTOR: 0 if factor == 1.0 else int(np.array([factor]).view(np.int64)[0]),
+    }
+    left, right = torch.from_numpy(source[:, :length]), torch.from_numpy(wide[:, :length])
+    for piece in range(2):
+        rows.add_rows(call_of(program.ADD, fields).address, piece, 2)
+    assert torch.equal(torch.from_numpy(target), (left + right) * factor)
+    for name, code in (("silu", activations.SILU), ("gelu_pytorch_tanh", activations.GELU_TANH)):
+        call = call_of(program.GATE_BY, {**fields, rows.ACTIVATION: code})
+        for piece in range(2):
+            rows.gate_rows(call.address, piece, 2)
+        np.testing.assert_allclose(target, (ACTIVATIONS[name](left) * right).numpy(), rtol=2e-5, atol=2e-5)
 
 
 def test_an_embedding_is_the_row_of_its_token() -> None:

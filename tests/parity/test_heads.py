@@ -100,7 +100,7 @@ def expected(path: Path, target: str, prompt: tuple[int, ...], aux_layers: tuple
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
-@pytest.mark.parametrize("target", ["llama", "gemma3"])
+@pytest.mark.parametrize("target", ["llama", "gemma3", "gemma4"])
 def test_a_head_equals_the_reference(target: str, kind: str, name: str, tmp_path: Path) -> None:
     path, (prompt,) = WRITERS[kind][name](tmp_path), prompts(PROMPT_LEN, seed=20)
     model = tiny(target).model()

@@ -131,7 +131,7 @@ def run(folder: Path, reference: PreTrainedModel, tokens: Tensor, hidden: Tensor
             name = f"layers.{number}."
             inputs = hidden if number == 0 else _norm(hidden, state[f"{name}input_layernorm.weight"], config)
             hidden = _run_layer(config, state, name, hidden, inputs)
-        return reference.get_output_embeddings()(hidden), hidden
+        return _by_the_target(reference, hidden), hidden
     fused = linear(hidden, state["fc.weight"], state.get("fc.bias"))
     normed = _norm(fused, state["layers.0.hidden_norm.weight"], config)
     inputs = torch.cat([_norm(embedded, state["layers.0.input_layernorm.weight"], config), normed], dim=-1)
@@ -139,8 +139,14 @@ def run(folder: Path, reference: PreTrainedModel, tokens: Tensor, hidden: Tensor
     hidden = _run_layer(config, state, "layers.0.", residual, inputs)
     last = _norm(hidden, state["norm.weight"], config)
     if "lm_head.weight" not in state:
-        return reference.get_output_embeddings()(last), hidden
+        return _by_the_target(reference, last), hidden
     return linear(last, state["lm_head.weight"]), hidden
+
+
+def _by_the_target(reference: PreTrainedModel, last: Tensor) -> Tensor:
+    """Logits by the target's own head, capped as it caps them."""
+    logits, cap = reference.get_output_embeddings()(last), reference.config.to_dict().get("final_logit_softcapping")
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def _run_layer(config: Config, state: dict[str, Tensor], name: str, residual: Tensor, inputs: Tensor) -> Tensor:

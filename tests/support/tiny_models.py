@@ -14,6 +14,8 @@ import torch
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -123,6 +125,37 @@ HYBRID_EXPERTS = {
     "shared_expert_intermediate_size": 40,
     "attention_bias": True,
 }
+GEMMA4 = {  # full layers have wider heads and fewer of them; the last three layers keep no KV
+    "num_hidden_layers": 7,
+    "num_key_value_heads": 3,
+    "layer_types": [("sliding_attention", "full_attention")[is_full] for is_full in (0, 0, 1, 0, 0, 0, 1)],
+    "sliding_window": WINDOW,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+    "final_logit_softcapping": 5.0,
+}
+GEMMA4_EXPERTS = {
+    **GEMMA4,
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 
 # kind -> architecture, its config, and what the checkpoint has besides the sizes all have
 KINDS = {
@@ -144,6 +177,8 @@ KINDS = {
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA),  # tied and random, it says its last token for ever
     "gemma3-untied": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "tie_word_embeddings": False}),
+    "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig, GEMMA4),
+    "gemma4-moe": (Gemma4ForCausalLM, Gemma4TextConfig, GEMMA4_EXPERTS),
 }
 
 SHAPE = {
@@ -205,12 +240,17 @@ def tiny(kind: str) -> Tiny:
 
 
 def randomised(reference: PreTrainedModel, *, least_norm: float = 0.5) -> PreTrainedModel:
-    """The same with random norms and biases: ones (Gemma: zeros) and zeros, as they start, hide wrong ones."""
+    """The same with random norms, biases and scales: ones (Gemma: zeros) and zeros, as they start, hide wrong ones."""
     for name, weight in reference.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, least_norm, least_norm + 1)
         elif name.endswith("bias"):
             torch.nn.init.uniform_(weight, -1, 1)
+        elif name.endswith("scale"):
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    for name, weight in reference.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     return reference.eval()
 
 

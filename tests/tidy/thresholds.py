@@ -166,6 +166,9 @@ TESTED: dict[str, str] = {
         _KERNELS + "test_experts.py::test_experts_say_what_the_reference_says",
     ),
     "roost.kernels.gated_activation._BLOCK": _KERNELS + "test_gated_activation.py::test_the_gate_equals_the_reference",
+    "roost.kernels.scaled_sum._BLOCK": _KERNELS + "test_scaled_sum.py::test_a_scaled_sum_equals_the_reference",
+    "roost.kernels.soft_cap._BLOCK": _KERNELS
+    + "test_soft_cap.py::test_capped_logits_equal_the_reference_and_their_neighbours_stay",
     "roost.kernels.grouped_linear._DENSE_FROM": _GROUPED + "test_many_tokens_are_multiplied_by_floats_part_after_part",
     "roost.kernels.grouped_linear._DENSE_WEIGHTS": _GROUPED
     + "test_many_tokens_are_multiplied_by_floats_part_after_part",

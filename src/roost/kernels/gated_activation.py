@@ -2,7 +2,7 @@
 
 silu(g) = g * sigmoid(g); gelu_tanh(g) = g * sigmoid(2u) with u = sqrt(2 / pi) * (g + 0.044715 * g^3), since
 (1 + tanh(u)) / 2 = sigmoid(2u). In float32, rounded once. Reads both halves of [num_tokens, 2 * width] once and writes
-half as much. The reference is in `layers.ops`. Called by models.
+half as much. Gate and up may lie apart. The reference is in `layers.ops`. Called by models.
 """
 
 import triton
@@ -15,13 +15,20 @@ ACTIVATION_CODES = {None: 0, "silu": 1, "gelu_pytorch_tanh": 2}  # as kernels kn
 
 def gate_up(both: Tensor, activation: str, *, out: Tensor | None = None) -> Tensor:
     """activation(gate) * up [num_tokens, width] of gate and up side by side."""
-    assert both.stride(1) == 1 and both.shape[1] % 2 == 0
-    num_tokens, width = both.shape[0], both.shape[1] // 2
-    output = both.new_empty((num_tokens, width)) if out is None else out
+    assert both.shape[1] % 2 == 0
+    gate, up = both.chunk(2, dim=1)
+    return gate_by(gate, up, activation, out=out)
+
+
+def gate_by(gate: Tensor, up: Tensor, activation: str, *, out: Tensor | None = None) -> Tensor:
+    """activation(gate) * up [num_tokens, width] of two that lie anywhere."""
+    assert gate.shape == up.shape and gate.stride(1) == up.stride(1) == 1
+    num_tokens, width = gate.shape
+    output = gate.new_empty((num_tokens, width)) if out is None else out
     assert output.is_contiguous()
     if num_tokens:
-        _gate_up[(num_tokens, triton.cdiv(width, _BLOCK))](
-            *(both, output, both.stride(0)),
+        _gate_by[(num_tokens, triton.cdiv(width, _BLOCK))](
+            *(gate, up, output, gate.stride(0), up.stride(0)),
             WIDTH=width,
             ACTIVATION=ACTIVATION_CODES[activation],
             BLOCK=_BLOCK,
@@ -31,13 +38,14 @@ def gate_up(both: Tensor, activation: str, *, out: Tensor | None = None) -> Tens
 
 
 @triton.jit
-def _gate_up(both, output, token_stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_by(
+    gates, ups, output, gate_stride, up_stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = column < WIDTH
-    place = both + token * token_stride + column
-    gate = tl.load(place, mask=is_in, other=0.0).to(tl.float32)
-    up = tl.load(place + WIDTH, mask=is_in, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gate_stride + column, mask=is_in, other=0.0).to(tl.float32)
+    up = tl.load(ups + token * up_stride + column, mask=is_in, other=0.0).to(tl.float32)
     product = activated(gate, ACTIVATION) * up
     tl.store(output + token * WIDTH + column, product.to(output.dtype.element_ty), mask=is_in)
 

@@ -13,7 +13,7 @@ from roost.kernels.capability import can_overlap, shared_bytes
 from roost.kernels.cos_sin import cos_sin
 from roost.kernels.experts import mix_experts
 from roost.kernels.few_token_linear import few_token_linear, new_scaled
-from roost.kernels.gated_activation import gate_up
+from roost.kernels.gated_activation import gate_by, gate_up
 from roost.kernels.gated_delta import gated_delta
 from roost.kernels.gumbel import best_drafts, draft_scores, draw
 from roost.kernels.linear_tilings import BlockTiling, RowTiling, Tiling, linear_tiling
@@ -21,6 +21,8 @@ from roost.kernels.lookup import find_drafts
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
 from roost.kernels.rounds import chain_inputs, chain_places, settle_chains
+from roost.kernels.scaled_sum import scaled_sum
+from roost.kernels.soft_cap import soft_cap
 from roost.kernels.token_mask import mask_logits
 from roost.layers.linear import Linear, PlainLinear
 from roost.layers.ops import TORCH_OPS, Ops, Residual
@@ -89,6 +91,12 @@ def _project(x: Tensor, matrix: Tensor, tiling: Tiling, activation: str | None =
     return few_token_linear(x, matrix, tiling, activation=activation)
 
 
+def _scaled_sum(stream: Residual, factor: float) -> Tensor:
+    if stream.added is None and factor == 1.0:
+        return stream.hidden
+    return scaled_sum(stream.hidden, stream.added, factor)
+
+
 def _plain(x: Tensor, project: Linear, *, is_gated: bool = False) -> tuple[Tensor, Tiling] | None:
     """Weight and tiling of a projection that the kernels for few tokens take; None: they do not."""
     if not isinstance(project, PlainLinear) or project.bias is not None:
@@ -116,10 +124,13 @@ TRITON_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=gate_up,
+    gate_by=gate_by,
+    scaled_sum=_scaled_sum,
     mix_experts=mix_experts,
     gated_delta=gated_delta,
     concat=TORCH_OPS.concat,
     argmax=argmax,
+    soft_cap=soft_cap,
     draw=draw,
     draft_scores=draft_scores,
     best_drafts=best_drafts,

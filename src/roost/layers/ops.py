@@ -32,6 +32,7 @@ from roost.layers.rounds import (
     chain_places,
     settle_chains,
 )
+from roost.layers.soft_cap import soft_cap
 from roost.layers.token_mask import mask_logits, mask_logits_on_host
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -108,6 +109,8 @@ class Ops:
     # … norm through which the stream is read next, if that is known): hidden plus x projected
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
     gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
+    gate_by: Callable[[Tensor, Tensor, str], Tensor]  # (gate, up, activation): the same of two that lie apart
+    scaled_sum: Callable[[Residual, float], Tensor]  # (stream, factor): its sum times the factor
     mix_experts: Callable[[Tensor, Routed, Experts], Tensor]  # (normed, whose experts, they): what they say together
     # (inputs, what is learned, inputs and states so far): what heads say
     gated_delta: Callable[[Tensor, DeltaWeights, Recurrence], Tensor]
@@ -115,6 +118,7 @@ class Ops:
     # (logits): the id of the largest, the lowest of several; a pass that `new_pass` made may find it without making the
     # logits, so that nothing else in it may read them
     argmax: Callable[[Tensor], Tensor]
+    soft_cap: Callable[[Tensor, float], None]  # (logits, cap): cap * tanh(logits / cap), in place
     # (logits, rows, positions, how rows are drawn): tokens drawn with Gumbel noise
     draw: Callable[[Tensor, Tensor, Tensor, RowDraws], Tensor]
     # (a head's logits, the target's ids of its tokens, rows, positions, how rows are drawn): scores of drafts
@@ -172,6 +176,15 @@ def _gate_up(both: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
+def _gate_by(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    return ACTIVATIONS[activation](gate) * up
+
+
+def _scaled_sum(stream: Residual, factor: float) -> Tensor:
+    total = stream.total()
+    return total if factor == 1.0 else total * factor
+
+
 def _concat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts), dim=-1)
 
@@ -196,10 +209,13 @@ TORCH_OPS = Ops(
     linear_add=_linear_add,
     linear=_linear,
     gate_up=_gate_up,
+    gate_by=_gate_by,
+    scaled_sum=_scaled_sum,
     mix_experts=partial(mix_experts, gate_up=_gate_up),
     gated_delta=gated_delta,
     concat=_concat,
     argmax=_argmax,
+    soft_cap=soft_cap,
     draw=draw,
     draft_scores=draft_scores,
     best_drafts=best_drafts,

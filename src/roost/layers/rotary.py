@@ -34,6 +34,7 @@ class Rope:
     bands: Bands | None = None  # None: all frequencies alike
     divisors: tuple[float, ...] = ()  # of each frequency, where a checkpoint states them instead
     rotated_len: int | None = None  # so many dimensions rotate, and the rest stay as they are; None: all rotate
+    pairs_share: float = 1.0  # of the pairs of dimensions the first so many rotate, as fast as if all did
 
 
 def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
@@ -41,6 +42,9 @@ def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     if rope.rotated_len is not None:  # pairs that stay as they are, are behind the others: see `rotated_order`
         fast = frequencies(replace(rope, rotated_len=None), rope.rotated_len, device)
         return pad(fast, (0, (head_dim - rope.rotated_len) // 2))
+    if rope.pairs_share != 1.0:
+        every = frequencies(replace(rope, pairs_share=1.0), head_dim, device)
+        return every * (torch.arange(head_dim // 2, device=device) < int(rope.pairs_share * head_dim // 2))
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     fast = 1.0 / rope.theta**exponents
     if rope.divisors:

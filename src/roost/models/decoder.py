@@ -4,9 +4,8 @@ Holds weights; keeps nothing of a batch. Draft heads are made of the same layers
 forward passes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,11 +13,10 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.layers.attention import Attend
 from roost.layers.convolution import Convolves
-from roost.layers.linear import Linear, RowTable, activation_dtype, make_linear
+from roost.layers.linear import activation_dtype, make_linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual
-from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import CosSin, frequencies
-from roost.models.decoder_layers import DecoderConfig, Layer, LayerKind, Loader
+from roost.models.decoder_layers import DecoderConfig, FeedNorms, Layer, LayerKind, Loader, rows_of
 from roost.models.model import KvShape, traits_of
 from roost.models.tensors import Tensors
 
@@ -39,11 +37,13 @@ class Stack:
         attend: Attend,
         *,
         attended: Tensor | None = None,
+        told: Tensor | None = None,
         next_norm: Tensor | None = None,
     ) -> Residual:
         """The stream behind a layer; its attention reads the stream's norm, unless it is told to read `attended`.
 
-        `next_norm` is the weight of the norm that reads the stream next, where it is known.
+        `told` is what tokens tell the layer by itself, if they do; `next_norm` the weight of the norm that reads the
+        stream next, where it is known.
         """
         ops, eps = self._ops, self._config.norm_eps
         if layer.delta is not None and layer.delta.rates is not None:
@@ -55,9 +55,17 @@ class Stack:
             hidden, heads = stream.total(), ops.linear(attended, layer.qkv)
         mixed, norms = self._mixed(layer, number, heads, cos_sin, attend), layer.feed_norms(next_norm)
         if layer.norm_after_attention is None:
-            return layer.feed_forward(ops.linear_add(mixed, layer.out, hidden, norms.before), norms)
+            return self._ended(layer, ops.linear_add(mixed, layer.out, hidden, norms.before), norms, told)
         added = ops.norm(ops.linear(mixed, layer.out), layer.norm_after_attention, eps)
-        return layer.feed_forward(Residual(hidden, added), norms)
+        return self._ended(layer, Residual(hidden, added), norms, told)
+
+    def _ended(self, layer: Layer, stream: Residual, norms: FeedNorms, told: Tensor | None) -> Residual:
+        """What a layer makes of the stream behind attention."""
+        stream = layer.feed_forward(stream, norms)
+        if layer.input_gate is not None:
+            assert told is not None
+            stream = layer.input_gate.add_to(stream, told, self._ops, self._config.activation)
+        return stream if layer.scale == 1.0 else Residual(self._ops.scaled_sum(stream, layer.scale))
 
     def _mixed(self, layer: Layer, number: int, projected: Tensor, cos_sin: CosSin, attend: Attend) -> Tensor:
         """What a token takes from those before it, from what was projected of each."""
@@ -78,6 +86,8 @@ class Stack:
         value = heads[:, -num_kv_heads:] if layer.keeps_kv else None  # the keys again, where nothing else is there
         if layer.qk_norm is not None:
             qk = ops.norm(qk, layer.qk_norm, config.norm_eps)
+        if layer.value_norm is not None and value is not None:
+            value = ops.norm(value, layer.value_norm, config.norm_eps)
         read = attend(number, qk, value, cos_sin)
         if config.out_gate:
             read = read * heads[:, 1 : 2 * config.num_heads : 2].sigmoid()
@@ -130,7 +140,8 @@ class Decoder:
             self._head = ops.keep(make_linear(embed, None, tensors.form_of(embed, weights, is_head=True)), False)
         else:
             self._head = loader.head(config.vocab_size)
-        self._rows = _rows_of(embed, self._head if config.tied else None, ops)
+        self._rows = rows_of(embed, self._head if config.tied else None, ops)
+        self._inputs = None if config.input_len is None else loader.layer_inputs(config.input_len)
         tensors.check_all_taken()
         self._frequencies = [frequencies(rope, head_dim, device) for rope, head_dim in ropes]
         # rounded as the embedding is, since its rows are what it scales
@@ -160,12 +171,12 @@ class Decoder:
     def activation_width(self) -> int:
         """What a feed-forward makes of a token, or a hidden state."""
         config = self.config
-        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size)
+        told = config.num_layers * (config.input_len or 0)
+        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size, told)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""
-        rows = self._rows(tokens)
-        return rows if self._embed_scale == 1.0 else rows * self._embed_scale
+        return self.ops.scaled_sum(Residual(self._rows(tokens)), self._embed_scale)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states [num_tokens, hidden_size] of a flat batch."""
@@ -181,7 +192,8 @@ class Decoder:
         num_layers, kv_numbers = len(self._layers), self.config.kv_numbers
         assert all(0 <= number <= num_layers for number in aux_layers), aux_layers
         cos_sin = [self.ops.cos_sin(positions, frequency, self.dtype) for frequency in self._frequencies]
-        stream, inputs = Residual(self.embed(tokens)), {}
+        embedded, inputs = self.embed(tokens), dict[int, Tensor]()
+        stream, told = Residual(embedded), None if self._inputs is None else self._inputs.of(tokens, embedded, self.ops)
         norms = [layer.first_norm for layer in self._layers] + [self._norm]
         for number, layer in enumerate(self._layers):
             if number in aux_layers:
@@ -189,19 +201,14 @@ class Decoder:
                 inputs[number] = stream.hidden
             rotation = cos_sin[layer.rope]
             kv, next_norm = kv_numbers[number], norms[number + 1]
-            stream = self._stack.run(layer, kv, stream, rotation, attend, next_norm=next_norm)
+            own = None if told is None else told[:, number]
+            stream = self._stack.run(layer, kv, stream, rotation, attend, told=own, next_norm=next_norm)
         inputs[num_layers], normed = self.ops.add_norm(stream, self._norm, self.config.norm_eps)
         return normed, tuple(inputs[number] for number in aux_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token: [num_tokens, vocab_size]."""
-        return self.ops.linear(hidden, self._head)
-
-
-def _rows_of(embedding: Tensor | QuantisedWeight, head: Linear | None, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """From tokens to the rows of an embedding; `head` is the projection by it, where there is one."""
-    if isinstance(embedding, Tensor):
-        return partial(ops.look_up, embedding)
-    table = embedding.linear(None) if head is None else head
-    assert isinstance(table, RowTable), table
-    return table.rows
+        logits = self.ops.linear(hidden, self._head)
+        if self.config.logit_cap is not None:
+            self.ops.soft_cap(logits, self.config.logit_cap)
+        return logits

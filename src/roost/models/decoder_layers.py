@@ -7,6 +7,7 @@ from Hugging Face's tensor names; computes nothing but feed-forwards. Called by 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from torch import Tensor
 from roost.errors import ConfigError
 from roost.layers.experts import Experts
 from roost.layers.gated_delta import DeltaShape, DeltaWeights
-from roost.layers.linear import PLAIN_FORMS, Linear, embeds, make_linear
+from roost.layers.linear import PLAIN_FORMS, Linear, RowTable, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import Rope, rotated_order
 from roost.models.gated_delta import DeltaMixer
+from roost.models.layer_inputs import InputGate, LayerInputs
 from roost.models.tensors import Tensors
 
 
@@ -35,10 +37,10 @@ FeedForward = Callable[[Residual, FeedNorms], Residual]  # reads the residual st
 MakeFeedForward = Callable[["Loader", str], FeedForward]  # from the tensors of the layer with this prefix
 
 
-def gated_feed_forward(loader: "Loader", prefix: str) -> FeedForward:
-    """down(activation(gate(x)) * up(x)), as Llama has it."""
+def gated_feed_forward(loader: "Loader", prefix: str, width: int | None = None) -> FeedForward:
+    """down(activation(gate(x)) * up(x)), as Llama has it; of the config's width unless told."""
     config, ops = loader.config, loader.ops
-    hidden, wide = config.hidden_size, config.intermediate_size
+    hidden, wide = config.hidden_size, width or config.intermediate_size
     gate, up, down = (f"{prefix}{name}" for name in (config.names.gate, config.names.up, config.names.down))
     project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False, is_gated=True)
     project_out = loader.linear((down,), (hidden,), wide, bias=False)
@@ -142,12 +144,16 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
+    value_norm: bool = False  # values, too, by a norm without a weight
     out_gate: bool = False  # behind each head's query stands a gate for what the head reads
     conv_bias: bool = False  # of a short convolution, and of the projections around it
     names: TensorNames = TensorNames()
     norms: NormNames = NormNames()
     norm_offset: float = 0.0  # added to the norm weights of a checkpoint
     embed_scale: float = 1.0
+    input_len: int | None = None  # numbers that a token tells each layer by itself; None: it tells none
+    layer_scales: bool = False  # what a layer puts out is scaled by a number of its own
+    logit_cap: float | None = None  # logits are held below it by a tanh; None: they are not
 
     @property
     def num_layers(self) -> int:
@@ -215,11 +221,14 @@ class Layer:
     heads: Heads
     keeps_kv: bool  # False: it projects queries alone
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim], or of queries alone
+    value_norm: Tensor | None  # [head_dim]
     out: Linear
     norm_after_attention: Tensor | None
     norm_before_feed: Tensor
     feed_forward: FeedForward
     norm_after_feed: Tensor | None
+    input_gate: InputGate | None  # through which it reads what tokens tell it by itself
+    scale: float  # of what it puts out
     rope: int  # which of the model's
 
     @property
@@ -229,8 +238,10 @@ class Layer:
         return self.norm_before_attention
 
     def feed_norms(self, next_norm: Tensor | None) -> FeedNorms:
-        """The norms around the feed-forward."""
-        return FeedNorms(before=self.norm_before_feed, after=self.norm_after_feed, next=next_norm)
+        """The norms around the feed-forward; `next_norm` is the first behind the layer."""
+        is_last = self.input_gate is None and self.scale == 1.0
+        following = next_norm if is_last else None
+        return FeedNorms(before=self.norm_before_feed, after=self.norm_after_feed, next=following)
 
 
 class Loader:
@@ -273,11 +284,14 @@ class Loader:
             heads=config.heads_of(kind),
             keeps_kv=kind.shares is None,
             qk_norm=self._qk_norm(prefix, kind) if config.qk_norm and kind.attends else None,
+            value_norm=self._value_norm(kind) if config.value_norm and kind.attends else None,
             out=out,
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
             feed_forward=(kind.feed_forward or config.feed_forward)(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
+            input_gate=None if config.input_len is None else self._input_gate(prefix, config.input_len),
+            scale=float(self._tensors.take(f"{prefix}layer_scalar", 1)) if config.layer_scales else 1.0,
             rope=rope,
         )
 
@@ -391,9 +405,33 @@ class Loader:
             stacked=(gate_up, down) if weights in PLAIN_FORMS else None,
         )
 
-    def embedding(self, name: str, num_tokens: int) -> Tensor | QuantisedWeight:
-        """The embedding of so many tokens: floats, unless its form can be looked up as it is stored."""
-        size = self.config.hidden_size
+    def layer_inputs(self, input_len: int) -> LayerInputs:
+        """What makes the inputs that each layer has for itself."""
+        config, root, size = self.config, self.config.names.root, self.config.num_layers * input_len
+        table = self.embedding(f"{root}embed_tokens_per_layer.weight", config.vocab_size, size)
+        return LayerInputs(
+            rows=rows_of(table, None, self.ops),
+            project=self.linear((f"{root}per_layer_model_projection",), (size,), config.hidden_size, bias=False),
+            # the table's rows count sqrt(input_len) times; the projection's outputs hidden_size^-0.5 times
+            norm=self.norm(f"{root}per_layer_projection_norm.weight", input_len) * input_len**-0.5,
+            eps=config.norm_eps * config.hidden_size,
+        )
+
+    def _input_gate(self, prefix: str, input_len: int) -> InputGate:
+        hidden = self.config.hidden_size
+        return InputGate(
+            gate=self.linear((f"{prefix}per_layer_input_gate",), (input_len,), hidden, bias=False),
+            out=self.linear((f"{prefix}per_layer_projection",), (hidden,), input_len, bias=False),
+            norm=self.norm(f"{prefix}post_per_layer_input_norm.weight"),
+            eps=self.config.norm_eps * 2 / input_len,  # see `LayerInputs`
+        )
+
+    def embedding(self, name: str, num_tokens: int, size: int | None = None) -> Tensor | QuantisedWeight:
+        """The embedding of so many tokens: floats, unless its form can be looked up as it is stored.
+
+        Its rows are as long as the hidden state unless told.
+        """
+        size = size or self.config.hidden_size
         if embeds(self._weights, self._tensors.device):
             return self._tensors.take_projection((name,), (num_tokens,), size)
         return self._tensors.take(name, num_tokens, size)
@@ -421,6 +459,9 @@ class Loader:
             both = torch.cat([query, key.expand(heads.num_kv_heads, -1)])
         return both if kind.rope.rotated_len is None else both[:, rotated_order(kind.rope.rotated_len, heads.head_dim)]
 
+    def _value_norm(self, kind: LayerKind) -> Tensor:
+        return torch.ones(self.config.heads_of(kind).head_dim, device=self._tensors.device)
+
     def _order(self, kind: LayerKind) -> Tensor | None:
         """Which of the projected numbers are queries and keys, where these do not come first, or not as they rotate."""
         heads, num_heads, rotated_len = self.config.heads_of(kind), self.config.num_heads, kind.rope.rotated_len
@@ -433,3 +474,12 @@ class Loader:
             order = (torch.tensor(firsts)[:, None] * heads.head_dim + dims).flatten()
             self._orders[kind] = order.to(self._tensors.device)
         return self._orders[kind]
+
+
+def rows_of(embedding: Tensor | QuantisedWeight, head: Linear | None, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """From tokens to the rows of an embedding; `head` is the projection by it, where there is one."""
+    if isinstance(embedding, Tensor):
+        return partial(ops.look_up, embedding)
+    table = embedding.linear(None) if head is None else head
+    assert isinstance(table, RowTable), table
+    return table.rows

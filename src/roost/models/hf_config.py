@@ -15,6 +15,7 @@ _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "factors": ("factors",),  # our own word for what GGUF files state: a divisor of each frequency
+    "proportional": ("factor", "partial_rotary_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 # option -> values that leave the output as it is
@@ -105,7 +106,7 @@ def rope_of(group: Fields, theta: float, reads: tuple[str, ...] = ()) -> Rope:
     type_key = "rope_type" if group.has("rope_type") else "type"  # `type` is the older name
     kind = group.choice(type_key, _ROPE_KEYS, "default")
     keys = _ROPE_KEYS[kind]
-    if "partial_rotary_factor" not in reads:
+    if "partial_rotary_factor" not in (*reads, *keys):
         group.refuse_unless("partial_rotary_factor", 1)
     group.refuse_others(("rope_type", "type", "rope_theta", "partial_rotary_factor", *keys, *reads))
     theta = group.number("rope_theta", theta)
@@ -113,6 +114,11 @@ def rope_of(group: Fields, theta: float, reads: tuple[str, ...] = ()) -> Rope:
         return Rope(theta=theta)
     if kind == "factors":
         return Rope(theta=theta, divisors=group.numbers("factors"))
+    if kind == "proportional":
+        share = group.number("partial_rotary_factor", 1.0)
+        if share > 1:
+            raise group.wrong("partial_rotary_factor", f"must be at most 1, got {share:g}")
+        return Rope(theta=theta, factor=group.number("factor", 1.0), pairs_share=share)
     factor = group.number("factor")
     return Rope(theta=theta, factor=factor, bands=_bands(group) if kind == "llama3" else None)
 

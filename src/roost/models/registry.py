@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.models import gemma3, lfm2, llama, mistral, qwen, qwen3_5
+from roost.models import gemma3, gemma4, lfm2, llama, mistral, qwen, qwen3_5
 from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
@@ -23,6 +23,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     lfm2.FAMILY,
     qwen3_5.DENSE,
     qwen3_5.MOE,
+    gemma4.FAMILY,
 )
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 

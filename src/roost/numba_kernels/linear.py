@@ -7,14 +7,13 @@ each of its bytes is read once for up to 5 tokens. Bytes read: those of the weig
 tokens from the cache. Called by `numba_kernels.program`.
 """
 
-import math
-
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numba.extending import intrinsic
 
+from roost.numba_kernels.activation import activated
 from roost.numba_kernels.best_output import HEAD_BYTES, LINE_BYTES, note_best
 from roost.numba_kernels.records import field, float_field, share
 from roost.numba_kernels.simd import (
@@ -24,10 +23,8 @@ from roost.numba_kernels.simd import (
     Ints,
     add,
     add_ints,
-    div,
     dot4_bytes,
     dot4_nibbles,
-    exp2,
     fma,
     high_nibbles,
     load_bytes,
@@ -37,7 +34,6 @@ from roost.numba_kernels.simd import (
     load_int,
     load_long,
     low_nibbles,
-    minimum,
     mul,
     prefetch,
     splat_float,
@@ -74,7 +70,6 @@ from roost.numba_kernels.tokens import BLOCK, copy_token, padded_len, round_bloc
 
 Q4_0, Q4_1, Q8_0, INT8, FLOAT32 = range(5)  # kinds of weights; the last can only be looked up
 STORE, ADD, GATE, BEST = range(4)  # modes: the product, plus a residual, activation(gate) * up, or its largest output
-SILU, GELU_TANH = range(2)
 NARROW = 8  # up to so many tokens every member rounds all of them for itself, which is cheaper than waiting
 TILE = 5  # tokens that share what is read of a group, at most
 _PIECES, _PIECES_ROUNDED = 3, 4  # of a record, for each member of the team
@@ -390,16 +385,5 @@ def _note_best(record, piece, num_pieces, sums, group, first, width, is_first):
 
 @njit(nogil=True)
 def _activate(gate, up, activation):
-    """activation(gate) * up, in the place of the gate: either activation is x / (1 + exp(-u))."""
-    x = load_floats(gate)
-    u = x
-    if activation == GELU_TANH:  # 1 + tanh(v) = 2 / (1 + exp(-2 v))
-        cubic = fma(mul(mul(x, x), splat_float(_GELU_CUBE)), x, x)
-        u = mul(cubic, splat_float(_GELU_SLOPE))
-    power = exp2(minimum(mul(u, splat_float(-_LOG2_E)), splat_float(_POWER_MAX)))
-    store_floats(gate, mul(div(x, add(splat_float(1.0), power)), load_floats(up)))
-
-
-_LOG2_E = math.log2(math.e)
-_GELU_CUBE, _GELU_SLOPE = 0.044715, 2 * math.sqrt(2 / math.pi)
-_POWER_MAX = 126.0  # of two: what is divided by more is zero
+    """activation(gate) * up, in the place of the gate."""
+    store_floats(gate, mul(activated(load_floats(gate), activation), load_floats(up)))

@@ -16,6 +16,7 @@ from roost.layers.linear import Int8Linear, Linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual, argmax_on_host
 from roost.layers.rotary import CosSin
 from roost.layers.token_mask import mask_logits_on_host
+from roost.numba_kernels import activation as activations
 from roost.numba_kernels import best_output, embedding, linear, program, rows
 from roost.numba_kernels.execution import NotRecordable, RecordedPass, exclusive, execution
 from roost.numba_kernels.packing import PackedWeight, pack_blocks, pack_int8
@@ -23,7 +24,7 @@ from roost.numba_kernels.records import NUM_FIELDS
 from roost.numba_kernels.simd import BYTE_OFFSET, LANES
 
 _KINDS = {"Q4_0": linear.Q4_0, "Q4_1": linear.Q4_1, "Q8_0": linear.Q8_0, "INT8": linear.INT8}
-_ACTIVATIONS = {"silu": linear.SILU, "gelu_pytorch_tanh": linear.GELU_TANH}
+_ACTIVATIONS = {"silu": activations.SILU, "gelu_pytorch_tanh": activations.GELU_TANH}
 
 
 class PackedLinear:
@@ -153,8 +154,8 @@ def _norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @exclusive
-def _put(source: Tensor, added: Tensor | None, target: Tensor) -> None:
-    """Write rows, or sums of rows, to a place."""
+def _put(source: Tensor, added: Tensor | None, target: Tensor, factor: float = 1.0) -> None:
+    """Write rows, or sums of rows, to a place, times a factor."""
     if not len(source):
         return
     device, source = execution(), _rows(source)
@@ -169,8 +170,41 @@ def _put(source: Tensor, added: Tensor | None, target: Tensor) -> None:
             rows.TARGET_STRIDE: target.stride(0),
             rows.OTHER: 0 if added is None else added.data_ptr(),
             rows.OTHER_STRIDE: 0 if added is None else added.stride(0),
+            rows.FACTOR: 0 if factor == 1.0 else _bits(factor),
         },
     )
+
+
+@exclusive
+def _gate_by(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    device, output = execution(), execution().empty(*gate.shape)
+    if len(gate):
+        gate, up = _rows(gate), _rows(up)
+        device.perform_one(
+            program.GATE_BY,
+            {
+                rows.NUM_TOKENS: device.count_at(len(gate)),
+                rows.LENGTH: gate.shape[1],
+                rows.SOURCE: gate.data_ptr(),
+                rows.SOURCE_STRIDE: gate.stride(0),
+                rows.TARGET: output.data_ptr(),
+                rows.TARGET_STRIDE: output.stride(0),
+                rows.OTHER: up.data_ptr(),
+                rows.OTHER_STRIDE: up.stride(0),
+                rows.ACTIVATION: _ACTIVATIONS[activation],
+            },
+        )
+    return output
+
+
+@exclusive
+def _scaled_sum(stream: Residual, factor: float) -> Tensor:
+    if stream.added is None and factor == 1.0:
+        return stream.hidden
+    total = execution().empty(*stream.hidden.shape)
+    added = None if stream.added is None else _rows(stream.added).flatten(0, -2)
+    _put(stream.hidden.flatten(0, -2), added, total.flatten(0, -2), factor)
+    return total
 
 
 def _total(stream: Residual) -> Tensor:
@@ -299,10 +333,13 @@ NUMBA_OPS = Ops(
     linear_add=_linear_add,
     linear=TORCH_OPS.linear,
     gate_up=TORCH_OPS.gate_up,
+    gate_by=_gate_by,
+    scaled_sum=_scaled_sum,
     mix_experts=TORCH_OPS.mix_experts,
     gated_delta=TORCH_OPS.gated_delta,
     concat=_concat,
     argmax=_argmax,
+    soft_cap=TORCH_OPS.soft_cap,
     draw=host_gumbel.draw,
     draft_scores=host_gumbel.draft_scores,
     best_drafts=host_gumbel.best_drafts,

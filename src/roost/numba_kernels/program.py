@@ -29,7 +29,8 @@ numba.config.CACHE_DIR = str(compiled_folder())  # before anything below is made
 # The control block: a cache line each. PARKED: one for each member, behind the others.
 CLAIM, RECORD, NUM_PIECES, DONE, PROGRAM, LENGTH, PARKED = (64 * number for number in range(7))
 # Kinds of records.
-ROUND_TOKENS, LINEAR, EMBED, NORM, ADD, COS_SIN, ROTARY_WRITE, PUT_TILES, ATTEND, MERGE_SPANS, PICK_BEST = range(1, 12)
+ROUND_TOKENS, LINEAR, EMBED, NORM, ADD, COS_SIN, ROTARY_WRITE, PUT_TILES, ATTEND, MERGE_SPANS = range(1, 11)
+PICK_BEST, GATE_BY = range(11, 13)
 
 _PIECE_BITS, _RECORD_BITS = 20, 14  # of CLAIM, from the lowest; the rest is the program's number
 _FINISHED = (1 << _RECORD_BITS) - 1  # in place of a record's number: the program is done,
@@ -78,6 +79,8 @@ def _perform(record, piece, num_pieces, member, size, is_first):
         rows.add_rows(record, piece, num_pieces)
     elif kind == COS_SIN:
         rows.cos_sin(record, piece, num_pieces)
+    elif kind == GATE_BY:
+        rows.gate_rows(record, piece, num_pieces)
     elif kind == PICK_BEST:
         best_output.pick_best(record, piece, num_pieces)
     else:

@@ -1,4 +1,4 @@
-"""Small operations on the rows of a batch: norms, sums, copies, and the angles of rotary positions.
+"""Small operations on the rows of a batch: norms, sums, copies, gates, and the angles of rotary positions.
 
 A row is the numbers of a token, or one of several equal parts of it (the heads of queries and keys). Bytes moved: what
 is read and written. Called by `numba_kernels.program`.
@@ -9,9 +9,11 @@ import math
 import numpy as np
 from numba import njit
 
+from roost.numba_kernels.activation import activated
 from roost.numba_kernels.records import field, float_field, share
 from roost.numba_kernels.simd import (
     add,
+    first_of,
     fma,
     load_float,
     load_floats,
@@ -33,13 +35,15 @@ from roost.numba_kernels.simd import (
     SOURCE_STRIDE,
     TARGET,
     TARGET_STRIDE,
-    OTHER,  # the weight of a norm, or what is added; 0: nothing is
+    OTHER,  # the weight of a norm, what is gated, or what is added; 0: nothing is
     OTHER_STRIDE,  # of a norm's weight, between two parts
     EPS,  # as the bits of a float64
     FREQUENCY,  # of angles
     COSINES,
     SINES,
-) = range(1, 14)
+    FACTOR,  # of a sum, as the bits of a float64; 0: none
+    ACTIVATION,  # of a gate
+) = range(1, 16)
 
 
 @njit(nogil=True)
@@ -107,6 +111,36 @@ def add_rows(record, piece, num_pieces):
             copy_row(source, target, length)
         else:
             add_row(source, other + 4 * token * field(record, OTHER_STRIDE), target, length)
+        if field(record, FACTOR) != 0:
+            scale_row(target, np.float32(float_field(record, FACTOR)), length)
+
+
+@njit(nogil=True)
+def scale_row(target, factor, length):
+    """A row times a factor, in its place."""
+    whole = length // 16 * 16
+    for at in range(0, whole, 16):
+        store_floats(target + 4 * at, mul(load_floats(target + 4 * at), splat_float(factor)))
+    for at in range(whole, length):
+        store_float(target + 4 * at, load_float(target + 4 * at) * factor)
+
+
+@njit(nogil=True)
+def gate_rows(record, piece, num_pieces):
+    """activation(gate) * up, of two that lie apart."""
+    length, activation = field(record, LENGTH), field(record, ACTIVATION)
+    whole = length // 16 * 16
+    first, last = share(load_long(field(record, NUM_TOKENS)), piece, num_pieces)
+    for token in range(first, last):
+        gate = field(record, SOURCE) + 4 * token * field(record, SOURCE_STRIDE)
+        up = field(record, OTHER) + 4 * token * field(record, OTHER_STRIDE)
+        target = field(record, TARGET) + 4 * token * field(record, TARGET_STRIDE)
+        for at in range(0, whole, 16):
+            gated = activated(load_floats(gate + 4 * at), activation)
+            store_floats(target + 4 * at, mul(gated, load_floats(up + 4 * at)))
+        for at in range(whole, length):
+            gated = first_of(activated(splat_float(load_float(gate + 4 * at)), activation))
+            store_float(target + 4 * at, gated * load_float(up + 4 * at))
 
 
 @njit(nogil=True)

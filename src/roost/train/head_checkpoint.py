@@ -86,8 +86,7 @@ def warm_start(
 
     names, layers = target.names, f"{target.names.root}layers."
     last = f"{layers}{target.num_layers - 1}."
-    # of a layer that has it
-    attention = f"{layers}{max(number for number, layer in enumerate(target.layers) if layer.attends)}."
+    attention = f"{layers}{_like_the_heads(target)}."
     state = {"fc.weight": noise(hidden, shape.num_features * hidden)}
     state["fc.weight"][:, -hidden:] += torch.eye(hidden)  # at first it passes the last feature through
     for own, theirs in (("q", names.query), ("k", names.key), ("v", names.value)):
@@ -108,6 +107,17 @@ def warm_start(
     state["norm.weight"] = take(f"{names.root}{names.last_norm}.weight")
     state["lm_head.weight"] = _target_rows(weights, target, vocabulary)
     return state
+
+
+def _like_the_heads(target: DecoderConfig) -> int:
+    """The last layer whose attention is as the head's: with keys and values of its own, of the config's sizes."""
+    usual = target.num_kv_heads, target.head_dim
+    for number, layer in reversed(list(enumerate(target.layers))):
+        own = target.heads_of(layer)
+        keeps_both = layer.attends and layer.shares is None and not layer.values_are_keys
+        if keeps_both and (own.num_kv_heads, own.head_dim) == usual:
+            return number
+    raise ConfigError("the target has no layer whose attention a head could start from")
 
 
 def _target_rows(weights: Mapping[str, Tensor], target: DecoderConfig, vocabulary: Tensor) -> Tensor:
