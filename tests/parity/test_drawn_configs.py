@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     PreTrainedModel,
@@ -118,11 +120,52 @@ def qwen3_5_moe(chances: random.Random) -> PreTrainedModel:
     return Qwen3_5MoeForCausalLM(config)
 
 
+def gemma4(chances: random.Random) -> PreTrainedModel:
+    """Windows and full layers, whose heads differ or not; the last ones share KV or not; experts or not."""
+    own, (full, sliding) = sizes(chances), ("full_attention", "sliding_attention")
+    number, num_kv_heads = chances.choice((3, 5, 6)), own["num_key_value_heads"]
+    num_shared = chances.choice((0, 1, number - 2))
+    keeping = [full, sliding, *(chances.choice((full, sliding)) for _ in range(number - num_shared - 2))]
+    types = chances.sample(keeping, len(keeping)) + [chances.choice((full, sliding)) for _ in range(num_shared)]
+    if num_shared == 0:  # the last layer is full whatever the config says
+        types.append(types.pop(types.index(full)))
+    own |= {"num_hidden_layers": number, "layer_types": types, "sliding_window": chances.choice((5, 16))}
+    config = Gemma4TextConfig(
+        **own
+        | {
+            "rope_parameters": {
+                full: {
+                    "rope_type": "proportional",
+                    "rope_theta": 3000.0,
+                    "partial_rotary_factor": chances.choice((0.1, 0.25, 0.5, 1.0)),
+                },
+                sliding: {"rope_type": "default", "rope_theta": 300.0},
+            }
+        },
+        global_head_dim=chances.choice((8, 16, 24)),
+        attention_k_eq_v=chances.random() < 0.5,
+        num_global_key_value_heads=chances.choice((None, 1, num_kv_heads)),
+        num_kv_shared_layers=num_shared,
+        use_double_wide_mlp=chances.random() < 0.5,
+        # transformers generates without them only where no layer shares
+        hidden_size_per_layer_input=chances.choice((5, 16) if num_shared else (0, 16)),
+        vocab_size_per_layer_input=SHAPE["vocab_size"],
+        final_logit_softcapping=chances.choice((None, 3.0, 30.0)),
+        attention_bias=chances.random() < 0.3,
+        enable_moe_block=chances.random() < 0.3,
+        num_experts=4,
+        top_k_experts=chances.choice((1, 3)),
+        moe_intermediate_size=chances.choice((8, 20)),
+    )
+    return Gemma4ForCausalLM(config)
+
+
 FAMILIES: dict[str, Callable[[random.Random], PreTrainedModel]] = {
     "qwen3-moe": qwen3_moe,
     "lfm2": lfm2,
     "qwen3.5": qwen3_5,
     "qwen3.5-moe": qwen3_5_moe,
+    "gemma4": gemma4,
 }
 
 

@@ -26,16 +26,19 @@ SAMPLINGS = (
 PLACES = [("llama", 4), ("mistral", 1), ("gemma3-untied", 16)]
 # the rest of what is looked up beside a head is eager rounds' and the matrix's
 JOINED = {"target-joint": ("llama", 4), "eagle3-joint": ("mistral", 1), "target-joint-tree": ("gemma3-untied", 16)}
+OTHERS = [
+    (kind, drafter)
+    for kinds, drafters in (
+        (("lfm2-biased", "qwen3.5"), ("plain", "ngram", "eagle-chain", "eagle3-tree")),
+        (("gemma4",), ("plain", "eagle3-tree")),
+    )
+    for kind, drafter in product(kinds, drafters)
+]
 CELLS = [
     (drafter, *place, depth, graphs)
     for drafter, place, depth, graphs in product(DRAFTERS, PLACES, (0, 1), (True, False))
     if "joint" not in drafter or (depth == 1 and graphs and JOINED.get(drafter, PLACES[0]) == place)
-] + [
-    (drafter, kind, 4, 1, graphs)
-    for kind, drafter, graphs in product(
-        ("lfm2-biased", "qwen3.5"), ("plain", "ngram", "eagle-chain", "eagle3-tree"), (True, False)
-    )
-]
+] + [(drafter, kind, 4, 1, graphs) for (kind, drafter), graphs in product(OTHERS, (True, False))]
 
 
 @pytest.fixture
@@ -176,6 +179,7 @@ def unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
     ("drafter", "kind"),
     [
         ("plain", "gemma3-untied"),
+        ("plain", "gemma4"),
         ("ngram", "llama"),
         ("eagle3-chain", "llama"),
         ("target-tree", "gemma3-untied"),

@@ -87,8 +87,9 @@ def test_logprobs_equal_those_of_transformers(depth: int, chunk: int, page_size:
     assert_exact(serve(asked(), configure(depth=depth, chunk=chunk, page_size=page_size)), asked())
 
 
-def test_logprobs_of_a_model_with_windows_equal_those_of_transformers() -> None:
-    assert_exact(serve(asked(31), configure(chunk=5), kind="gemma3"), asked(31), "gemma3")
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+def test_logprobs_of_a_model_with_windows_equal_those_of_transformers(kind: str) -> None:
+    assert_exact(serve(asked(31), configure(chunk=5), kind=kind), asked(31), kind)
 
 
 @DEPTHS

@@ -121,9 +121,10 @@ def test_a_request_beside_others_is_exact(depth: int, page_size: int, chunk: int
 
 
 @DEPTHS
-def test_a_request_of_windows_and_full_layers_is_exact(depth: int) -> None:
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+def test_a_request_of_windows_and_full_layers_is_exact(kind: str, depth: int) -> None:
     submits = asked(seed=21)
-    assert_exact(serve(submits, configure(depth=depth, chunk=5), "gemma3"), submits, "gemma3")
+    assert_exact(serve(submits, configure(depth=depth, chunk=5), kind), submits, kind)
 
 
 @DEPTHS

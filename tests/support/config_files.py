@@ -91,6 +91,26 @@ GEMMA3: Config = {
     "rope_local_base_freq": 90.0,
     "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
 }
+GEMMA4: Config = {
+    **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings", "rope_theta")},
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 5,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "layer_types": [("sliding_attention", "full_attention")[is_full] for is_full in (0, 0, 1, 0, 1)],
+    "sliding_window": 8,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 11,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 9000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+    },
+}
 LLAMA3_SCALING: Config = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -32,7 +32,7 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
 # for named cells alone: what experts keep of a sequence is as in full layers, what convolutions keep as in both
-OTHERS = {"experts": "qwen3-moe", "convolutions": "lfm2-biased", "recurrent": "qwen3.5"}
+OTHERS = {"experts": "qwen3-moe", "convolutions": "lfm2-biased", "recurrent": "qwen3.5", "shared": "gemma4"}
 PAGE_SIZES = (1, 16, 256)
 LOADS = ("mixed", "whole", "preemptions")  # chunks of 128 beside rounds; chunks of 4096; a preemption every 3 steps
 PREEMPT_TICKS = 3
@@ -152,6 +152,8 @@ NAMED: dict[str, Cell] = {
     "EAGLE depth 0, recurrent": Cell(drafter="chain0", layers="recurrent", load="preemptions"),
     "EAGLE trees, recurrent": Cell(drafter="tree1", layers="recurrent", load="preemptions"),
     "lookup, recurrent": Cell(drafter="ngram", layers="recurrent", load="mixed"),
+    "shared KV, preempt": Cell(layers="shared", page_size=1, load="preemptions"),
+    "EAGLE depth 1, shared KV": Cell(drafter="chain1", layers="shared", load="mixed"),
     "window": Cell(layers="window"),
     "window, preempt x page 256": Cell(layers="window", page_size=256, load="preemptions"),
     "window, preempt x mixed": Cell(layers="window", load="preemptions", chunk=128),

@@ -105,7 +105,7 @@ CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
 ]
-OTHERS = [  # mixtures of experts, short convolutions, recurrent layers
+OTHERS = [  # mixtures of experts, short convolutions, recurrent layers, shared KV
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in (
         ("plain", 1, 4, "qwen3-moe", "preemptions"),
@@ -143,6 +143,16 @@ OTHERS = [  # mixtures of experts, short convolutions, recurrent layers
         ("mtp-tree", 0, 4, "qwen3.5", "preemptions"),
         ("mtp-tree", 1, 1, "qwen3.5-moe", "mixed"),
         ("mtp-joint", 1, 4, "qwen3.5", "mixed"),
+        ("plain", 0, 1, "gemma4", "mixed"),
+        ("plain", 1, 4, "gemma4-moe", "preemptions"),
+        ("plain", 1, 256, "gemma4", "aborts"),
+        ("ngram", 1, 64, "gemma4", "aborts"),
+        ("ngram", 0, 4, "gemma4", "preemptions"),
+        ("eagle-chain", 0, 4, "gemma4", "mixed"),
+        ("eagle-chain", 1, 1, "gemma4", "preemptions"),
+        ("eagle3-tree", 1, 4, "gemma4", "mixed"),
+        ("eagle3-tree", 0, 64, "gemma4", "aborts"),
+        ("eagle3-chain", 1, 4, "gemma4", "preemptions"),
     )
 ]
 QUANTISED = [
@@ -161,6 +171,7 @@ QUANTISED = [
         ("target-tree", 1, 64, "llama", "mixed", "fp8"),
         ("eagle3-tree", 1, 4, "lfm2-biased", "mixed", "int8"),
         ("eagle3-chain", 1, 4, "qwen3.5", "mixed", "int8"),
+        ("eagle3-tree", 1, 4, "gemma4", "mixed", "int8"),
     )
 ]
 

@@ -177,7 +177,8 @@ def _gate_up(both: Tensor, activation: str) -> Tensor:
 
 
 def _gate_by(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    return ACTIVATIONS[activation](gate) * up
+    # side by side, a row is not followed by the next, and its bits do not depend on how many there are
+    return _gate_up(_concat([gate, up]), activation)
 
 
 def _scaled_sum(stream: Residual, factor: float) -> Tensor:

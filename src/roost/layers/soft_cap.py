@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:
-    """Hold logits below a cap, in place."""
-    if logits.dtype == torch.float32:
-        logits.div_(cap).tanh_().mul_(cap)
-    else:
-        logits.copy_((logits.to(torch.float32) / cap).tanh_().mul_(cap))
+    """Hold logits [num_tokens, vocab_size] below a cap, in place."""
+    wide = logits.to(torch.float32)  # the same where they are that already
+    wide.div_(cap).tanh_().mul_(cap)
+    if wide is not logits:
+        logits.copy_(wide)

@@ -10,6 +10,7 @@ from roost.layers.rotary import Bands, Rope
 from roost.models.registry import FAMILIES, decoder_config, find_family
 from tests.support.config_files import (
     GEMMA3,
+    GEMMA4,
     LFM2,
     LLAMA,
     LLAMA3_SCALING,
@@ -273,7 +274,7 @@ def test_hybrids_that_cannot_be_run_are_refused_by_name(changes: Config, said: s
 
 
 def test_families_are_found_by_their_architecture_and_offer_hooks_to_draft_heads() -> None:
-    configs = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2, QWEN3_5, QWEN3_5_MOE)
+    configs = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2, QWEN3_5, QWEN3_5_MOE, GEMMA4)
     found = [find_family(config) for config in configs]
     assert found == list(FAMILIES)
     assert all(family.draft_hooks for family in found)
