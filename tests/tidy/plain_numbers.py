@@ -52,6 +52,7 @@ UNTESTED: dict[str, str] = {
     "roost.numba_kernels.attention._FEW_BYTES": _NUMBER,
     "roost.numba_kernels.linear._NIBBLE_OFFSET": _NUMBER,
     "roost.numba_kernels.linear._AHEAD": _NUMBER,
+    "roost.numba_kernels.gated_delta._PIECES": "how the work is cut, not what comes of it",
     "roost.numba_kernels.activation._POWER_MAX": _NUMBER,
     "roost.numba_kernels.program._SPINS": "how a thread waits, not for what",
     "roost.numba_kernels.program._YIELDS": "how a thread waits, not for what",

@@ -194,9 +194,9 @@ def _fold(
     SOFTPLUS_MAX: tl.constexpr,
 ):
     """Fold the inputs of the token at a position into a state: the state, the taps, and what the head says."""
-    query, query_taps = _convolve(query_taps, token, position, conv, query_at, is_dim, CONV_LEN, TAPS)
-    key, key_taps = _convolve(key_taps, token, position, conv, key_at, is_dim, CONV_LEN, TAPS)
-    value, value_taps = _convolve(value_taps, token, position, conv, value_at, is_column, CONV_LEN, TAPS)
+    query, query_taps = _convolve(query_taps, token, position, conv, query_at, is_dim, CHANNELS, CONV_LEN, TAPS)
+    key, key_taps = _convolve(key_taps, token, position, conv, key_at, is_dim, CHANNELS, CONV_LEN, TAPS)
+    value, value_taps = _convolve(value_taps, token, position, conv, value_at, is_column, CHANNELS, CONV_LEN, TAPS)
     query *= tl.rsqrt(tl.sum(query * query) + EPS) * tl.rsqrt(KEY_DIM * 1.0)
     key *= tl.rsqrt(tl.sum(key * key) + EPS)
     forget = tl.load(token + CHANNELS + head).to(tl.float32) + forget_bias
@@ -209,14 +209,16 @@ def _fold(
 
 
 @triton.jit
-def _convolve(taps, token, position, conv, channels, is_in, CONV_LEN: tl.constexpr, TAPS: tl.constexpr):
+def _convolve(
+    taps, token, position, conv, channels, is_in, CHANNELS: tl.constexpr, CONV_LEN: tl.constexpr, TAPS: tl.constexpr
+):
     """Channels of a token through the convolution, and the taps with it."""
     place = tl.arange(0, TAPS)
     age = (position - place) & (TAPS - 1)
     new = tl.load(token + channels, mask=is_in, other=0.0).to(tl.float32)
     taps = tl.where((age == 0)[None, :], new[:, None], taps)
     is_read = is_in[:, None] & (age < CONV_LEN)[None, :]
-    weight = tl.load(conv + channels[:, None] * CONV_LEN + (CONV_LEN - 1 - age)[None, :], mask=is_read, other=0.0)
+    weight = tl.load(conv + (CONV_LEN - 1 - age)[None, :] * CHANNELS + channels[:, None], mask=is_read, other=0.0)
     mixed = tl.sum(taps * weight.to(tl.float32), 1)
     return mixed / (1.0 + tl.exp(-mixed)), taps
 

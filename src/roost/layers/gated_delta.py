@@ -57,7 +57,7 @@ class DeltaWeights:
     """What a layer's recurrence has learned."""
 
     shape: DeltaShape
-    conv: Tensor  # [num_channels, conv_len], of the inputs' type
+    conv: Tensor  # [conv_len, num_channels], the current token last; of the inputs' type
     decay: Tensor  # [num_value_heads] float32, below zero
     forget_bias: Tensor  # [num_value_heads] float32
 
@@ -155,7 +155,7 @@ def _fold(inputs: Tensor, weights: DeltaWeights, at: Recurrence, source: int, ke
 def _convolved(channels: Tensor, weights: DeltaWeights) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [n, num_value_heads, …] from channels [conv_len - 1 + n, num_channels]."""
     shape, num_before = weights.shape, weights.shape.conv_len - 1
-    channels, conv = channels.to(_WIDE), weights.conv.to(_WIDE)
+    channels, conv = channels.to(_WIDE), weights.conv.t().to(_WIDE)
     mixed = silu(convolution(channels[num_before:], channels[:-1].unfold(0, num_before, 1).transpose(1, 2), conv))
     key_len = shape.num_key_heads * shape.key_dim
     query, key, value = mixed.split((key_len, key_len, mixed.shape[1] - 2 * key_len), dim=1)

@@ -346,7 +346,7 @@ class Loader:
         return DeltaMixer(
             weights=DeltaWeights(
                 shape=shape,
-                conv=self.convolution(f"{prefix}conv1d", shape.num_channels, shape.conv_len),
+                conv=self.convolution(f"{prefix}conv1d", shape.num_channels, shape.conv_len).t().contiguous(),
                 decay=-self._tensors.take(f"{prefix}A_log", heads, dtype=torch.float32).exp(),
                 forget_bias=self._tensors.take(f"{prefix}dt_bias", heads, dtype=torch.float32),
             ),

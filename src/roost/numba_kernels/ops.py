@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from roost.layers import host_gumbel, host_lookup
+from roost.layers.gated_delta import NORM_EPS, DeltaWeights, Recurrence
 from roost.layers.gguf_blocks import GgufLinear
 from roost.layers.linear import Int8Linear, Linear
 from roost.layers.ops import TORCH_OPS, Ops, Residual, argmax_on_host
@@ -18,6 +19,7 @@ from roost.layers.rotary import CosSin
 from roost.layers.token_mask import mask_logits_on_host
 from roost.numba_kernels import activation as activations
 from roost.numba_kernels import best_output, embedding, linear, program, rows
+from roost.numba_kernels import gated_delta as delta
 from roost.numba_kernels.execution import NotRecordable, RecordedPass, exclusive, execution
 from roost.numba_kernels.packing import PackedWeight, pack_blocks, pack_int8
 from roost.numba_kernels.records import NUM_FIELDS
@@ -207,6 +209,58 @@ def _scaled_sum(stream: Residual, factor: float) -> Tensor:
     return total
 
 
+@exclusive
+def _gated_delta(inputs: Tensor, weights: DeltaWeights, at: Recurrence) -> Tensor:
+    """At once alone: where rows start, and what is kept, no recording would be told."""
+    device, replay, segments, shape = execution(), at.replay, at.replay.segments, weights.shape
+    if device.is_recording:
+        raise NotRecordable("a recurrence")
+    inputs, said = _rows(inputs), torch.empty((len(inputs), shape.num_value_heads, shape.value_dim))
+    if not len(inputs):
+        return said
+    columns = torch.cat([replay.sources[:, None], replay.starts[:, None], replay.kept_at, replay.kept_in], dim=1)
+    trees = None if segments.tree_mask is None else segments.tree_of
+    mask = None if trees is None else segments.tree_mask
+    floats = delta.scratch_floats(shape.key_dim, shape.value_dim, shape.conv_len)
+    assert at.inputs.is_contiguous() and at.states.is_contiguous() and at.tails.is_contiguous()
+    device.perform_one(
+        program.GATED_DELTA,
+        {
+            delta.NUM_SEGMENTS: len(segments.rows),
+            delta.INPUTS: inputs.data_ptr(),
+            delta.INPUT_STRIDE: inputs.stride(0),
+            delta.SLOTS: replay.slots.data_ptr(),
+            delta.KEPT_INPUTS: at.inputs.data_ptr(),
+            delta.STATES: at.states.data_ptr(),
+            delta.TAILS: at.tails.data_ptr(),
+            delta.SAID: said.data_ptr(),
+            delta.CONV: weights.conv.data_ptr(),
+            delta.DECAY: weights.decay.data_ptr(),
+            delta.FORGET_BIAS: weights.forget_bias.data_ptr(),
+            delta.ROWS: segments.rows.data_ptr(),
+            delta.OFFSETS: segments.offsets.data_ptr(),
+            delta.QUERY_LENS: segments.query_lens.data_ptr(),
+            delta.START_POSITIONS: segments.start_positions.data_ptr(),
+            delta.TABLE: replay.pages.table.data_ptr(),
+            delta.TABLE_STRIDE: replay.pages.table.stride(0),
+            delta.PAGE_SIZE: replay.pages.size,
+            delta.REPLAY: columns.data_ptr(),
+            delta.NUM_KEPT: replay.kept_at.shape[1],
+            delta.TREE_OF: 0 if trees is None else trees.data_ptr(),
+            delta.TREE_MASK: 0 if mask is None else mask.data_ptr(),
+            delta.NUM_NODES: 0 if mask is None else mask.shape[1],
+            delta.NUM_KEY_HEADS: shape.num_key_heads,
+            delta.NUM_VALUE_HEADS: shape.num_value_heads,
+            delta.KEY_DIM: shape.key_dim,
+            delta.VALUE_DIM: shape.value_dim,
+            delta.CONV_LEN: shape.conv_len,
+            delta.SCRATCH: device.scratch(4 * floats * device.team.size),
+            delta.EPS: _bits(NORM_EPS),
+        },
+    )
+    return said
+
+
 def _total(stream: Residual) -> Tensor:
     if stream.added is None:
         return stream.hidden
@@ -336,7 +390,7 @@ NUMBA_OPS = Ops(
     gate_by=_gate_by,
     scaled_sum=_scaled_sum,
     mix_experts=TORCH_OPS.mix_experts,
-    gated_delta=TORCH_OPS.gated_delta,
+    gated_delta=_gated_delta,
     concat=_concat,
     argmax=_argmax,
     soft_cap=TORCH_OPS.soft_cap,

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numba import njit, types
 
-from roost.numba_kernels import attention, attention_plan, best_output, embedding, linear, rotary, rows
+from roost.numba_kernels import attention, attention_plan, best_output, embedding, gated_delta, linear, rotary, rows
 from roost.numba_kernels.records import RECORD_BYTES, field
 from roost.numba_kernels.simd import (
     atomic_add,
@@ -30,7 +30,7 @@ numba.config.CACHE_DIR = str(compiled_folder())  # before anything below is made
 CLAIM, RECORD, NUM_PIECES, DONE, PROGRAM, LENGTH, PARKED = (64 * number for number in range(7))
 # Kinds of records.
 ROUND_TOKENS, LINEAR, EMBED, NORM, ADD, COS_SIN, ROTARY_WRITE, PUT_TILES, ATTEND, MERGE_SPANS = range(1, 11)
-PICK_BEST, GATE_BY = range(11, 13)
+PICK_BEST, GATE_BY, GATED_DELTA = range(11, 14)
 
 _PIECE_BITS, _RECORD_BITS = 20, 14  # of CLAIM, from the lowest; the rest is the program's number
 _FINISHED = (1 << _RECORD_BITS) - 1  # in place of a record's number: the program is done,
@@ -46,16 +46,20 @@ def _pieces(record, size):
     """Into how many pieces a record is cut; 0: it is passed over."""
     kind = field(record, 0)
     if kind == LINEAR:
-        return linear.linear_pieces(record, size)
-    if kind == ROUND_TOKENS:
-        return linear.round_pieces(record, size)
-    if kind == ATTEND:
-        return attention.attend_pieces(record, size)
-    if kind == MERGE_SPANS:
-        return attention.merge_pieces(record, size)
-    if kind == ROTARY_WRITE:
-        return rotary.rotary_pieces(record, size)
-    return 1 if kind == PUT_TILES else rows.row_pieces(record, size)
+        pieces = linear.linear_pieces(record, size)
+    elif kind == ROUND_TOKENS:
+        pieces = linear.round_pieces(record, size)
+    elif kind == ATTEND:
+        pieces = attention.attend_pieces(record, size)
+    elif kind == MERGE_SPANS:
+        pieces = attention.merge_pieces(record, size)
+    elif kind == ROTARY_WRITE:
+        pieces = rotary.rotary_pieces(record, size)
+    elif kind == GATED_DELTA:
+        pieces = gated_delta.delta_pieces(record, size)
+    else:
+        pieces = 1 if kind == PUT_TILES else rows.row_pieces(record, size)
+    return pieces
 
 
 @njit(nogil=True, inline="always")
@@ -71,9 +75,19 @@ def _perform(record, piece, num_pieces, member, size, is_first):
         attention.merge_spans(record, piece, num_pieces, member)
     elif kind == ROTARY_WRITE:
         rotary.rotary_write(record, piece, num_pieces, member)
+    elif kind == GATED_DELTA:
+        gated_delta.gated_delta(record, piece, num_pieces, member)
     elif kind == PUT_TILES:
         attention_plan.put_tiles(record, piece, num_pieces)
-    elif kind == NORM:
+    else:
+        _perform_rows(record, piece, num_pieces)
+
+
+@njit(nogil=True, inline="always")
+def _perform_rows(record, piece, num_pieces):
+    """What is done row by row."""
+    kind = field(record, 0)
+    if kind == NORM:
         rows.norm(record, piece, num_pieces)
     elif kind == ADD:
         rows.add_rows(record, piece, num_pieces)

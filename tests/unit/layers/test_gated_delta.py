@@ -26,7 +26,7 @@ def _weights(dtype: torch.dtype = torch.float32) -> DeltaWeights:
     generator = torch.Generator().manual_seed(2)
     return DeltaWeights(
         shape=SHAPE,
-        conv=torch.randn(SHAPE.num_channels, SHAPE.conv_len, generator=generator).to(dtype),
+        conv=torch.randn(SHAPE.conv_len, SHAPE.num_channels, generator=generator).to(dtype),
         decay=-torch.rand(SHAPE.num_value_heads, generator=generator),
         forget_bias=torch.randn(SHAPE.num_value_heads, generator=generator),
     )
