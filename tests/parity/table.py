@@ -11,13 +11,13 @@ import pytest
 
 from tests.parity import parameters
 from tests.support.option_cases import CASES, CIRCUMSTANCES, OPTIONS, REFUSED, Case
-from tests.support.spec_engines import MODES
+from tests.support.spec_engines import MODES, ON_OTHER_LAYERS
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "OPTIONS.md"
 TEST = "tests/parity/test_spec_exact.py"
 FUNCTION = "test_an_option_is_exact_or_refused"
-COLUMNS = tuple(product(MODES, (0, 1)))
+COLUMNS = (*product(MODES, (0, 1)), *((mode, 1) for mode in ON_OTHER_LAYERS))
 HEADER = (
     "# Options under speculation",
     "",

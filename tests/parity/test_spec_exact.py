@@ -8,7 +8,7 @@ import pytest
 from tests.parity.table import COLUMNS, TABLE, written
 from tests.support import option_requests as option_asks
 from tests.support.option_cases import CASES, CIRCUMSTANCES, OPTIONS, side_by_side
-from tests.support.spec_engines import MODES, Setting
+from tests.support.spec_engines import MODES, Setting, setting_of
 from tests.support.workload import DEPTHS
 
 pytestmark = pytest.mark.xdist_group("options")  # one process: the cells of a setting share one run of the engine
@@ -23,11 +23,10 @@ SETTINGS = [
 ]
 
 
-@DEPTHS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "depth"), COLUMNS)
 @pytest.mark.parametrize("option", CASES)
 def test_an_option_is_exact_or_refused(option: str, mode: str, depth: int) -> None:
-    CASES[option].check(Setting(mode=mode, depth=depth))
+    CASES[option].check(setting_of(mode, depth))
 
 
 @DEPTHS

@@ -234,7 +234,11 @@ def _prefix_cache(setting: Setting) -> None:
         served.serve([submit])
     served.check(asks)
     cached = [served.finish(each.request_id).usage.cached_tokens for each in asks]
-    assert cached == [0] + [_found(setting, shared_len, 26) for shared_len in (26, 25, 24, 21, 20, 9)]
+    found = [0] + [_found(setting, shared_len, 26) for shared_len in (26, 25, 24, 21, 20, 9)]
+    if served.engine.state.resolved.states is None:
+        assert cached == found
+    else:  # as far as a state was kept
+        assert all(0 <= own <= most for own, most in zip(cached, found, strict=True)) and cached[1] > 0
 
 
 def _windows(setting: Setting) -> None:

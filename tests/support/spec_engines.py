@@ -35,6 +35,14 @@ MODES = {
     "joint": SpecShape(steps=3, topk=1, tokens=4, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=3),
     "joint tree": SpecShape(steps=4, topk=4, tokens=14, draft_kv=DraftKv.PAIR, reads_history=True, lookup_steps=4),
 }
+# on other layers, under random heads: a mode, and the checkpoint
+ON_OTHER_LAYERS = {
+    "hybrid chain": ("chain", "qwen3.5"),
+    "hybrid tree": ("tree", "qwen3.5"),
+    "hybrid joint": ("joint", "qwen3.5"),
+    "experts chain": ("chain", "qwen3-moe"),
+    "experts joint tree": ("joint tree", "qwen3-moe"),
+}
 NEAR = 1e-4  # log-probabilities differ by rounding at most
 NEAR_CODES = 0.02  # with quantised KV where sums have another order than the reference's: a code may be the next one
 TOKENIZER = byte_level()  # its first tokens are enough for the tiny vocabulary: three special ones, then ASCII
@@ -105,9 +113,20 @@ class Speculating(Served):
         return sum(self.finish(each.request_id).spec.overshoot for each in submits)
 
 
+def setting_of(mode: str, depth: int) -> Setting:
+    """The setting of a column of the table."""
+    if mode not in ON_OTHER_LAYERS:
+        return Setting(mode=mode, depth=depth)
+    shape, kind = ON_OTHER_LAYERS[mode]
+    return Setting(mode=shape, depth=depth, kind=kind, head="eagle3")
+
+
 def _config(setting: Setting, **changes: int | bool) -> EngineConfig:
     usual = {"depth": setting.depth, "page_size": setting.page_size, "chunk": setting.chunk, "pool_tokens": 8192}
-    return configure(**{**usual, "window_pool_tokens": 8192, "max_running": 12, **changes}, spec=setting.shape)
+    config = configure(**{**usual, "window_pool_tokens": 8192, "max_running": 12, **changes}, spec=setting.shape)
+    if not checkpoint(setting.kind).model().traits.recurrent_state:
+        return config
+    return replace(config, memory=replace(config.memory, state_spacing=setting.page_size))
 
 
 def _head(setting: Setting, model: Decoder) -> Head | None:
