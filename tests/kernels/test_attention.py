@@ -59,6 +59,7 @@ def check(batch: Batch, shape: Shape, num_splits: int) -> None:
         Shape(num_kv_heads=2, group=1, head_dim=80, page_size=3, dtype=FP32),
         Shape(num_kv_heads=1, group=8, head_dim=96, page_size=1, dtype=BF16, window=70),
         Shape(num_kv_heads=1, group=2, head_dim=256, page_size=512, dtype=BF16, window=33),
+        Shape(num_kv_heads=1, group=4, head_dim=512, page_size=16, dtype=BF16),
         Shape(num_kv_heads=1, group=5, head_dim=16, page_size=256, dtype=FP32),
     ],
     ids=str,

@@ -20,7 +20,7 @@ def projected(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.dev
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
-    [(1, 32, 8, 128), (7, 9, 3, 64), (3, 4, 4, 80), (5, 8, 1, 256), (2, 3, 3, 16), (13, 5, 1, 22)],
+    [(1, 32, 8, 128), (7, 9, 3, 64), (3, 4, 4, 80), (5, 8, 1, 256), (2, 3, 3, 16), (13, 5, 1, 22), (2, 8, 1, 512)],
 )
 def test_rope_write_turns_and_writes(
     num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device

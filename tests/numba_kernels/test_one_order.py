@@ -72,7 +72,7 @@ def test_any_number_of_threads_and_spans_read_apart_or_one_after_the_other(dtype
         assert torch.equal(whole.piece(0, 300, 30, size=size, num_partials=num_partials), expected)
 
 
-@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize("head_dim", [24, 64, 128, 512])
 def test_pages_of_any_size(head_dim: int) -> None:
     expected = text(FP32, head_dim=head_dim).piece(2, 290, 40)
     for page_size in (1, 3, 64):

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
 from roost.errors import ConfigError
 from roost.layers.attention import Attend
-from tests.support.tiny_models import CPU, KINDS, configure, prompts, tiny
+from roost.models.decoder import Decoder
+from tests.support.tiny_models import CPU, KINDS, Tiny, configure, prompts, tiny
 from tests.support.workload import (
     CHUNKS,
     DEPTHS,
@@ -101,6 +103,25 @@ def test_a_models_traits_are_those_of_its_layers(kind: str) -> None:
     assert windows - {None} == {model.traits.window} - {None}
     assert model.traits.has_full_layers == (None in windows)
     assert model.traits.recurrent_state == kind.startswith("qwen3.5")
+
+
+def test_a_text_model_beside_images_and_sound_is_the_same_and_what_it_does_not_read_is_left_out() -> None:
+    alone, (prompt,) = tiny("gemma4").reference, prompts(30, seed=15)
+    text_config = {**alone.config.to_dict(), "pad_token_id": 0}
+    parts = {"vision_config": None, "audio_config": None, "tie_word_embeddings": False}
+    whole = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text_config, **parts)).eval()
+    text = {name.removeprefix("model."): each for name, each in alone.state_dict().items()}
+    state = {
+        name if name.startswith("lm_head") else f"model.language_model.{name}": each for name, each in text.items()
+    }
+    whole.load_state_dict(state)
+    with torch.no_grad():
+        wanted = whole(torch.tensor([prompt])).logits[0]
+    others = ("vision_tower.std_bias", "audio_tower.norm.weight", "embed_vision.embedding_projection.weight")
+    unread = [f"model.{name}" for name in others] + ["model.language_model.layers.4.self_attn.k_proj.weight"]
+    state |= {name: torch.zeros(3) for name in unread}
+    found = logits_in_one_pass(Decoder(Tiny(reference=whole).config, state, "fp32", CPU), prompt)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_weights_of_an_unknown_form_are_refused_with_the_flag() -> None:
