@@ -60,6 +60,34 @@ def test_an_output_that_is_not_a_number_or_infinite_counts_as_torch_counts_it(
     assert torch.equal(best_of(everywhere, x), TORCH_OPS.argmax(everywhere(x)))
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_capped_outputs_are_those_of_the_reference_and_the_best_of_them_is_their_arg_max(has_bias: bool) -> None:
+    """With a cap so low that many are equal; recorded or not they have the same bits."""
+    bias = torch.randn(200) if has_bias else None
+    project, x = kept(make_linear(torch.randn(200, 32) * 4, bias, "int8")), tokens(9, 32)
+
+    def logits(inputs: Sequence[Tensor]) -> tuple[Tensor]:
+        (found,) = (project(inputs[0]),)
+        NUMBA_OPS.soft_cap(found, 3.0)
+        return (found,)
+
+    exact, direct = project(x), logits((x,))[0]
+    TORCH_OPS.soft_cap(exact, 3.0)
+    torch.testing.assert_close(direct, exact, rtol=0, atol=2e-6)
+    assert (direct == direct.amax(dim=1, keepdim=True)).sum() > 2 * len(direct)
+    assert torch.equal(RecordedPass().run(None, logits, (x,), None)[0], direct)
+    best = RecordedPass().run(None, lambda inputs: (NUMBA_OPS.argmax(logits(inputs)[0]),), (x,), None)[0]
+    assert torch.equal(best, TORCH_OPS.argmax(direct))
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_a_cap_keeps_what_is_no_number_and_holds_what_is_infinite(length: int) -> None:
+    logits = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -1e30]).repeat_interleave(length)[None]
+    NUMBA_OPS.soft_cap(logits, 30.0)
+    expected = torch.tensor([torch.nan, 30.0, -30.0, 0.0, -30.0]).repeat_interleave(length)[None]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_an_arg_max_of_anything_else_is_computed_without_a_recording() -> None:
     project, x = kept(make_linear(torch.randn(40, 32), None, "int8")), tokens(3, 32)
 

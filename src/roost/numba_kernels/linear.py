@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.cpython.unsafe.tuple import tuple_setitem
 from numba.extending import intrinsic
 
-from roost.numba_kernels.activation import activated
+from roost.numba_kernels.activation import activated, capped
 from roost.numba_kernels.best_output import HEAD_BYTES, LINE_BYTES, note_best
 from roost.numba_kernels.records import field, float_field, share
 from roost.numba_kernels.simd import (
@@ -66,7 +66,8 @@ from roost.numba_kernels.tokens import BLOCK, copy_token, padded_len, round_bloc
     RESIDUAL_STRIDE,
     SCRATCH,  # `scratch_bytes`
     ACTIVATION,  # of a gate
-) = range(1, 18)
+    CAP,  # of products that have no bias, as the bits of a float64; 0: none
+) = range(1, 19)
 
 Q4_0, Q4_1, Q8_0, INT8, FLOAT32 = range(5)  # kinds of weights; the last can only be looked up
 STORE, ADD, GATE, BEST = range(4)  # modes: the product, plus a residual, activation(gate) * up, or its largest output
@@ -155,6 +156,10 @@ def linear(record, piece, num_pieces, member, size, is_first):
             for part in range(parts):  # one call: what it calls is compiled into it
                 weights = field(record, WEIGHTS) + (parts * group + part) * bytes_of_group
                 multiply(kind, weights, tokens, in_len, width, sums + part * 64 * TILE)
+            if field(record, CAP) != 0:
+                for number in range(width):
+                    own = sums + 64 * number
+                    store_floats(own, capped(load_floats(own), np.float32(float_field(record, CAP))))
             if mode == BEST:
                 _note_best(record, piece, num_pieces, sums, group, at, width, group == first)
             else:

@@ -321,6 +321,27 @@ def _argmax(logits: Tensor) -> Tensor:
     return best
 
 
+@exclusive
+def _soft_cap(logits: Tensor, cap: float) -> None:
+    """Of a product that was just recorded, its outputs are capped as they are made."""
+    device = execution()
+    product = device.last_recorded
+    if product is not None and _makes(product, logits) and not product[linear.BIAS]:
+        product[linear.CAP] = _bits(cap)
+    elif len(logits):
+        assert logits.dtype == torch.float32 and logits.stride(1) == 1, (logits.dtype, logits.stride())
+        device.perform_one(
+            program.CAP,
+            {
+                rows.NUM_TOKENS: device.count_at(len(logits)),
+                rows.LENGTH: logits.shape[1],
+                rows.SOURCE: logits.data_ptr(),
+                rows.SOURCE_STRIDE: logits.stride(0),
+                rows.FACTOR: _bits(cap),
+            },
+        )
+
+
 def _makes(record: np.ndarray, tokens: Tensor) -> bool:
     """Whether a record is the product that writes these rows, and adds nothing to it."""
     return (
@@ -393,7 +414,7 @@ NUMBA_OPS = Ops(
     gated_delta=_gated_delta,
     concat=_concat,
     argmax=_argmax,
-    soft_cap=TORCH_OPS.soft_cap,
+    soft_cap=_soft_cap,
     draw=host_gumbel.draw,
     draft_scores=host_gumbel.draft_scores,
     best_drafts=host_gumbel.best_drafts,

@@ -30,7 +30,7 @@ numba.config.CACHE_DIR = str(compiled_folder())  # before anything below is made
 CLAIM, RECORD, NUM_PIECES, DONE, PROGRAM, LENGTH, PARKED = (64 * number for number in range(7))
 # Kinds of records.
 ROUND_TOKENS, LINEAR, EMBED, NORM, ADD, COS_SIN, ROTARY_WRITE, PUT_TILES, ATTEND, MERGE_SPANS = range(1, 11)
-PICK_BEST, GATE_BY, GATED_DELTA = range(11, 14)
+PICK_BEST, GATE_BY, GATED_DELTA, CAP = range(11, 15)
 
 _PIECE_BITS, _RECORD_BITS = 20, 14  # of CLAIM, from the lowest; the rest is the program's number
 _FINISHED = (1 << _RECORD_BITS) - 1  # in place of a record's number: the program is done,
@@ -95,6 +95,8 @@ def _perform_rows(record, piece, num_pieces):
         rows.cos_sin(record, piece, num_pieces)
     elif kind == GATE_BY:
         rows.gate_rows(record, piece, num_pieces)
+    elif kind == CAP:
+        rows.cap_rows(record, piece, num_pieces)
     elif kind == PICK_BEST:
         best_output.pick_best(record, piece, num_pieces)
     else:

@@ -1,4 +1,4 @@
-"""Small operations on the rows of a batch: norms, sums, copies, gates, and the angles of rotary positions.
+"""Small operations on the rows of a batch: norms, sums, copies, gates, caps, and the angles of rotary positions.
 
 A row is the numbers of a token, or one of several equal parts of it (the heads of queries and keys). Bytes moved: what
 is read and written. Called by `numba_kernels.program`.
@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from roost.numba_kernels.activation import activated
+from roost.numba_kernels.activation import activated, capped
 from roost.numba_kernels.records import field, float_field, share
 from roost.numba_kernels.simd import (
     add,
@@ -41,7 +41,7 @@ from roost.numba_kernels.simd import (
     FREQUENCY,  # of angles
     COSINES,
     SINES,
-    FACTOR,  # of a sum, as the bits of a float64; 0: none
+    FACTOR,  # of a sum, as the bits of a float64, 0: none; or the cap
     ACTIVATION,  # of a gate
 ) = range(1, 16)
 
@@ -151,6 +151,20 @@ def add_row(source, added, target, length):
         store_floats(target + 4 * at, add(load_floats(source + 4 * at), load_floats(added + 4 * at)))
     for at in range(whole, length):
         store_float(target + 4 * at, load_float(source + 4 * at) + load_float(added + 4 * at))
+
+
+@njit(nogil=True)
+def cap_rows(record, piece, num_pieces):
+    """Soft caps, in place."""
+    length, cap = field(record, LENGTH), np.float32(float_field(record, FACTOR))
+    whole = length // 16 * 16
+    first, last = share(load_long(field(record, NUM_TOKENS)), piece, num_pieces)
+    for token in range(first, last):
+        row = field(record, SOURCE) + 4 * token * field(record, SOURCE_STRIDE)
+        for at in range(0, whole, 16):
+            store_floats(row + 4 * at, capped(load_floats(row + 4 * at), cap))
+        for at in range(whole, length):
+            store_float(row + 4 * at, first_of(capped(splat_float(load_float(row + 4 * at)), cap)))
 
 
 @njit(nogil=True)

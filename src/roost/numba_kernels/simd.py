@@ -189,6 +189,9 @@ any_above = operation(  # (values, limit): whether a lane is above it, or either
         ir.Constant(ir.IntType(LANES), 0),
     ),
 )
+or_no_number = operation(  # (source, values): values, but where the source is not a number
+    Floats, (Floats, Floats), lambda b, a: b.select(b.fcmp_unordered("uno", a[0], a[0]), a[0], a[1])
+)
 first_of = operation(types.float32, (Floats,), lambda b, a: b.extract_element(a[0], I32(0)))
 
 
