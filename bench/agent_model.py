@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from bench import gpu_table
+from bench import gpu_shapes
 from bench.agent_loop import WORDS
 from roost.models.decoder_layers import DecoderConfig
 from roost.weights.folder import CONFIG, INDEX, SETTINGS, TEMPLATE
 
-SHAPES = {"8b": gpu_table.SHAPES["8b"], "tiny": gpu_table.shape(2, 64, 128, 4, 2, 2048, False)}
+SHAPES = {"8b": gpu_shapes.SHAPES["8b"], "tiny": gpu_shapes.shape(2, 64, 128, 4, 2, 2048, False)}
 CONTEXT = 131072
 SHARD_BYTES = 4 * 10**9
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -55,7 +55,7 @@ def tokenizer_of(tokens: list[str]) -> Tokenizer:
 
 def tensors_of(config: DecoderConfig, num_wordless: int) -> Iterator[tuple[str, Tensor]]:
     """All tensors by name, made one after the other."""
-    state = gpu_table.RandomState(config)
+    state = gpu_shapes.RandomState(config)
     for name in state:
         tensor = state[name].to(torch.bfloat16)
         if name == "lm_head.weight":

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu_table import CHAIN, DEVICE, SHAPES, RandomState, accepting
+from bench.gpu_shapes import DEVICE, SHAPES, RandomState
+from bench.gpu_table import CHAIN, accepting
 from bench.heads import untrained_head
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig

@@ -1,19 +1,18 @@
 """Decoding on a GPU: `python -m bench.gpu_table --out FOLDER`. Milliseconds per output token, scheduler included.
 
-Random weights in the shapes of Llama-8B, SmolLM2-135M, Qwen3-30B-A3B or LFM2-1.2B, 512-token prompts, 256 tokens
-decoded greedily: plain and with an EAGLE-3 head whose accept length is held at 2.5 (simulated: the head is random), at
-depth 0 and 1, on several page sizes; transformers beside Llama's shapes. Then where the time goes: how busy the GPU is,
-host time, the largest kernels.
+Random weights in the shapes of Llama-8B, SmolLM2-135M, Qwen3-30B-A3B, Qwen3.5-9B and others, 512-token prompts, 256
+tokens decoded greedily: plain and with an EAGLE-3 head whose accept length is held at 2.5 (simulated: the head is
+random), at depth 0 and 1, on several page sizes; transformers beside Llama's shapes. Then where the time goes: how busy
+the GPU is, host time, the largest kernels.
 """
 
 import argparse
 import gc
 import json
-import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import roost.forward.passes as passes_module
+from bench.gpu_shapes import DEVICE, SHAPES, WEIGHT_BYTES, RandomState, floor
 from bench.heads import untrained_head
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
@@ -33,128 +33,17 @@ from roost.drafters.tree import Trees
 from roost.forward.layout import StepLayout
 from roost.forward.passes import Passes, TargetOutput
 from roost.grammar.matcher import NewMatcher
-from roost.layers.linear import head_form
-from roost.layers.rotary import Rope
 from roost.layers.rounds import NOTHING, ChainInputs
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, LayerKind
-from roost.models.experts import ExpertsFeed
+from roost.models.decoder_layers import DecoderConfig
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CHAIN = SpecConfig(spec="eagle3", draft="-", spec_steps=3, spec_lookup="off")
 NUM_PARTS = 5  # of a run, to take the median of
-BANDWIDTH = 4.8e12  # bytes a second, H200
-FLOPS = 989e12  # bf16, dense
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}  # with the scales of groups
-
-
-def shape(num_layers: int, hidden: int, wide: int, heads: int, kv_heads: int, vocab: int, tied: bool) -> DecoderConfig:
-    """A Llama of some size."""
-    return DecoderConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        context_max=8192,
-        layers=(LayerKind(rope=Rope(theta=500000.0)),) * num_layers,
-        scale=(hidden // heads) ** -0.5,
-        norm_eps=1e-5,
-        tied=tied,
-    )
-
-
-def with_experts(plain: DecoderConfig, head_dim: int, experts: ExpertsFeed) -> DecoderConfig:
-    """Qwen 3 of such sizes with experts in every layer."""
-    return replace(
-        plain,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qk_norm=True,
-        layers=tuple(replace(each, feed_forward=experts) for each in plain.layers),
-        feed_width=experts.num_active * max(2 * experts.width, plain.hidden_size),
-    )
-
-
-def with_convolutions(plain: DecoderConfig, attending: tuple[int, ...]) -> DecoderConfig:
-    """LFM2 of such sizes, with Llama's names: attention in a few layers."""
-    kinds = (each if number in attending else replace(each, conv_len=3) for number, each in enumerate(plain.layers))
-    return replace(plain, qk_norm=True, layers=tuple(kinds))
-
-
-SHAPES = {
-    "8b": shape(32, 4096, 14336, 32, 8, 128256, False),
-    "135m": shape(30, 576, 1536, 9, 3, 49152, True),
-    "30b-a3b": with_experts(
-        shape(48, 2048, 6144, 32, 4, 151936, False),
-        128,
-        ExpertsFeed(num_experts=128, num_active=8, width=768, is_normed=True),
-    ),
-    "lfm2-1.2b": with_convolutions(shape(16, 2048, 8192, 32, 8, 65536, True), (2, 5, 8, 10, 12, 14)),
-    "tiny": shape(3, 96, 160, 6, 2, 512, True),
-    "tiny-experts": with_experts(
-        shape(2, 96, 160, 6, 2, 512, False), 16, ExpertsFeed(num_experts=8, num_active=2, width=48, is_normed=True)
-    ),
-    "tiny-lfm2": with_convolutions(shape(3, 96, 160, 6, 2, 512, True), (1,)),
-}
-
-
-def layer_shapes(config: DecoderConfig, kind: LayerKind) -> dict[str, tuple[int, ...]]:
-    """The tensors of a layer."""
-    hidden, wide = config.hidden_size, config.intermediate_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    found: dict[str, tuple[int, ...]] = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
-    if kind.conv_len is not None:
-        found |= {"conv.in_proj": (3 * hidden, hidden), "conv.out_proj": (hidden, hidden)}
-        found |= {"conv.conv": (hidden, 1, kind.conv_len)}
-    else:
-        found |= {"self_attn.q_proj": (query, hidden), "self_attn.o_proj": (hidden, query)}
-        found |= {"self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden)}
-    if kind.conv_len is None and config.qk_norm:
-        found |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
-    experts = kind.feed_forward
-    if isinstance(experts, ExpertsFeed):
-        found |= {"mlp.gate": (experts.num_experts, hidden)}
-    else:
-        found |= {"mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden), "mlp.down_proj": (hidden, wide)}
-    named = {f"{name}.weight": size for name, size in found.items()}
-    if isinstance(experts, ExpertsFeed):
-        named["mlp.experts.gate_up_proj"] = (experts.num_experts, 2 * experts.width, hidden)
-        named["mlp.experts.down_proj"] = (experts.num_experts, hidden, experts.width)
-    return named
-
-
-class RandomState(Mapping[str, Tensor]):
-    """A checkpoint of random weights that are made when they are read."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        hidden = config.hidden_size
-        self._shapes: dict[str, tuple[int, ...]] = {
-            f"model.layers.{number}.{name}": shape
-            for number, kind in enumerate(config.layers)
-            for name, shape in layer_shapes(config, kind).items()
-        }
-        self._shapes |= {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-        if not config.tied:
-            self._shapes["lm_head.weight"] = (config.vocab_size, hidden)
-
-    def __getitem__(self, name: str) -> Tensor:
-        shape = self._shapes[name]
-        if len(shape) == 1:
-            return torch.ones(shape, device=DEVICE)
-        return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * shape[-1] ** -0.5
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
 
 @contextmanager
@@ -349,33 +238,6 @@ def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30)
     }
 
 
-def floor(config: DecoderConfig, form: str, batch: int, length: int) -> dict[str, float]:
-    """Bytes and operations of a plain step, and the time they take at the ceiling."""
-    layers = weights = 0.0  # numbers that are read, and those that a token is multiplied with
-    lm_head = config.vocab_size * config.hidden_size
-    for kind in config.layers:
-        sizes = {name: math.prod(size) for name, size in layer_shapes(config, kind).items()}
-        experts = sum(size for name, size in sizes.items() if "experts" in name)
-        layers += sum(sizes.values()) - experts
-        weights += sum(sizes.values()) - experts
-        if isinstance(kind.feed_forward, ExpertsFeed):
-            share = kind.feed_forward.num_active / kind.feed_forward.num_experts
-            layers += experts * (1 - (1 - share) ** batch)  # those that are hit, where tokens spread evenly
-            weights += experts * share
-    weights += lm_head
-    attending = sum(kind.conv_len is None for kind in config.layers)
-    kv_bytes = batch * length * attending * 2 * config.num_kv_heads * config.head_dim * 2
-    weight_bytes = layers * WEIGHT_BYTES[form] + lm_head * WEIGHT_BYTES[head_form(form)]
-    seconds = (weight_bytes + kv_bytes) / BANDWIDTH
-    return {
-        "weight_bytes": weight_bytes,
-        "kv_bytes": kv_bytes,
-        "operations": 2 * weights * batch,
-        "ms_from_bytes": 1e3 * seconds,
-        "ms_from_operations": 1e3 * 2 * weights * batch / FLOPS,
-    }
-
-
 def transformers_ms(config: DecoderConfig, batch: int, num_new: int = 48) -> float:
     """Milliseconds per output token of transformers' own generate, eager, with its dynamic cache."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only for this)
@@ -461,7 +323,7 @@ def main() -> int:
                 keep("profiles", {"shape": shape_name, **profiled(model, head, case)})
         del model, head
         gc.collect()
-        is_llama = all(kind.feed_forward is None and kind.conv_len is None for kind in config.layers)
+        is_llama = all(kind.feed_forward is None and kind.attends for kind in config.layers) and not config.qk_norm
         if is_llama and not args.no_transformers:
             for batch in args.batches:
                 row = {"shape": shape_name, "case": "transformers", "batch": batch}

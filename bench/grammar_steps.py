@@ -18,7 +18,8 @@ import numpy as np
 import tokenizers
 import torch
 
-from bench.gpu_table import CHAIN, DEVICE, SHAPES, Case, RandomState, measure
+from bench.gpu_shapes import DEVICE, SHAPES, RandomState
+from bench.gpu_table import CHAIN, Case, measure
 from bench.heads import untrained_head
 from roost.config.options import EngineConfig, SpecConfig
 from roost.grammar.compiler import Compiler

@@ -21,10 +21,11 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
     target = model.config
     layers = replace(
         target,
-        layers=(LayerKind(rope=target.layers[0].rope),),
+        layers=(LayerKind(rope=replace(target.layers[0].rope, rotated_len=None)),),
         qkv_bias=False,
         out_bias=False,
         qk_norm=False,
+        out_gate=False,
         names=TensorNames(),
         norms=NormNames(),
         norm_offset=0.0,

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from bench.gpu_table import DEVICE, SHAPES, RandomState
+from bench.gpu_shapes import DEVICE, SHAPES, RandomState
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig
 from roost.config.resolve import resolve

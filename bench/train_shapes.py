@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu_table import DEVICE, SHAPES, RandomState
+from bench.gpu_shapes import DEVICE, SHAPES, RandomState
 from roost.config.options import EngineConfig
 from roost.models.decoder import Decoder
 from roost.startup import backend_of, ops_of
