@@ -22,7 +22,7 @@ _NEWER = "    newer = [each for each in newest_first if each.order > request.ord
 _SOON = "    soon = length + (1 + resolved.depth) * resolved.reserve_of(book)"
 _HELD = "    soon = max(prefill_len, lease.device_len_max)"
 _TO_HOLD = "    return resolved.pages_to_hold(book, min(soon, resolved.length_to_fit(book, request.length_max)))"
-_AVAILABLE = "    return ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)"
+_AVAILABLE = "    available = ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)"
 _TRY_FIRST = "        reason = _refused_before(state, line[0]) or _start(state, line[0])"
 _NEED = "        need = _charge(state, book, request, lease, request.turn.next_prefill_len) + _promised(state, book)"
 

@@ -7,13 +7,14 @@ from roost.clients import ClientLimits
 from roost.config.options import OWN_LOOKUP, EngineConfig, MemoryConfig, SchedConfig, SessionConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import ModelTraits, Resolved
+from roost.kv.pages import StatePool
 from roost.spec_shape import PLAIN, DraftKv, SpecShape, num_candidates
 from tests.sim.model import Model
 from tests.sim.visits import Habits, draw_habits, with_branches
 from tests.sim.wishes import Wishes, draw_wishes
 from tests.support.spec_configs import spec_config
 
-TICKS = 90  # with faults and new requests; then everything accepted must end
+TICKS = 90  # of most runs
 RECURRENT_SHARE = 0.2  # of the runs have a model with a recurrent layer
 
 
@@ -50,6 +51,7 @@ class Options:
     habits: Habits
     draft_ns: int  # time of a step, and of each draft, where the draft length is chosen by cost
     step_ns: int  # time of every step, in some runs long enough for the loop to wait while one runs
+    num_ticks: int  # with faults and new requests; then everything accepted must end
 
 
 def draw(seed: int) -> Options:
@@ -63,6 +65,9 @@ def draw(seed: int) -> Options:
     context = (
         rng.randint(24, 90) if page_size <= 4 else rng.randint(40, 140) if page_size < 256 else rng.randint(260, 420)
     )
+    habits = draw_habits(random.Random(f"habits {seed}"))
+    if traits.recurrent_state:
+        context, habits = 2 * context, _or_talkative(seed, habits)
     sched = SchedConfig(
         context=context,
         max_running=rng.choice([1, 2, 3, 4, 6, 8]),
@@ -71,7 +76,6 @@ def draw(seed: int) -> Options:
         mixed=rng.random() < 0.5,
         overlap=rng.random() < 0.6,
     )
-    habits = draw_habits(random.Random(f"habits {seed}"))
     config = EngineConfig(
         memory=_draw_states(seed, MemoryConfig(page_size=page_size, strict_memory=2), traits),
         sched=sched,
@@ -80,7 +84,7 @@ def draw(seed: int) -> Options:
         clients=_draw_clients(seed),
     )
     lookup = random.Random(f"lookup {seed}")
-    resolved = _draw_pool(rng, config, traits, on_host=lookup.random() < 0.5)
+    resolved = _draw_pool(seed, rng, config, traits, on_host=lookup.random() < 0.5)
     calm = rng.random() < 0.25  # some runs have no faults, so that exact predictions apply
     faults = Faults(
         abort=0 if calm else rng.choice([0, 0.05, 0.1, 0.3]),
@@ -94,7 +98,7 @@ def draw(seed: int) -> Options:
     )
     full = traits.has_full_layers
     window_book = len(resolved.books) - 1  # of windows, or of inputs; the full one where there is no other
-    return Options(
+    options = Options(
         seed=seed,
         resolved=resolved,
         model=Model(
@@ -115,6 +119,24 @@ def draw(seed: int) -> Options:
         habits=with_branches(seed, habits),
         draft_ns=random.Random(f"node {seed}").choice([0, 20_000, 200_000]) if resolved.widths.is_auto else 0,
         step_ns=random.Random(f"step time {seed}").choice([0, 0, 0, 8_000_000]),
+        num_ticks=TICKS,
+    )
+    return _with_talks(options) if traits.recurrent_state else options
+
+
+def _or_talkative(seed: int, habits: Habits) -> Habits:
+    """Where a model has recurrent layers, clients rewind and fork more often: a state cannot be cut, as pages can."""
+    return habits if habits != Habits() else draw_habits(random.Random(f"talkative {seed}"))
+
+
+def _with_talks(options: Options) -> Options:
+    """Where a model has recurrent layers, sessions have more turns, and more of the work."""
+    rng = random.Random(f"talks {options.seed}")
+    return replace(
+        options,
+        num_sessions=max(options.num_sessions, rng.choice([0, 1, 2, 3])),
+        submit_rate=min(options.submit_rate, rng.choice([0.05, 0.1, 0.3])),
+        num_ticks=3 * TICKS,
     )
 
 
@@ -221,14 +243,26 @@ def _draw_clients(seed: int) -> tuple[ClientLimits, ...]:
     )
 
 
-def _draw_pool(rng: random.Random, config: EngineConfig, traits: ModelTraits, *, on_host: bool) -> Resolved:
+def _with_states(seed: int, resolved: Resolved, num_states: int | None) -> Resolved:
+    """The same with states closer together, in most runs, so that short texts have many; and with so many in all."""
+    states, inputs = resolved.states, resolved.books[-1]
+    if states is None or inputs.window is None:
+        return resolved
+    wanted = random.Random(f"interval {seed}").choice([1, 2, 3, 4, 4, 8, 16])
+    interval = StatePool.interval_of(resolved.page_size, wanted)
+    inputs = replace(inputs, window=inputs.window + interval - states.interval)
+    states = replace(states, interval=interval, num_pages=states.num_pages if num_states is None else num_states)
+    return replace(resolved, states=states, books=(*resolved.books[:-1], inputs))
+
+
+def _draw_pool(seed: int, rng: random.Random, config: EngineConfig, traits: ModelTraits, *, on_host: bool) -> Resolved:
     """KV pools between what one request of full context length needs and what all need together."""
     page_size, context = config.memory.page_size, config.sched.context
     assert context is not None
 
     def with_pools(full: int, window: int, states: int | None = None) -> Resolved:
-        memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window, state_pool=states)
-        return resolve(replace(config, memory=memory), traits, on_host=on_host)
+        memory = replace(config.memory, pool_tokens=full, window_pool_tokens=window)
+        return _with_states(seed, resolve(replace(config, memory=memory), traits, on_host=on_host), states)
 
     ample = with_pools(10**6 * page_size, 10**6 * page_size)
     sizes = []

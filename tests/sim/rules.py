@@ -45,6 +45,7 @@ class Rules:
         self.num_evictions = 0
         self.out: dict[int, Named] = {}  # steps in flight
         self._proven: dict[int, int] = {}  # by lease: the length that results have shown
+        self._kept_states: dict[int, set[int]] = {}  # by lease: where steps of its turn have kept a state
         self._overtaken: Counter[str] = Counter()  # how often somebody behind started first
         self._num_too_large = 0  # steps that broke for their size
         self._watch_publishing()
@@ -71,6 +72,9 @@ class Rules:
         self._begins.add(request_id)
         self._has_run.add(request_id)
         self._shared_at_start[request_id] = request.lease.shared_len
+        lease = request.lease
+        self._kept_states[lease.id] = set()
+        self._proven[lease.id] = min(self._proven.get(lease.id, lease.settled_len), lease.settled_len)
 
     def _runs_more(self, waiting: Request, newest: Request) -> bool:
         """Whether the client of one that waits ran more than the newest's did, which goes first then."""
@@ -281,8 +285,11 @@ class Rules:
 
     # --- pages -------------------------------------------------------------------------------------------------
 
-    def collected(self, named: Named, result: StepResult) -> None:
+    def collected(self, named: Named, plan: StepPlan, result: StepResult) -> None:
         """A step succeeded: what it reports is written now, and so is what ended epochs counted on."""
+        if plan.states is not None:
+            for (_, lease, epoch), kept in zip(named, plan.states.kept_at.tolist(), strict=True):
+                self._kept_states[lease.id] |= set(kept) if lease.epoch == epoch else set()
         out = {lease.id for step in self.out.values() for _, lease, _ in step}
         for (_, lease, epoch), length in zip(named, result.lengths.tolist(), strict=True):
             if lease.epoch == epoch:
@@ -319,12 +326,19 @@ class Rules:
     def _last_shareable_state(self, lease: Lease, length: int) -> int:
         """The last position up to `length` at which the tree has a state of a lease's text, or is given one."""
         ledger, size = self._state.store.ledger, self._resolved.page_size
-        own = (at for at, state in lease.states.items() if state.step <= ledger.collected and at % size == 0)
-        found, walk = [*own], lease.node
+        own = {at for at, state in lease.states.items() if state.step <= ledger.collected}
+        if not isinstance(lease.holder, str):  # of a turn that runs, the last one at a page's end must be there yet
+            own |= {at for at in self._kept_states[lease.id] if at > lease.shared_len}
+        found, walk = [at for at in own if at % size == 0], lease.node
         while walk.parent is not None:
             found += [walk.end] * (walk.state != NULL_PAGE)
             walk = walk.parent
         return max((at for at in found if at <= length), default=0)
+
+    def dropped_states(self) -> None:
+        """Somebody let go of states that are kept for later, some of which may be the last at a page's end."""
+        for kept in self._kept_states.values():
+            kept.clear()
 
     def _has_moved_on(self, name: str, length: int) -> bool:
         """Whether the window behind an earlier point was gone when somebody's pages went to the tree."""
@@ -387,6 +401,24 @@ class Rules:
                     least = 0  # that state is of no use, and nobody knows the one before it
                 if settled_len < least // page_size * page_size:
                     raise Broken(f"resume: {request_id} finds {settled_len} tokens, {length} were published")
+
+    def check_written_states(self, plan: StepPlan) -> None:
+        """A state that a launched step has yet to write is nobody's but its lease's: the tree has none of them."""
+        if plan.states is None:
+            return
+        pages = [PageId(page) for page in plan.states.kept_in.flatten().tolist() if page != NULL_PAGE]
+        for page, account in zip(
+            pages, self._state.store.ledger.accounts_of(len(self._resolved.books), pages), strict=True
+        ):
+            if account & 3 == 2:
+                raise Broken(f"proven: state {page}, which step {plan.step} has yet to write, is '{describe(account)}'")
+
+    def suspended(self, request_id: str, settled_len: int) -> None:
+        """A request is preempted, or a step of it broke: what results have shown is there, and goes to the tree."""
+        lease = self._state.requests[request_id].lease
+        if settled_len < self._proven[lease.id]:
+            raise Broken(f"proven: {request_id} has {settled_len} tokens, results have shown {self._proven[lease.id]}")
+        self.publishes(request_id, lease, settled_len)
 
     def check_named_pages(self, step: int, named: Named, pages_of: list[list[list[PageId]]]) -> None:
         """A page that a launched step may touch is its lease's, the tree's, or retiring for that step."""

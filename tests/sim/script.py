@@ -47,7 +47,7 @@ from tests.sim import model as oracle
 from tests.sim.drafting import Drafting
 from tests.sim.prediction import Oracle
 from tests.sim.promises import Promises
-from tests.sim.witness import Witness
+from tests.sim.witness import Witness, states_named
 from tests.support.spec_configs import spec_config
 
 VOCAB = 997
@@ -81,6 +81,7 @@ class Setting:
     recurrent: bool = False  # one full layer and a recurrent one
     num_states: int | None = None  # without the null page; None: what is right for so many requests
     state_turns: int | None = None
+    state_spacing: int | None = None
     chunk: int = 64
     mixed: bool = True
     context: int = 96
@@ -98,6 +99,7 @@ class Setting:
             strict_memory=2,
             state_pool=None if self.num_states is None else self.num_states + 1,
             state_turns=self.state_turns,
+            state_spacing=self.state_spacing,
         )
         sched = SchedConfig(
             context=self.context,
@@ -214,7 +216,7 @@ class Named:
     lease: Lease
     epoch: int
     row: int
-    pages: list[list[PageId]]  # per book
+    pages: list[list[PageId]]  # per book, and last of states
 
 
 class Watch:
@@ -243,9 +245,9 @@ class Watch:
                 lease=user.lease,
                 epoch=user.lease.epoch,
                 row=user.row,
-                pages=[list(pages) for pages in user.lease.pages],
+                pages=[*map(list, user.lease.pages), states_named(plan, place)],
             )
-            for user in users
+            for place, user in enumerate(users)
         ]
         self.plans.append(plan)
         self._out[plan.step] = plan

@@ -6,6 +6,7 @@ Every token is the oracle's, in which a layer folds all that came before into on
 
 import pytest
 
+from roost.kv.lease import StateKind
 from roost.messages import Refused, SessionState
 from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import Script, Setting, accounts, depths, prompt_of, shapes
@@ -149,6 +150,82 @@ def test_no_state_of_an_ended_turn_is_kept_where_none_is_wanted() -> None:
     answer = script.rewind("s", 24)
     assert not isinstance(answer, Refused) and answer.resident < 24
     assert script.turn("s", 4, 4).cached == answer.resident
+    script.wind_up()
+
+
+@depths
+@shapes("plain", "chain", "ngram")
+@pages
+def test_an_idle_session_keeps_no_state_that_it_does_not_go_on_from(
+    spec: SpecShape, overlap: bool, page_size: int
+) -> None:
+    """But for the one before its last turn, for a fork. More are kept only while the turn's last step may break."""
+    script = Script(_setting(page_size, spec=spec, overlap=overlap, state_turns=0))
+    script.open("s")
+    for turn in range(3):
+        script.turn("s", 20, 30, salt=turn)
+        lease = script.lease("s")
+        before = [at for at in (*lease.states, *lease.tree_states) if at < lease.settled_len]
+        at_page = max((at for at in before if at % page_size == 0), default=0)
+        running = [at for at, state in lease.states.items() if state.kind is StateKind.RUNNING and at < max(before)]
+        assert set(running) <= {at_page, lease.rollback_state} and set(lease.tree_states) <= {max(before)}
+    script.wind_up()
+
+
+@depths
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_turn_without_new_tokens_after_an_abort_runs_its_last_token_alone(overlap: bool, page_size: int) -> None:
+    """The aborted turn has left a state at the very end, which is of no use when the last token has to run again."""
+    script = _talked(_setting(page_size, spec=PLAIN, overlap=overlap))
+    gone = script.submit(prompt_of(20, 4), 90, "s")
+    script.until(lambda: len(gone.tokens) >= 2)
+    script.abort(gone)
+    script.run()
+    assert 72 in script.lease("s").states
+    assert script.turn("s", 0, 5).cached == 71
+    script.wind_up()
+
+
+def test_nobody_waits_for_states_that_are_kept_for_later_alone() -> None:
+    script = Script(_setting(4, spec=PLAIN, overlap=False, num_states=10, state_spacing=1, chunk=20))
+    longest = script.submit(prompt_of(140), 40)
+    script.until(lambda: bool(longest.tokens))
+    assert len(script.request(longest).lease.states) + len(script.request(longest).lease.tree_states) >= 1
+    other = script.submit(prompt_of(20, 1), 5)
+    script.run()
+    assert other.finished.reason == "length" and script.ended[0] is other.finished
+    script.wind_up()
+
+
+def test_no_turn_waits_for_states_of_another_turns_prompt() -> None:
+    script = Script(_setting(4, spec=PLAIN, overlap=False, num_states=10, state_spacing=1, chunk=20))
+    script.open("s")
+    longest = script.submit(prompt_of(140), 40, "s")
+    script.until(lambda: bool(longest.tokens))
+    other = script.submit(prompt_of(20, 1), 5)
+    script.run()
+    assert script.ended[0] is other.finished
+    script.wind_up()
+
+
+def test_of_many_turns_the_ends_of_the_last_are_kept() -> None:
+    for length, resident in ((49, 49), (24, 0)):
+        script = _talked(_setting(16, spec=PLAIN, state_turns=1))
+        answer = script.rewind("s", length)
+        assert isinstance(answer, SessionState) and (answer.resident == length) == (resident == length)
+        script.wind_up()
+
+
+@depths
+def test_where_states_are_short_a_turn_that_is_aborted_still_goes_back_to_its_commit_point(overlap: bool) -> None:
+    script = _talked(_setting(4, spec=PLAIN, overlap=overlap, state_spacing=1))
+    gone = script.submit(prompt_of(20, 4), 90, "s")
+    script.until(lambda: len(gone.tokens) >= 20)
+    states = script.state.store.states
+    assert states is not None and states.drop_lasting(script.request(gone).lease)
+    script.abort(gone)
+    script.run()
+    assert script.turn("s", 4, 5, salt=5).cached >= 71
     script.wind_up()
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from roost.kv.page_counts import num_freed, num_held
+from roost.kv.page_counts import num_freed, num_held, num_spare
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
 from roost.session.record import key_of
@@ -133,9 +133,10 @@ class Waiting:
 
     def _margins(self) -> list[int]:
         """Per book: pages free, on their way or evictable that the running ones were not promised before this step."""
-        ledger, tree, margins = self._state.store.ledger, self._state.store.tree, []
+        store, margins = self._state.store, []
         for book in range(len(self._resolved.pools)):
-            available = ledger.num_free(book) + ledger.num_retiring(book) + tree.num_evictable(book)
+            available = store.ledger.num_free(book) + store.ledger.num_retiring(book) + store.tree.num_evictable(book)
+            available += sum(num_spare(store, each.lease, book) for each in self._state.running)
             margins.append(available - sum(self._promised(each, book) for each in self._state.running))
         return margins
 
@@ -156,6 +157,7 @@ class Waiting:
         for book, margin in enumerate(margins):
             need = pages_wanted(self._resolved, request, max(length, own.device_len_max if own else 0), book)
             need -= num_held(self._state.store, own, book) if own else 0
+            need -= num_spare(self._state.store, own, book) if own else 0
             if need <= margin:
                 continue
             spare = num_freed(self._state.store, [each for each in idle if each], book) if may_reclaim else 0

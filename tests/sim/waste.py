@@ -11,7 +11,7 @@ from roost.config.resolved import Resolved
 from roost.kv.lease import Lease, StateKind
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Node
-from roost.kv.page_counts import num_cached, num_freed, num_held, num_pins
+from roost.kv.page_counts import num_cached, num_freed, num_held, num_pins, num_spare
 from roost.kv.pages import ceil_div, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
@@ -80,11 +80,22 @@ class Waste:
         """No more inputs are held than may have to be run again, and no more states than somebody may go on from."""
         store, replay_max = self._state.store, self._resolved.books[-1].window
         assert store.states is not None and replay_max is not None
-        if lease.evicted_len < floor_to(max(0, lease.settled_len - 1 - replay_max), store.page_size):
-            raise Broken(f"inputs: {lease} keeps those from {lease.evicted_len} on")
+        pool, size, collected = store.states.pool, store.page_size, store.ledger.collected
+        proven = [at for at, state in lease.states.items() if state.step <= collected and at < lease.settled_len]
+        last = max((*proven, *(at for at in lease.tree_states if at < lease.settled_len)), default=0)
+        ends = [at for at, state in lease.states.items() if state.kind is StateKind.TURN_END and at < last]
         lasting = [state for state in lease.states.values() if state.kind is not StateKind.RUNNING]
         if len(lease.states) - len(lasting) > self._resolved.states_to_hold:
             raise Broken(f"states: {lease} keeps {len(lease.states)}")
+        if not isinstance(lease.holder, str) or lease.last_step > collected:
+            return
+        if lease.evicted_len < floor_to(max(0, lease.settled_len - 1 - replay_max), size):
+            raise Broken(f"inputs: {lease} keeps those from {lease.evicted_len} on")
+        needed = {last, lease.rollback_state, max((at for at in proven if at % size == 0), default=0)}
+        running = [at for at in (*lease.states, *lease.tree_states) if at < last and at not in needed]
+        running = [at for at in running if at in lease.tree_states or lease.states[at].kind is StateKind.RUNNING]
+        if running or len([at for at in ends if at not in needed]) > pool.num_turns:
+            raise Broken(f"states: {lease} keeps {running or ends} for nothing")
 
     def _watch_evicting(self) -> None:
         """Watch evictions: least recently used first, and no node that could have stayed."""
@@ -178,6 +189,7 @@ class Waste:
             ledger = state.store.ledger
             free = ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
             spare = num_freed(state.store, idle, book)
+            spare += sum(num_spare(state.store, each.lease, book) for each in state.running)
             wanted = sum(self._may_want(request, book) for request in state.running)
             if wanted > free + spare:
                 names = [request.id for request in state.running]

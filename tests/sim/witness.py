@@ -18,7 +18,7 @@ from roost.config.resolved import Resolved
 from roost.errors import StepFailure
 from roost.grammar.matcher import num_words
 from roost.grammar.rows import GrammarRows
-from roost.kv.pages import NULL_PAGE
+from roost.kv.pages import NULL_PAGE, PageId
 from roost.spec_shape import MATCH_MAX, DraftKv
 from roost.step import (
     SAMPLED,
@@ -56,6 +56,13 @@ def drafts_of(plan: StepPlan) -> list[int]:
     """Per row, how many drafts a head makes for its round: none for a chunk and for a round of one node."""
     rows = zip(plan.is_prefill.tolist(), plan.query_lens.tolist(), strict=True)
     return [0 if is_prefill else plan.shape.head_steps_of(width) for is_prefill, width in rows]
+
+
+def states_named(plan: StepPlan, index: int) -> list[PageId]:
+    """Pages of states that a row of a step reads or writes; none if the model has no recurrent layers."""
+    if plan.states is None:
+        return []
+    return [PageId(page) for page in (int(plan.states.sources[index]), *plan.states.kept_in[index].tolist())]
 
 
 class Row:

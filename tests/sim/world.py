@@ -21,7 +21,7 @@ from roost.step import StepPlan, StepResult, Ticket
 from tests.sim.balance import check_all_ended, check_all_free
 from tests.sim.checker import Ask, Broken, Checker, Conversation
 from tests.sim.device_time import DeviceTime
-from tests.sim.options import TICKS, Options, draw
+from tests.sim.options import Options, draw
 from tests.sim.promises import Promises
 from tests.sim.questions import Questions
 from tests.sim.report import Report
@@ -29,7 +29,7 @@ from tests.sim.rounds import Rounds
 from tests.sim.rules import Rules
 from tests.sim.visits import TICK_NS, Visits
 from tests.sim.wishes import SimStopFinder, compiles_at_once, draw_extras, with_grammar
-from tests.sim.witness import Witness, drafts_of
+from tests.sim.witness import Witness, drafts_of, states_named
 
 CALM_TICKS_MAX = 6000  # after a request has ended, until another does
 SLOW_NS = 25 * TICK_NS
@@ -94,7 +94,9 @@ class World:
         if any(self._is_poisoned(request, i, plan) for i, (request, _, _) in enumerate(named)):
             self.witness.doomed.add(plan.step)
         self._plans[plan.step] = plan
-        self._pages[plan.step] = [[list(pages) for pages in lease.pages] for _, lease, _ in named]
+        self._pages[plan.step] = [
+            [*map(list, lease.pages), states_named(plan, i)] for i, (_, lease, _) in enumerate(named)
+        ]
         for request, _, _ in named:
             self.checker.asks[request.id].last_launch = plan.step
         self.clock.launched(plan)
@@ -125,7 +127,7 @@ class World:
         result = self.witness.collect(ticket)
         self.questions.num_broken -= 1
         self.questions.num_steps += 1
-        self.rules.collected(named, result)
+        self.rules.collected(named, plan, result)
         self.rounds.collected(plan)
         for i, (request, lease, epoch) in enumerate(named):
             if request.turn.lease is lease and lease.epoch == epoch and result.accept_lens[i]:
@@ -183,7 +185,7 @@ class World:
             raise Broken(f"command: {subject}")
         if kind == "suspend":
             self.checker.disturbed(subject)
-            self.rules.publishes(subject, self.engine.state.requests[subject].lease, numbers[0])
+            self.rules.suspended(subject, numbers[0])
         elif kind in ("reclaim", "over_limit"):
             self.checker.lost_residence(subject)
             if numbers[-1] <= 0:
@@ -195,6 +197,7 @@ class World:
             self.rules.admitted(subject, numbers[0])
         elif kind == "drop_states":
             self.checker.dropped_states()
+            self.rules.dropped_states()
         elif kind == "fail":
             for conversation in self.checker.conversations.values():
                 conversation.cached = None
@@ -416,6 +419,7 @@ class World:
             raise broken
         for step, named in self.rules.out.items():
             self.rules.check_named_pages(step, named, self._pages[step])
+            self.rules.check_written_states(self._plans[step])
         self.rules.check_unpublished()
         self.rules.after_tick()
         self.rounds.after_tick()
@@ -429,7 +433,7 @@ class World:
     def run(self) -> Report:
         """Run with faults, then without, then check the final balance."""
         try:
-            for _ in range(TICKS):
+            for _ in range(self.options.num_ticks):
                 self.visits.jump()
                 self._clients()
                 self._tick()

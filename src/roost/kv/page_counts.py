@@ -51,13 +51,18 @@ def pinned_nodes(store: Store, lease: Lease, book: BookId) -> list[Node]:
 
 
 def num_held(store: Store, lease: Lease, book: BookId) -> int:
-    """Pages that are unavailable to others because of this lease: its own and those it pins."""
+    """Pages that are unavailable to others because of this lease: its own and those it pins, but for spare ones."""
     if book == store.state_book:
-        return len(lease.states) + len(lease.tree_states)
+        return len(lease.states) + len(lease.tree_states) - num_spare(store, lease, book)
     if book != store.window_book:
         return len(lease.pages[book])
     pinned = sum(node.num_held(book) for node in pinned_nodes(store, lease, book))
     return num_own(store, lease, book) + pinned
+
+
+def num_spare(store: Store, lease: Lease, book: BookId) -> int:
+    """Pages that a lease lets go of before anybody is preempted: states that are kept for later alone."""
+    return len(store.states.spare(lease)) if store.states is not None and book == store.state_book else 0
 
 
 def num_freed(store: Store, leases: Sequence[Lease], book: BookId) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from roost.kv.lease import PLANNED, KeptState, Lease, StateKind
 from roost.kv.ledger import Ledger, leased
-from roost.kv.pages import NULL_PAGE, BookId, StatePool, ceil_div, floor_to
+from roost.kv.pages import NULL_PAGE, BookId, StatePool, ceil_div
 from roost.kv.radix import PrefixTree
 from roost.step import StepId
 
@@ -48,13 +48,6 @@ class States:
         position = self.last_at(lease, length)
         return length if self._has_inputs(lease, position, length) else position
 
-    def first_input(self, lease: Lease, length: int) -> int:
-        """First position, at its page's start, whose input may be run again by who goes on from `length` - 1 or later.
-
-        By one token less, since a turn may have to run its last token again.
-        """
-        return floor_to(self.last_at(lease, max(0, length - 1), proven=True), self.page_size)
-
     def _has_inputs(self, lease: Lease, first: int, last: int) -> bool:
         """Whether a lease holds the inputs of positions [first, last)."""
         pages = lease.pages[self.input_book]
@@ -79,7 +72,8 @@ class States:
     def begin_turn(self, lease: Lease, turn_end: int, rollback_len: int) -> None:
         """A turn begins behind one that ended there: its state is kept once it is passed, or if it is there already.
 
-        So is the state from which a rollback to `rollback_len` goes on, until the lease is cut.
+        So is the state from which a rollback to `rollback_len` goes on, and once the turn has ended a fork from before
+        it, until the next one begins.
         """
         lease.turn_end, lease.rollback_state = turn_end, self.last_at(lease, max(0, rollback_len - 1), proven=True)
         if turn_end in lease.states:
@@ -102,14 +96,19 @@ class States:
 
     def drop_lasting(self, lease: Lease) -> int:
         """Let go of what is kept for later alone, where states are short; returns how many there were."""
-        last = self.last_at(lease, lease.settled_len - 1, proven=True)
-        spare = [each for each in self._lasting(lease) if each < last and each != lease.rollback_state]
+        spare = self.spare(lease)
         for position in spare:
             self._let_go(lease, position)
         return len(spare)
 
+    def spare(self, lease: Lease) -> list[int]:
+        """States that are kept for later alone, and let go of where states are short."""
+        last = self.last_at(lease, lease.settled_len - 1, proven=True)
+        return [each for each in self._lasting(lease) if each < last and each != lease.rollback_state]
+
     def cut(self, lease: Lease, length: int) -> None:
         """Let go of every state past a length."""
+        lease.rollback_state = min(lease.rollback_state, max(0, length))
         for position in [each for each in (*lease.states, *lease.tree_states) if each > length]:
             self._let_go(lease, position)
 
@@ -157,7 +156,7 @@ class States:
                 self._cache.take(node, own.page, lease)
             else:
                 self._let_go(lease, position)
-            if position >= needed_from or position == lease.rollback_state:
+            if position >= needed_from:
                 self._pin(lease, position)
 
     def _pin(self, lease: Lease, position: int) -> None:

@@ -200,8 +200,11 @@ class Store:
     # --- window ------------------------------------------------------------------------------------------------
 
     def slide(self, lease: Lease) -> None:
-        """Let go of window pages, and states, that no continuation from the settled length reads."""
-        if self.window_book is None:
+        """Let go of window pages, and states, that no continuation from the settled length reads.
+
+        A lease that has been released has none.
+        """
+        if self.window_book is None or lease.id not in self.leases:
             return
         if self.states is not None:
             self.states.slide(lease)
@@ -221,10 +224,13 @@ class Store:
             self.tree.unpin_window(lease)
 
     def _first_kept(self, lease: Lease, length: int) -> int:
-        """First window position kept at `length`: enough to go back by one token, or to the last whole page."""
+        """First window position kept at `length`: enough to go back by one token, or to the last whole page.
+
+        Of inputs, those that may be run again by who goes on from `length`, or has to run its last token again.
+        """
         assert self.window_book is not None
         if self.states is not None:
-            return self.states.first_input(lease, length)
+            return floor_to(self.states.last_at(lease, max(0, length - 1), proven=True), self.page_size)
         whole_len = floor_to(max(0, length - 1), self.page_size)
         return self.books[self.window_book].first_needed(whole_len, self.page_size)
 
@@ -279,7 +285,7 @@ class Store:
         """
         lease.holder = holder
         lease.row_synced = [0] * len(self.books)
-        if self.states is not None:
+        if self.states is not None and not isinstance(holder, str):
             anchor_len = min(anchor_len, lease.settled_len + 1)
             self.states.begin_turn(lease, turn_end, anchor_len)
         if self.window_book is not None and anchor_len >= lease.settled_len:

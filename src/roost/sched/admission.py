@@ -7,7 +7,7 @@ few smaller ones may overtake it. Called by the loop.
 """
 
 from roost.kv.lease import Lease
-from roost.kv.page_counts import num_freed, num_held
+from roost.kv.page_counts import num_freed, num_held, num_spare
 from roost.messages import Begun
 from roost.sched.client_limits import admission_order
 from roost.sched.request import Mark, Request
@@ -133,6 +133,7 @@ def _no_pages(state: State, request: Request, lease: Lease) -> str:
             continue
         idle = [session.lease for session in state.sessions.idle() if session.lease not in (None, lease)]
         spare = num_freed(state.store, [each for each in idle if each is not None], book)
+        spare += num_spare(state.store, lease, book)
         if need > _available(state, book) + spare:
             return f"book {book}: {need} pages needed or promised, {_available(state, book) + spare} are available"
     return ""
@@ -157,6 +158,7 @@ def _pages_for(state: State, book: int, request: Request, length: int) -> int:
 
 
 def _available(state: State, book: int) -> int:
-    """Pages that are free, retiring or evictable."""
+    """Pages that are free, retiring or evictable, and those that running requests keep for later alone."""
     ledger = state.store.ledger
-    return ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
+    available = ledger.num_free(book) + ledger.num_retiring(book) + state.store.tree.num_evictable(book)
+    return available + sum(num_spare(state.store, each.lease, book) for each in state.running)

@@ -61,11 +61,21 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
             _share_prompt(state, request)
         if has_window:
             state.store.slide(lease)
+    _let_go_of_states(state, launched)
     timed = state.step_times.collected(plan.step, state.now)
     if state.resolved.widths.is_auto:
         accept_lens = [accept_len for accept_len, _, is_found in rounds if not is_found]
         looked_up = [(width, accept_len) for accept_len, width, is_found in rounds if is_found]
         state.draft_policy.collected(timed, accept_lens, looked_up, _wide(state, plan))
+
+
+def _let_go_of_states(state: State, launched: LaunchedStep) -> None:
+    """A session keeps more states while its turn's last step may break: that one has been collected now."""
+    if state.store.states is None:
+        return
+    for lease, epoch in zip(launched.leases, launched.plan.epochs.tolist(), strict=True):
+        if lease.epoch != epoch:
+            state.store.slide(lease)
 
 
 def _wide(state: State, plan: StepPlan) -> list[int]:
