@@ -24,6 +24,7 @@ from tests.planted.progress_bugs import PROGRESS_BUGS
 from tests.planted.session_bugs import SESSION_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
+from tests.planted.state_bugs import STATE_BUGS
 from tests.planted.text_bugs import TEXT_BUGS
 from tests.planted.threshold_bugs import THRESHOLD_BUGS
 from tests.planted.weight_bugs import WEIGHT_BUGS
@@ -432,5 +433,6 @@ BUGS = (
     *WEIGHT_BUGS,
     *PROGRESS_BUGS,
     *GRAMMAR_BUGS,
+    *STATE_BUGS,
     *mode_bugs(_SIMULATED),
 )
