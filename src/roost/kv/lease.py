@@ -69,7 +69,7 @@ class Lease:
     pinned_from: int = 0  # window pages of the tree are pinned in [pinned_from, shared_len)
     states: dict[int, KeptState] = field(default_factory=dict)  # of recurrent layers, by position
     turn_end: int = 0  # where the session's turn before ended, as a state is to be kept of it; 0: there is none
-    rollback_state: int = 0  # position of the state that a rollback of the running turn goes on from
+    rollback_state: int = 0  # position of the state that a rollback of its last turn goes on from, or a fork before it
     tree_states: dict[int, Node] = field(default_factory=dict)  # those of the tree that it has pinned, by position
     epoch: int = 0
     last_step: StepId = StepId(-1)  # last launched step that names this lease
