@@ -7,6 +7,7 @@ Every token is the oracle's, in which a layer folds all that came before into on
 import pytest
 
 from roost.kv.lease import StateKind
+from roost.kv.pages import NULL_PAGE
 from roost.messages import Refused, SessionState
 from roost.spec_shape import PLAIN, SpecShape
 from tests.sim.script import Script, Setting, accounts, depths, prompt_of, shapes
@@ -226,6 +227,18 @@ def test_where_states_are_short_a_turn_that_is_aborted_still_goes_back_to_its_co
     script.abort(gone)
     script.run()
     assert script.turn("s", 4, 5, salt=5).cached >= 71
+    script.wind_up()
+
+
+def test_a_history_that_is_prefilled_again_needs_no_inputs_in_front_of_its_last_state() -> None:
+    """Also where that state is at the end of the turn before: else it might need more inputs than there are."""
+    script = _talked(_setting(1, spec=PLAIN, overlap=False, chunk=128))
+    script.state.sessions.reclaim(script.state.sessions.table["s"])
+    script.state.store.tree.evict(0, 10**6)
+    handle = script.submit(prompt_of(1, 9), 4, "s")
+    script.tick()
+    inputs = script.request(handle).lease.pages[1]
+    assert len(inputs) == 73 and len(inputs) - inputs.count(NULL_PAGE) == 2  # the first, and that of the last token
     script.wind_up()
 
 

@@ -11,7 +11,7 @@ from roost.config.resolved import Resolved
 from roost.kv.lease import Lease, StateKind
 from roost.kv.ledger import OutOfPages
 from roost.kv.node import Node
-from roost.kv.page_counts import num_cached, num_freed, num_held, num_pins, num_spare
+from roost.kv.page_counts import num_cached, num_freed, num_held, num_own, num_pins, num_spare
 from roost.kv.pages import ceil_div, floor_to
 from roost.sched.request import Mark, Request
 from roost.sched.state import State
@@ -89,8 +89,10 @@ class Waste:
             raise Broken(f"states: {lease} keeps {len(lease.states)}")
         if not isinstance(lease.holder, str) or lease.last_step > collected:
             return
-        if lease.evicted_len < floor_to(max(0, lease.settled_len - 1 - replay_max), size):
-            raise Broken(f"inputs: {lease} keeps those from {lease.evicted_len} on")
+        assert store.window_book is not None
+        num_inputs = num_own(store, lease, store.window_book)
+        if num_inputs > ceil_div(replay_max + 1, size) + 3:
+            raise Broken(f"inputs: {lease} keeps {num_inputs} pages of them")
         needed = {last, lease.rollback_state, max((at for at in proven if at % size == 0), default=0)}
         running = [at for at in (*lease.states, *lease.tree_states) if at < last and at not in needed]
         running = [at for at in running if at in lease.tree_states or lease.states[at].kind is StateKind.RUNNING]

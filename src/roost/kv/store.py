@@ -111,11 +111,10 @@ class Store:
 
     def _not_read_again(self, lease: Lease, ends: Sequence[int], states: Mapping[int, StateKind]) -> tuple[int, int]:
         """New pages of inputs in front of a state that the same step keeps: the first one's index, and how many."""
-        kept = [position for position, kind in states.items() if kind is not StateKind.TURN_END]
-        if self.window_book is None or not kept:
+        if self.window_book is None or not states:
             return 0, 0
         first = max(len(lease.pages[self.window_book]), ceil_div(lease.anchor[1], self.page_size))
-        return first, max(0, min(ends[self.window_book], max(kept) // self.page_size) - first)
+        return first, max(0, min(ends[self.window_book], max(states) // self.page_size) - first)
 
     # --- lengths -----------------------------------------------------------------------------------------------
 
