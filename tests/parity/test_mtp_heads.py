@@ -93,7 +93,9 @@ def test_it_drafts_unless_told_otherwise(tmp_path: Path) -> None:
     for spec, name in (({}, "mtp"), ({"spec": "auto"}, "mtp"), ({"spec": "mtp", "spec_topk": 2}, "mtp")):
         drafter = started(tmp_path, **spec).resolved.drafter
         assert drafter is not None and drafter.name == name
-    assert started(tmp_path, spec="none").resolved.drafter is None
+    plain = started(tmp_path, spec="none")
+    assert plain.resolved.drafter is None and plain.resolved.states is not None
+    assert plain.settings["state_pool"] == plain.resolved.states.num_pages and plain.settings["windows"] == [None]
     without_tensors(tmp_path)
     assert started(tmp_path).resolved.drafter is None
 
