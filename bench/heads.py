@@ -26,6 +26,7 @@ def untrained_head(kind: str, model: Decoder, weights: str, device: torch.device
         out_bias=False,
         qk_norm=False,
         out_gate=False,
+        sinks=False,
         names=TensorNames(),
         norms=NormNames(),
         norm_offset=0.0,

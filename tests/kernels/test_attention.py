@@ -23,12 +23,12 @@ SCALE = 0.21
 BF16, FP16, FP32 = DTYPES
 
 
-def expected(batch: Batch, shape: Shape) -> Tensor:
+def expected(batch: Batch, shape: Shape, sinks: Tensor | None = None) -> Tensor:
     """The reference's result, with zeros in place of what it must not weigh in."""
     keys, values = batch.keys.nan_to_num(), batch.values.nan_to_num()
     table = batch.table.where(batch.table < NOWHERE, 0)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE}
-    return segment_attention(batch.query, keys, values, table, batch.segments, **how)
+    return segment_attention(batch.query, keys, values, table, batch.segments, **how, sinks=sinks)
 
 
 def arrivals_of(batch: Batch) -> Tensor:
@@ -38,16 +38,16 @@ def arrivals_of(batch: Batch) -> Tensor:
     )
 
 
-def check(batch: Batch, shape: Shape, num_splits: int) -> None:
+def check(batch: Batch, shape: Shape, num_splits: int, sinks: Tensor | None = None) -> None:
     """The kernel's result is the reference's, written between canaries."""
     out = Fenced(batch.query.shape, shape.dtype, batch.query.device)
     how = {"page_size": shape.page_size, "window": shape.window, "scale": SCALE, "num_splits": num_splits}
     args = (batch.query, batch.keys, batch.values, batch.table, batch.segments)
     arrivals = arrivals_of(batch)
-    ours = attention.paged_attention(*args, **how, arrivals=arrivals, out=out.tensor)
+    ours = attention.paged_attention(*args, **how, arrivals=arrivals, sinks=sinks, out=out.tensor)
     out.check()
     assert not arrivals.any()
-    assert_near(ours, expected(batch, shape), steps=2)
+    assert_near(ours, expected(batch, shape, sinks), steps=2)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 5])
@@ -162,6 +162,35 @@ def test_chunks_beside_rounds_are_read_in_tiles_of_two_lengths(num_processors: i
 def cut_tiles(lens: np.ndarray, tile_len: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Tiles of what is as long as one at most, and wide ones of the rest."""
     return [tiles(np.where(lens <= tile_len, lens, 0), tile_len), tiles(np.where(lens > tile_len, lens, 0), 32)]
+
+
+@pytest.mark.parametrize("num_splits", [1, 5])
+@pytest.mark.parametrize(
+    ("shape", "columns", "how"),
+    [
+        (Shape(num_kv_heads=2, group=4, head_dim=64, page_size=16, dtype=BF16), [(330, 1), (0, 1), (63, 1)], {}),
+        (Shape(num_kv_heads=1, group=3, head_dim=32, page_size=1, dtype=FP32, window=70), [(5, 1), (330, 1)], {}),
+        (Shape(num_kv_heads=1, group=8, head_dim=16, page_size=64, dtype=FP16, tile_len=16), [(130, 37), (0, 9)], {}),
+        (
+            Shape(num_kv_heads=1, group=3, head_dim=32, page_size=16, dtype=FP32, tile_len=8, window=40),
+            [(70, 8), (0, 13), (133, 1), (61, 5)],
+            {"trees": (0, 1, 3)},
+        ),
+        (
+            Shape(num_kv_heads=2, group=2, head_dim=16, page_size=4, dtype=FP32),
+            [(104, 1)] * 3,
+            {"shifts": [(103, branch * 3) for branch in range(3)]},
+        ),
+    ],
+    ids=["decode", "window", "chunk", "trees", "branches"],
+)
+def test_a_sink_joins_the_sum_of_weights_once(
+    shape: Shape, columns: list[tuple[int, int]], how: dict[str, object], num_splits: int, device: torch.device
+) -> None:
+    num_heads = shape.num_kv_heads * shape.group
+    sinks = torch.linspace(-3, 3, num_heads, device=device)  # some weigh more than all keys, some nothing
+    sinks[0], sinks[-1] = -60.0, 25.0
+    check(make(shape, columns, device, **how), shape, num_splits, sinks)
 
 
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

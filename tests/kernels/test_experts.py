@@ -1,42 +1,48 @@
 """A mixture of experts equals the reference, for few tokens and for many, however they spread over the experts."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
 
 from roost.layers.experts import Experts, Routed, best_experts
 from roost.layers.linear import PlainLinear
-from roost.layers.ops import TORCH_OPS
+from roost.layers.ops import CLAMPED, TORCH_OPS
 
 kernels = pytest.importorskip("roost.kernels.experts")
 
 
-def experts_of(number: int, hidden: int, width: int, activation: str, dtype: torch.dtype) -> Experts:
+def experts_of(
+    number: int, hidden: int, width: int, activation: str, dtype: torch.dtype, *, biased: bool = False
+) -> Experts:
     """Random ones."""
     generator = torch.Generator().manual_seed(number * hidden + width)
     gate_up = (torch.randn((number, 2 * width, hidden), generator=generator) / hidden**0.5).to(dtype)
     down = (torch.randn((number, hidden, width), generator=generator) / width**0.5).to(dtype)
-    return Experts(
-        gate_up=[PlainLinear(each, None) for each in gate_up],
-        down=[PlainLinear(each, None) for each in down],
-        activation=activation,
-        stacked=(gate_up, down),
+    biases = None
+    if biased:
+        lengths = (2 * width, hidden)
+        first, second = ((torch.randn((number, each), generator=generator) * 4).to(dtype) for each in lengths)
+        biases = first, second
+    return made_of((gate_up, down), biases, activation)
+
+
+def made_of(matrices: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor] | None, activation: str) -> Experts:
+    """Experts that stand side by side."""
+    number = len(matrices[0])
+    gate_up, down = (
+        [PlainLinear(each, bias) for each, bias in zip(matrix, [None] * number if own is None else own, strict=True)]
+        for matrix, own in zip(matrices, biases or (None, None), strict=True)
     )
+    return Experts(gate_up=gate_up, down=down, activation=activation, stacked=matrices, biases=biases)
 
 
 def on(device: torch.device, experts: Experts) -> Experts:
     """The same there."""
     assert experts.stacked is not None
-    gate_up, down = (each.to(device) for each in experts.stacked)
-    made = partial(PlainLinear, bias=None)
-    return Experts(
-        gate_up=[made(each) for each in gate_up],
-        down=[made(each) for each in down],
-        activation=experts.activation,
-        stacked=(gate_up, down),
-    )
+    (gate_up, down), biases = (each.to(device) for each in experts.stacked), None
+    if experts.biases is not None:
+        biases = experts.biases[0].to(device), experts.biases[1].to(device)
+    return made_of((gate_up, down), biases, experts.activation)
 
 
 def routed_by(scores: Tensor, num_active: int) -> Routed:
@@ -69,6 +75,26 @@ def test_experts_say_what_the_reference_says(
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     else:
         torch.testing.assert_close(ours, theirs, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_tokens", "number", "num_active", "hidden", "width"),
+    [(1, 8, 4, 48, 24), (7, 5, 2, 130, 70), (70, 6, 4, 48, 100), (300, 3, 1, 20, 12)],
+)
+def test_experts_with_biases_and_a_clamped_gate_say_what_the_reference_says(
+    num_tokens: int, number: int, num_active: int, hidden: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    experts = on(device, experts_of(number, hidden, width, CLAMPED, torch.float32, biased=True))
+    rounded = on(device, experts_of(number, hidden, width, CLAMPED, dtype, biased=True))
+    normed = (torch.randn((num_tokens, hidden), generator=generator) * 3).to(device)  # gates on both sides of the limit
+    routed = routed_by(torch.randn((num_tokens, number), generator=generator).to(device), num_active)
+    theirs = TORCH_OPS.mix_experts(normed, routed, experts)
+    ours = kernels.mix_experts(normed.to(dtype), Routed(ids=routed.ids, shares=routed.shares.to(dtype)), rounded)
+    error = (ours.float() - theirs).abs() / theirs.abs().mean()
+    assert error.max() < (1e-5 if dtype == torch.float32 else 0.2)
+    assert error.mean() < (1e-6 if dtype == torch.float32 else 0.02)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 90])

@@ -76,11 +76,13 @@ def both(
     size: int = 1,
     num_partials: int | None = None,
     by: "backends.NumbaAttention | None" = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What the kernels read of a batch, and what the reference reads, with zeros in place of what nobody may read."""
     layer, keys, values = kept(batch, dtype)
     how = {"page_size": shape.page_size, "window": shape.window}
-    ours = read(by or team_of(size, num_partials), batch.query, layer, batch.table, batch.segments, **how)
+    read_all = reader(by or team_of(size, num_partials), layer, batch.table, batch.segments, **how)
+    ours = read_all(batch.query, layer, sinks)
     table = batch.table.where(batch.table < NOWHERE, 0)
     args = (batch.query, keys.nan_to_num(), values.nan_to_num(), table, batch.segments)
-    return ours, segment_attention(*args, **how, scale=SCALE)
+    return ours, segment_attention(*args, **how, scale=SCALE, sinks=sinks)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,30 @@ def test_a_branch_reads_the_prefix_and_its_own_slots(
 
 def test_shifts_need_not_be_whole_pages() -> None:
     check(shape_of(1, 3, 48, 64), [(70, 3), (9, 5), (20, 1)], FP32, shifts=[(69, 5), (0, 131), (400, 64)])
+
+
+@KINDS
+@pytest.mark.parametrize("num_partials", [0, None], ids=["one after the other", "spans apart"])
+@pytest.mark.parametrize(
+    ("shape", "columns", "how"),
+    [
+        (shape_of(2, 4, 64, 16), [(start, 1) for start in (0, 63, 255, 256, 1100)], {}),
+        (shape_of(1, 3, 24, 1, window=70), [(5, 1), (330, 90)], {}),
+        (shape_of(1, 3, 48, 16), [(70, 8), (0, 13), (250, 70)], {"trees": (0, 1, 2)}),
+        (shape_of(2, 2, 16, 16), [(513, 1)] * 4, {"shifts": [(510, branch * 5) for branch in range(4)]}),
+    ],
+    ids=["decode", "window", "trees", "branches"],
+)
+def test_a_sink_joins_the_sum_of_weights_once(
+    shape: Shape, columns: list[tuple[int, int]], how: dict[str, Any], num_partials: int | None, dtype: torch.dtype
+) -> None:
+    sinks = torch.linspace(-3, 3, shape.num_kv_heads * shape.group)  # some weigh more than all keys, some nothing
+    sinks[0], sinks[-1] = -60.0, 25.0
+    batch = make(shape, columns, CPU, **how)
+    ours, reference = both(batch, shape, dtype, 2, num_partials, sinks=sinks)
+    assert_near(ours, reference, steps=STEPS_OF_BYTES if dtype == INT8 else STEPS)
+    again, _ = both(batch, shape, dtype, 1, None if num_partials == 0 else 0, sinks=sinks)
+    assert torch.equal(again, ours)
 
 
 def test_segments_of_no_width_are_left_out() -> None:

@@ -57,7 +57,11 @@ class Halves(TorchAttention):
         read = super().read(table, segments, kv)
         if kv.dtype != FP16:
             return read
-        return lambda query, layer: read(query, LayerKv(layer.keys.to(FP32), layer.values.to(FP32), None))
+
+        def read_wide(query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
+            return read(query, LayerKv(layer.keys.to(FP32), layer.values.to(FP32), None), sinks)
+
+        return read_wide
 
 
 def heads_of(num_tokens: int, num_heads: int, head_dim: int) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from roost.layers import attention
 from roost.layers.attention import causal_attention, paged_attention, plan_reads
 from roost.layers.quantised_kv import CODE_DTYPES, dequantise, quantise
 from tests.support.segments import make_segments
@@ -39,6 +40,38 @@ def test_paged_attention_equals_dense_and_reads_only_what_is_live(page_size: int
     reads = plan_reads(table, segments, page_size=page_size, window=window, head_dim=HEAD_DIM)
     paged = paged_attention(torch.cat(queries), keys, values, reads, scale=SCALE)
     torch.testing.assert_close(paged, torch.cat(dense))
+
+
+def test_a_sink_joins_the_sum_of_weights_in_chunks_rounds_and_trees_and_keeps_their_bits() -> None:
+    generator = torch.Generator().manual_seed(5)
+    sinks = torch.linspace(-4, 20, NUM_HEADS)
+    keys, values = torch.randn((2, 1024, NUM_KV_HEADS, HEAD_DIM), generator=generator)
+    query = torch.randn((700, NUM_HEADS, HEAD_DIM), generator=generator)
+    table = torch.arange(256, dtype=torch.int32)[None]  # slot = position
+    chain = (torch.arange(3)[None], torch.ones(3, 3, dtype=torch.bool).tril()[None])
+    for window in (None, 40):
+        dense = causal_attention(
+            query, keys[:700], values[:700], start=0, first=0, window=window, scale=SCALE, sinks=sinks
+        )
+        where = {"page_size": 4, "window": window, "head_dim": HEAD_DIM}
+        whole = plan_reads(table, make_segments([0], [0], [700], are_rounds=False), **where)
+        read = paged_attention(query, keys, values, whole, scale=SCALE, sinks=sinks)
+        torch.testing.assert_close(read, dense)
+        for start, width, trees in ((699, 1, None), (600, 3, chain), (130, 3, None)):
+            own = query[start : start + width]
+            part = plan_reads(table, make_segments([0], [start], [width], trees=trees), **where)
+            found = paged_attention(own, keys, values, part, scale=SCALE, sinks=sinks)
+            assert torch.equal(found, read[start : start + width])
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_sink_is_the_same_as_a_column_of_its_own(has_mask: bool) -> None:
+    generator = torch.Generator().manual_seed(6)
+    heads, key, value = torch.randn((3, 2, 3, 20, HEAD_DIM), generator=generator)
+    mask = torch.zeros(2, 1, 20, 20).masked_fill_(torch.rand((2, 1, 20, 20), generator=generator) > 0.7, -torch.inf)
+    mask[..., 0] = 0.0
+    args = (heads, key, value, mask if has_mask else None, SCALE, torch.linspace(-4, 9, 60).view(3, 20))
+    torch.testing.assert_close(attention._mixed(*args), attention._mixed_beside_column(*args))
 
 
 @pytest.mark.parametrize("codes", CODE_DTYPES.values(), ids=CODE_DTYPES)

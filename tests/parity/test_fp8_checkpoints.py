@@ -28,7 +28,7 @@ def logits(model: Decoder, tokens: tuple[int, ...]) -> Tensor:
     config = model.config
     device = model.embed(torch.zeros(1, dtype=torch.int64, device=DEVICE)).device
 
-    def attend(number: int, qk: Tensor, value: Tensor, cos_sin: object) -> Tensor:
+    def attend(number: int, qk: Tensor, value: Tensor, cos_sin: object, sinks: None) -> Tensor:
         seen = torch.arange(1, len(value) + 1, device=device)[:, None, None]
         mean = (value.float().cumsum(0) / seen).to(value.dtype)
         query = qk[:, : config.num_heads]

@@ -81,7 +81,8 @@ def passes(head: PairHead, model: Decoder, prompt: tuple[int, ...]) -> tuple[Ten
 def reading(head: PairHead) -> Attend:
     """Attention of one sequence from its start, without pages."""
 
-    def attend(layer: int, qk: Tensor, value: Tensor, cos_sin: CosSin) -> Tensor:
+    def attend(layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin, sinks: Tensor | None = None) -> Tensor:
+        assert value is not None and sinks is None
         query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - value.shape[1],), dim=1)
         kv = head.kv[layer]
         assert kv.window is None
@@ -251,7 +252,7 @@ CONFIGS: list[tuple[Config, str]] = [
     ({"target_hidden_size": 64}, "the head reads hidden states of 64, the target's have 48"),
     ({"num_attention_heads": 3}, "the model's 3 heads do not share 2 KV heads evenly"),
     ({"num_hidden_layers": 2}, "config.json: num_hidden_layers must be 1 for an EAGLE-3 head, got 2"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "config.json: rope_scaling.rope_type is 'yarn', which is not supported"),
+    ({"rope_scaling": {"rope_type": "dynamic"}}, "config.json: rope_scaling.rope_type is 'dynamic', which is not supp"),
     ({"quantization_config": {"bits": 4}}, "config.json: quantization_config is {'bits': 4}, which is not supported"),
     ({"logit_scale": 0.5}, "config.json: logit_scale is 0.5, which is not supported"),
     ({"add_para_norm": True}, "config.json: add_para_norm is True, which is not supported"),

@@ -80,6 +80,28 @@ QWEN3_5_MOE: Config = {
     "moe_intermediate_size": 8,
     "shared_expert_intermediate_size": 16,
 }
+GPT_OSS: Config = {  # as published, but for its sizes
+    **{key: value for key, value in LLAMA.items() if key != "rope_scaling"},
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "initial_context_length": 4096,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "experts_per_token": 2,
+    "output_router_logits": False,
+    "sliding_window": 8,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+}
 GEMMA3: Config = {
     **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings")},
     "architectures": ["Gemma3ForCausalLM"],

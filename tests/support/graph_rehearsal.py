@@ -88,6 +88,7 @@ def _read_segments(
     page_size: int,
     window: int,
     scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """The reference as one operation, so that a tape does not see what it asks of its tensors."""
     given = {
@@ -96,7 +97,7 @@ def _read_segments(
         **dict(zip(_BRANCHES, branches, strict=False)),
     }
     segments = Segments(**given, tile_len=1)
-    how = {"page_size": page_size, "window": window or None, "scale": scale}
+    how = {"page_size": page_size, "window": window or None, "scale": scale, "sinks": sinks}
     return segment_attention(query, keys, values, table, segments, **how).clone()
 
 
@@ -108,13 +109,13 @@ def read_segments(table: PageTable, segments: Segments, kv: KvShape) -> ReadKv:
     )
     how = (columns, trees, branches, table.page_size, table.window or 0, kv.scale)
 
-    def read(query: Tensor, layer: LayerKv) -> Tensor:
+    def read(query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
         keys, values, scales = layer
         if scales is not None:
             keys, values = (
                 dequantise(codes, scales[:, number].t(), query.dtype) for number, codes in enumerate((keys, values))
             )
-        return _read_segments(query, keys, values, table.pages, *how)
+        return _read_segments(query, keys, values, table.pages, *how, sinks)
 
     return read
 

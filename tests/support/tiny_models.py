@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -72,6 +74,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 700.0,
+    "factor": 8.0,
+    "beta_fast": 6.0,
+    "beta_slow": 0.3,
+    "original_max_position_embeddings": 64,
+}
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 3000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
@@ -112,6 +122,7 @@ HYBRID = {
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 4,
 }
+HYBRID_YARN = {**HYBRID, "rope_parameters": {**YARN_ROPE, "partial_rotary_factor": 0.5}}
 HYBRID_EXPERTS = {
     **HYBRID,
     "layer_types": ["full_attention", "linear_attention", "full_attention"],
@@ -156,6 +167,13 @@ GEMMA4_EXPERTS = {
     "top_k_experts": 2,
     "moe_intermediate_size": 24,
 }
+GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {**YARN_ROPE, "truncate": False},
+}
 
 # kind -> architecture, its config, and what the checkpoint has besides the sizes all have
 KINDS = {
@@ -169,9 +187,12 @@ KINDS = {
     "qwen3-window": (Qwen3ForCausalLM, Qwen3Config, {**UPPER_WINDOW, "attention_bias": True}),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
     "qwen3-moe-some": (Qwen3MoeForCausalLM, Qwen3MoeConfig, SOME_EXPERTS),
+    "gpt-oss": (GptOssForCausalLM, GptOssConfig, GPT_OSS),
+    "qwen3-yarn": (Qwen3ForCausalLM, Qwen3Config, {"rope_parameters": YARN_ROPE}),
     "lfm2": (Lfm2ForCausalLM, Lfm2Config, LFM2),
     "lfm2-biased": (Lfm2ForCausalLM, Lfm2Config, LFM2_BIASED),
     "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID),
+    "qwen3.5-yarn": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID_YARN),
     "qwen3.5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, HYBRID_EXPERTS),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
     "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
@@ -244,7 +265,7 @@ def randomised(reference: PreTrainedModel, *, least_norm: float = 0.5) -> PreTra
     for name, weight in reference.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, least_norm, least_norm + 1)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "sinks")):
             torch.nn.init.uniform_(weight, -1, 1)
         elif name.endswith("scale"):
             torch.nn.init.uniform_(weight, 0.5, 1.5)

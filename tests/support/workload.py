@@ -56,14 +56,17 @@ class Dense:
     shapes: tuple[KvShape, ...]
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values by layer
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
+    def __call__(
+        self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention to all of it, or to its windows."""
         query, key = rotate(qk, cos_sin).tensor_split((qk.shape[1] - (0 if value is None else value.shape[1]),), dim=1)
         if value is not None:
             self.kept[layer] = key, value
         key, value = self.kept[layer]
         kv = self.shapes[layer]
-        return causal_attention(query, key, value, start=0, first=0, window=kv.window, scale=kv.scale)
+        how = {"window": kv.window, "scale": kv.scale, "sinks": sinks}
+        return causal_attention(query, key, value, start=0, first=0, **how)
 
     def recurrence(self, layer: int, inputs: Tensor) -> Recurrence:
         """Nothing has happened before it."""

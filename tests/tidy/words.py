@@ -12,7 +12,6 @@ RETIRED: dict[str, str] = {
     "foreign": "unsupported fields, no-op values, other servers",
     "harmless": "no-op",
     "lobby": "probe slots",
-    "sink": "null page, padding row",
     "stopwatch": "latency timer",
     "turning": "rotary: qk, rotate, cos and sin",
 }

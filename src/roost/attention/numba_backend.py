@@ -78,7 +78,7 @@ class NumbaAttention:
 
         is_planned = False  # in the pass that is being recorded: once for all of its layers
 
-        def read(query: Tensor, layer: LayerKv) -> Tensor:
+        def read(query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
             nonlocal is_planned
             num_tokens, num_heads, _ = query.shape
             with self._execution.lock:
@@ -92,7 +92,7 @@ class NumbaAttention:
                 elif plan.of is not segments:
                     make(segments)
                     self._execution.perform(plan.put)
-                return self._read(plan, query, layer)
+                return self._read(plan, query, layer, sinks)
 
         return read
 
@@ -102,7 +102,7 @@ class NumbaAttention:
             self._plans[key] = _Plan(table)
         return self._plans[key]
 
-    def _read(self, plan: _Plan, query: Tensor, layer: LayerKv) -> Tensor:
+    def _read(self, plan: _Plan, query: Tensor, layer: LayerKv, sinks: Tensor | None) -> Tensor:
         """What a layer reads by a plan."""
         num_tokens, num_heads, head_dim = query.shape
         _check(query, torch.float32)
@@ -117,6 +117,9 @@ class NumbaAttention:
         records[:, attention.KEYS] = _address(layer.keys)
         records[:, attention.VALUES] = _address(layer.values)
         records[:, attention.SCALES] = 0 if layer.scales is None else _address(layer.scales)
+        if sinks is not None:
+            _check(sinks, torch.float32)
+        records[:, attention.SINKS] = 0 if sinks is None else _address(sinks)
         self._execution.perform(records)
         return output
 

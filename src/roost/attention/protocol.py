@@ -4,7 +4,7 @@ The forward passes and drafters say which segments of tokens there are; a backen
 layers of a pass. Held by the forward passes, shared with their drafter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +22,13 @@ from roost.layers.segments import Segments
 from roost.lazy_import import load_symbol
 from roost.models.model import KvShape
 
-# (query, KV) of a layer -> what the heads [num_tokens, num_heads, head_dim] read
-ReadKv = Callable[[Tensor, LayerKv], Tensor]
+
+class ReadKv(Protocol):
+    """A planned read, for every layer of a book."""
+
+    def __call__(self, query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
+        """What the heads [num_tokens, num_heads, head_dim] of a layer read; sinks are as in `Attend`."""
+        ...
 
 
 class Attention(Protocol):
@@ -105,7 +110,9 @@ class _PagedPass:
             attention.read(cache.table, segments, cache.kv) if cache.kv.has_values else None for cache in caches
         ]
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
+    def __call__(
+        self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin, sinks: Tensor | None = None
+    ) -> Tensor:
         """What the heads of a layer read."""
         number, index = self._layers[layer]
         cache, read = self._caches[number], self._reads[number]
@@ -114,7 +121,7 @@ class _PagedPass:
             query = self._attention.rotate(qk, cos_sin)
         else:
             query = self._attention.write(cache, index, self._slots[number], qk, value, cos_sin)
-        return read(query, cache.layer(index))
+        return read(query, cache.layer(index), sinks)
 
     def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
         """Keep a layer's inputs, and convolve them with those before."""

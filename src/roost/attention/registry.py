@@ -31,6 +31,7 @@ class Backend:
     graphs: bool  # its steps can be captured as CUDA graphs
     trees: bool  # reads trees of drafts, a node its ancestors alone, and draft branches, each at slots of its own
     windows: bool  # reads layers with a sliding window
+    sinks: bool = False  # reads heads with attention sinks
     kv_cache_dtypes: tuple[str, ...] = (AUTO_KV,)  # forms of KV that it writes and reads, of --kv-cache-dtype
     auto_kv: tuple[tuple[str, str], ...] = ()  # (--weights, what "auto" is beside them), where not as computed
     fp8_capability: tuple[int, int] | None = None  # compute capability of CUDA devices that it needs for fp8
@@ -68,6 +69,7 @@ TORCH = Backend(
     graphs=False,
     trees=True,
     windows=True,
+    sinks=True,
     kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     needs_host_lengths=True,
     tile_len_max=16,
@@ -83,6 +85,7 @@ TRITON = Backend(
     graphs=True,
     trees=True,
     windows=True,
+    sinks=True,
     kv_cache_dtypes=(AUTO_KV, "fp8", "int8"),
     fp8_capability=(8, 9),
     needs_host_lengths=False,
@@ -103,6 +106,7 @@ NUMBA = Backend(
     graphs=False,
     trees=True,
     windows=True,
+    sinks=True,
     kv_cache_dtypes=(AUTO_KV, "fp32", "fp16", "int8"),
     auto_kv=(("gguf", "int8"), ("int8", "int8")),  # beside fp32 weights, which are exact, KV is as computed
     needs_host_lengths=True,

@@ -31,8 +31,9 @@ class TorchAttention:
         size, window, head_dim = table.page_size, table.window, kv.head_dim
         groups = plan_reads(table.pages, segments, page_size=size, window=window, head_dim=head_dim)
 
-        def read(query: Tensor, layer: LayerKv) -> Tensor:
-            return paged_attention(query, layer.keys, layer.values, groups, scale=kv.scale, scales=layer.scales)
+        def read(query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
+            keys, values, scales = layer
+            return paged_attention(query, keys, values, groups, scale=kv.scale, scales=scales, sinks=sinks)
 
         return read
 

@@ -36,7 +36,7 @@ class TritonAttention:
 
         launches = _launches(segments)
 
-        def read(query: Tensor, layer: LayerKv) -> Tensor:
+        def read(query: Tensor, layer: LayerKv, sinks: Tensor | None = None) -> Tensor:
             output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
             for each in launches:
                 paged_attention(
@@ -51,6 +51,7 @@ class TritonAttention:
                     num_splits=num_splits(each, query, kv.num_kv_heads, self._num_processors, keys_max),
                     arrivals=self._arrivals,
                     scales=layer.scales,
+                    sinks=sinks,
                     out=output,
                 )
             return output

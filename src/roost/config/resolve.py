@@ -152,6 +152,11 @@ def _check_backend(
             f"--backend {backend.name} does not read sliding windows, and the model has layers with one; these do: "
             f"{able}"
         )
+    if traits.sinks and not backend.sinks:
+        able = ", ".join(each.name for each in BACKENDS if each.sinks)
+        raise ConfigError(
+            f"--backend {backend.name} does not read attention sinks, and the model's heads have them; these do: {able}"
+        )
     if memory.kv_cache_dtype not in backend.kv_cache_dtypes:
         able = ", ".join(each.name for each in BACKENDS if memory.kv_cache_dtype in each.kv_cache_dtypes)
         raise ConfigError(

@@ -23,6 +23,7 @@ class ModelTraits:
     has_full_layers: bool = True
     context_max: int | None = None  # positions it was made for, None if it does not say
     recurrent_state: bool = False  # some layers keep a state that is not a list of tokens' KV
+    sinks: bool = False  # its heads have attention sinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

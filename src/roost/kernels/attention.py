@@ -1,11 +1,11 @@
 """Paged attention over segments: decode, extend, tree verify and draft branches in one kernel.
 
-out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j]; the reference is in layers.segments.
-A program takes a tile of `tile_len` tokens and the query heads that share one KV head, and walks its share of the keys
-in blocks; of several shares (splits) of a tile, the last program to arrive merges them, in their order. Quantised keys
-and values are converted to the queries' type as they are; scores are multiplied by the keys' scales, weights by those
-of the values. Bytes moved: 2 * num_keys * (head_dim * itemsize, and 4 with scales) per tile and KV head, queries and
-output once, splits 4 * head_dim per row twice. Called by attention backends.
+out[t] = sum over the keys j that t sees of softmax_j(scale * q[t] . k[j]) * v[j], a sink being one more score in the
+denominator; the reference is in layers.segments. A program takes a tile of `tile_len` tokens and the query heads that
+share one KV head, and walks its share of the keys in blocks; of several shares (splits) of a tile, the last program to
+arrive merges them, in order. Quantised keys and values are converted to the queries' type as they are; scores are
+multiplied by the keys' scales, weights by those of the values. Bytes moved: 2 * num_keys * (head_dim * itemsize, and 4
+with scales) per tile and KV head, queries and output once, splits 4 * head_dim per row twice. Called by backends.
 """
 
 from typing import NamedTuple
@@ -72,11 +72,13 @@ def paged_attention(
     num_splits: int = 1,
     arrivals: Tensor | None = None,
     scales: Tensor | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
 
-    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values. A tile whose segment is -1 is padding.
+    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values; sinks [num_heads] float32 are scores
+    that join the sum of weights and stand for no key. A tile whose segment is -1 is padding.
     Tokens that no tile holds keep what was in the output's memory. Where there are many tokens, tiles are best of 128
     rows: tile_len times the heads that share a KV head. `arrivals` are zeros, as many as tiles times heads, and are
     zeros again afterwards; without splits they are not needed.
@@ -91,7 +93,7 @@ def paged_attention(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride(2) == query.stride(2) == table.stride(1) == 1
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
-    assert output.is_contiguous()
+    assert output.is_contiguous() and (sinks is None or sinks.is_contiguous())
     partials = sums = None
     if num_splits > 1:
         shape = (*query.shape[:2], num_splits)
@@ -105,7 +107,8 @@ def paged_attention(
     sizes = {"TILE_LEN": segments.tile_len, "HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
     if num_tiles:
         _attend[(num_tiles, num_kv_heads * blocks.parts, num_splits)](
-            *(query, keys, values, scales, table, output, partials, sums, arrivals if num_splits > 1 else None),
+            *(query, keys, values, scales, sinks, table, output, partials, sums),
+            arrivals if num_splits > 1 else None,
             *(*tiles, *rows, *tree, *branches),
             *(scale * _LOG2_E, *query.stride()[:2], *keys.stride()[:2], keys.shape[0], table.stride(0)),
             **sizes,
@@ -187,7 +190,21 @@ def _weigh(score, peak, total, scale, scales, slot, is_live, MASKED: tl.constexp
 
 
 @triton.jit
+def _before_reading(sinks, head, num_splits):
+    """Peak and sum of weights of rows that have read nothing but their sinks, and these; splits meet them later."""
+    peak, total = tl.full(head.shape, float("-inf"), tl.float32), tl.zeros(head.shape, tl.float32)
+    sink = peak
+    if sinks is not None:
+        sink = tl.load(sinks + head) * 1.4426950408889634  # log2(e): scores are exponents of two
+        if num_splits == 1:
+            peak, total = sink, total + 1.0
+    return peak, total, sink
+
+
+@triton.jit
 def _read_all(
+    peak,  # of what was read before
+    total,
     scales,
     num_slots,
     q,
@@ -210,8 +227,6 @@ def _read_all(
     BLOCK_N: tl.constexpr,
 ):
     """Read blocks of keys that every row sees."""
-    peak = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
     mixed = tl.zeros([q.shape[0], dims.shape[0]], tl.float32)
     page = _pages(begin, table, high, base, shift, BRANCHED, PAGE_SIZE, BLOCK_N)
     for block in range(begin, end, BLOCK_N):
@@ -243,11 +258,10 @@ def _seen(place, node, at, reach, is_row, start, num_own, tree, depths, tree_mas
 
 
 @triton.jit
-def _merged(partials, sums, line, is_row, dims, num_splits, HEAD_DIM: tl.constexpr):
+def _merged(partials, sums, line, is_row, dims, sink, num_splits, HEAD_DIM: tl.constexpr):
     """What the splits of some lines come to, added in their order. Other programs wrote them, so L1 is passed by."""
     AT_ONCE: tl.constexpr = 8 if line.shape[0] < 64 else 1  # loads that do not wait for one another
-    peak = tl.full([line.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([line.shape[0]], tl.float32)
+    peak, total = sink, tl.where(sink == float("-inf"), 0.0, 1.0)
     mixed = tl.zeros([line.shape[0], dims.shape[0]], tl.float32)
     for first in range(0, num_splits, AT_ONCE):
         for number in tl.static_range(AT_ONCE):
@@ -271,6 +285,7 @@ def _attend(
     keys,  # [num_slots, num_kv_heads, HEAD_DIM]
     values,
     scales,  # [num_kv_heads, 2, num_slots], of keys and of values; None: they are not quantised
+    sinks,  # [num_kv_heads * GROUP * PARTS]; None: there are none
     table,  # [num_rows, pages_per_row]
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     partials,  # [num_tokens, num_kv_heads * GROUP, num_splits, HEAD_DIM], or None
@@ -351,14 +366,13 @@ def _attend(
     scales = None if scales is None else scales + kv_head.to(tl.int64) * (2 * num_slots)
     table += row * row_stride
     q = q.to(tl.float32) if WIDE else q
+    peak, total, sink = _before_reading(sinks, head, num_splits)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     pages, masked_from = (table, high, base, shift), begin
     if BLOCK_M >= 64 and WINDOW == 0:  # large tiles first take the blocks that need no mask
         masked_from = tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
-        what = (num_slots, q, keys, values, begin, masked_from, dims, slot_stride, scale)
-        peak, total, mixed = _read_all(scales, *what, *pages, BRANCHED, HEAD_DIM, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
-    else:
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total, mixed = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        what = (peak, total, scales, num_slots, q, keys, values, begin, masked_from, dims, slot_stride, scale)
+        peak, total, mixed = _read_all(*what, *pages, BRANCHED, HEAD_DIM, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
     own = (start, num_own, tree, depths, tree_mask, num_nodes)
     page = _pages(masked_from, *pages, BRANCHED, PAGE_SIZE, BLOCK_N)
     for block in range(masked_from, end, BLOCK_N):
@@ -384,5 +398,5 @@ def _attend(
         if tl.atomic_add(arrived, 1) < num_splits - 1:
             return
         tl.store(arrived, 0)
-        mixed = _merged(partials, sums, parts, is_row, dims, num_splits, HEAD_DIM)
+        mixed = _merged(partials, sums, parts, is_row, dims, sink, num_splits, HEAD_DIM)
     tl.store(output + line[:, None] * HEAD_DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=is_out)

@@ -1,9 +1,10 @@
 """A mixture of experts: for each token the gated feed-forwards that its router picked, summed by their shares.
 
 said(t) = sum over j: share[t, j] * down[e] @ (activation(gate[e] @ x[t]) * (up[e] @ x[t])), e = ids[t, j]; in float32
-and rounded once between. Of few tokens each (token, expert) is a program that reads that expert's weights once. Of
-many they are sorted by expert and cut into tiles of one expert for tensor cores: as many programs as can be needed, so
-that shapes follow from the number of tokens and steps can be captured. The reference is in `layers.experts`.
+and rounded once between; each projection may add a bias. Of few tokens each (token, expert) is a program that reads
+that expert's weights once. Of many they are sorted by expert and cut into tiles of one expert for tensor cores: as many
+programs as can be needed, so that shapes follow from the number of tokens and steps can be captured. The reference is
+in `layers.experts`.
 """
 
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from roost.kernels.gated_activation import ACTIVATION_CODES, activated
+from roost.kernels.gated_activation import ACTIVATION_CODES, gated
 from roost.layers.experts import Experts, Routed
 
 _FEW = 128  # pairs of token and expert up to which each is a program of its own
@@ -25,32 +26,35 @@ _INTERPRETED = knobs.runtime.interpret
 def mix_experts(normed: Tensor, routed: Routed, experts: Experts) -> Tensor:
     """What the experts of each token say of normed hidden states [num_tokens, hidden_size]."""
     assert experts.stacked is not None and normed.stride(1) == 1
-    gate_up, down = experts.stacked
+    (gate_up, down), (gate_up_bias, down_bias) = experts.stacked, experts.biases or (None, None)
     (num_tokens, num_active), (num_experts, hidden, width) = routed.ids.shape, down.shape
     assert gate_up.shape == (num_experts, 2 * width, hidden) and gate_up.is_contiguous() and down.is_contiguous()
+    assert all(bias.is_contiguous() for bias in experts.biases or ())
     output = normed.new_empty((num_tokens, hidden))
     if not num_tokens:
         return output
     ids, shares, num_pairs = routed.ids.contiguous(), routed.shares.contiguous(), num_tokens * num_active
-    gated = normed.new_empty((num_pairs, width))
+    gated_pairs = normed.new_empty((num_pairs, width))
     sizes = {"HIDDEN": hidden, "WIDTH": width, "NUM_ACTIVE": num_active}
     activation = {"ACTIVATION": ACTIVATION_CODES[experts.activation]}
     if num_pairs <= _FEW:
         few = {**sizes, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K, "num_warps": 4}
         _gate_up_of_pairs[(num_pairs, triton.cdiv(width, _BLOCK_N))](
-            *(normed, normed.stride(0), gate_up, ids, gated), **few, **activation
+            *(normed, normed.stride(0), gate_up, gate_up_bias, ids, gated_pairs), **few, **activation
         )
-        _down_of_tokens[(num_tokens, triton.cdiv(hidden, _BLOCK_N))](gated, down, ids, shares, output, **few)
+        _down_of_tokens[(num_tokens, triton.cdiv(hidden, _BLOCK_N))](
+            *(gated_pairs, down, down_bias, ids, shares, output), **few
+        )
         return output
     tiles = _tiles(ids.flatten(), num_experts)
     many = {"NUM_EXPERTS": num_experts, "TILE_M": _TILE_M, "TILE_N": _TILE_N, "TILE_K": _TILE_K, "num_warps": 4}
     many["WIDE"] = _INTERPRETED
     said, num_tiles = normed.new_empty((num_pairs, hidden)), len(tiles[0])
     _gate_up_of_tiles[(num_tiles, triton.cdiv(width, _TILE_N))](
-        *(normed, normed.stride(0), gate_up, *tiles, gated), **sizes, **many, **activation
+        *(normed, normed.stride(0), gate_up, gate_up_bias, *tiles, gated_pairs), **sizes, **many, **activation
     )
     _down_of_tiles[(num_tiles, triton.cdiv(hidden, _TILE_N))](
-        *(gated, down, *tiles, said), HIDDEN=hidden, WIDTH=width, **many
+        *(gated_pairs, down, down_bias, *tiles, said), HIDDEN=hidden, WIDTH=width, **many
     )
     _sum_by_shares[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
         *(said, shares, output), HIDDEN=hidden, NUM_ACTIVE=num_active, BLOCK=_SUM_BLOCK, num_warps=4
@@ -79,8 +83,9 @@ def _gate_up_of_pairs(
     normed,  # [num_tokens, HIDDEN]
     token_stride,
     weight,  # [num_experts, 2 * WIDTH, HIDDEN]
+    bias,  # [num_experts, 2 * WIDTH]; None: there is none
     ids,  # [num_tokens, NUM_ACTIVE]
-    gated,  # [num_tokens * NUM_ACTIVE, WIDTH]
+    output,  # [num_tokens * NUM_ACTIVE, WIDTH]
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     NUM_ACTIVE: tl.constexpr,
@@ -89,7 +94,8 @@ def _gate_up_of_pairs(
     BLOCK_K: tl.constexpr,
 ):
     pair, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    own = weight + tl.load(ids + pair) * (2 * WIDTH * HIDDEN)
+    expert = tl.load(ids + pair)
+    own = weight + expert * (2 * WIDTH * HIDDEN)
     token = normed + pair // NUM_ACTIVE * token_stride
     gate = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -100,14 +106,20 @@ def _gate_up_of_pairs(
         is_in = (row < WIDTH)[:, None] & (k < HIDDEN)[None, :]
         gate += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
         up += tl.load(own + WIDTH * HIDDEN + cells, mask=is_in, other=0.0).to(tl.float32) * x
-    product = activated(tl.sum(gate, 1), ACTIVATION) * tl.sum(up, 1)
-    tl.store(gated + pair * WIDTH + row, product.to(gated.dtype.element_ty), mask=row < WIDTH)
+    gates, ups = tl.sum(gate, 1), tl.sum(up, 1)
+    if bias is not None:
+        added = bias + expert * (2 * WIDTH) + row
+        gates += tl.load(added, mask=row < WIDTH, other=0.0).to(tl.float32)
+        ups += tl.load(added + WIDTH, mask=row < WIDTH, other=0.0).to(tl.float32)
+    product = gated(gates, ups, ACTIVATION)
+    tl.store(output + pair * WIDTH + row, product.to(output.dtype.element_ty), mask=row < WIDTH)
 
 
 @triton.jit
 def _down_of_tokens(
-    gated,  # [num_tokens * NUM_ACTIVE, WIDTH]
+    inputs,  # [num_tokens * NUM_ACTIVE, WIDTH]
     weight,  # [num_experts, HIDDEN, WIDTH]
+    bias,  # [num_experts, HIDDEN]; None: there is none
     ids,  # [num_tokens, NUM_ACTIVE]
     shares,  # [num_tokens, NUM_ACTIVE]
     output,  # [num_tokens, HIDDEN]
@@ -121,15 +133,19 @@ def _down_of_tokens(
     total = tl.zeros((BLOCK_N,), dtype=tl.float32)
     for place in tl.range(0, NUM_ACTIVE):
         pair = token * NUM_ACTIVE + place
-        own = weight + tl.load(ids + pair) * (HIDDEN * WIDTH)
+        expert = tl.load(ids + pair)
+        own = weight + expert * (HIDDEN * WIDTH)
         sums = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
         for start in tl.range(0, WIDTH, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
-            x = tl.load(gated + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
+            x = tl.load(inputs + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
             cells = row.to(tl.int64)[:, None] * WIDTH + k[None, :]
             is_in = (row < HIDDEN)[:, None] & (k < WIDTH)[None, :]
             sums += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
-        total += tl.load(shares + pair).to(tl.float32) * tl.sum(sums, 1)
+        said = tl.sum(sums, 1)
+        if bias is not None:
+            said += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)
+        total += tl.load(shares + pair).to(tl.float32) * said
     tl.store(output + token * HIDDEN + row, total.to(output.dtype.element_ty), mask=row < HIDDEN)
 
 
@@ -138,11 +154,12 @@ def _gate_up_of_tiles(
     normed,  # [num_tokens, HIDDEN]
     token_stride,
     weight,  # [NUM_EXPERTS, 2 * WIDTH, HIDDEN]
+    bias,  # [NUM_EXPERTS, 2 * WIDTH]; None: there is none
     experts,  # [num_tiles]
     firsts,  # [num_tiles]
     pairs,  # [num_pairs] in the order of their experts
     ends,  # [NUM_EXPERTS]
-    gated,  # [num_pairs, WIDTH]
+    output,  # [num_pairs, WIDTH]
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     NUM_ACTIVE: tl.constexpr,
@@ -172,8 +189,12 @@ def _gate_up_of_tiles(
             x, w, w_up = x.to(tl.float32), w.to(tl.float32), w_up.to(tl.float32)
         gate = tl.dot(x, w, gate, input_precision="ieee")
         up = tl.dot(x, w_up, up, input_precision="ieee")
-    product = (activated(gate, ACTIVATION) * up).to(gated.dtype.element_ty)
-    tl.store(gated + pair[:, None] * WIDTH + row[None, :], product, mask=is_pair[:, None] & (row < WIDTH)[None, :])
+    if bias is not None:
+        added = bias + expert * (2 * WIDTH) + row
+        gate += tl.load(added, mask=row < WIDTH, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(added + WIDTH, mask=row < WIDTH, other=0.0).to(tl.float32)[None, :]
+    product = gated(gate, up, ACTIVATION).to(output.dtype.element_ty)
+    tl.store(output + pair[:, None] * WIDTH + row[None, :], product, mask=is_pair[:, None] & (row < WIDTH)[None, :])
 
 
 @triton.jit
@@ -186,8 +207,9 @@ def _pairs_of_tile(expert, firsts, pairs, ends, TILE_M: tl.constexpr):
 
 @triton.jit
 def _down_of_tiles(
-    gated,  # [num_pairs, WIDTH]
+    inputs,  # [num_pairs, WIDTH]
     weight,  # [NUM_EXPERTS, HIDDEN, WIDTH]
+    bias,  # [NUM_EXPERTS, HIDDEN]; None: there is none
     experts,  # [num_tiles]
     firsts,  # [num_tiles]
     pairs,  # [num_pairs] in the order of their experts
@@ -206,17 +228,19 @@ def _down_of_tiles(
         return
     pair, is_pair = _pairs_of_tile(expert, firsts, pairs, ends, TILE_M)
     row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
-    own, inputs = weight + expert * (HIDDEN * WIDTH), gated + pair[:, None] * WIDTH
+    own, lines = weight + expert * (HIDDEN * WIDTH), inputs + pair[:, None] * WIDTH
     sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
     for start in tl.range(0, WIDTH, TILE_K):
         k = start + tl.arange(0, TILE_K)
-        x = tl.load(inputs + k[None, :], mask=is_pair[:, None] & (k < WIDTH)[None, :], other=0.0)
+        x = tl.load(lines + k[None, :], mask=is_pair[:, None] & (k < WIDTH)[None, :], other=0.0)
         cells = row.to(tl.int64)[None, :] * WIDTH + k[:, None]
         is_in = (row < HIDDEN)[None, :] & (k < WIDTH)[:, None]
         w = tl.load(own + cells, mask=is_in, other=0.0)
         if WIDE:
             x, w = x.to(tl.float32), w.to(tl.float32)
         sums = tl.dot(x, w, sums, input_precision="ieee")
+    if bias is not None:
+        sums += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)[None, :]
     cells = said + pair[:, None] * HIDDEN + row[None, :]
     tl.store(cells, sums.to(said.dtype.element_ty), mask=is_pair[:, None] & (row < HIDDEN)[None, :])
 

@@ -8,9 +8,9 @@ of `KEY_BLOCK`, padded to shapes that give the same bits (`layers.batch_invarian
 the same in a chunk of any length, in a round of any width, in a tree and alone. Called by attention backends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,22 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from roost.layers.batch_invariance import KEY_BLOCK, AttentionPadding, attention_padding, padded_rows
 from roost.layers.quantised_kv import dequantise
 from roost.layers.rotary import CosSin
-from roost.layers.segments import HostSegments, Segments
+from roost.layers.segments import HostSegments, Segments, key_weights
 
-# (layer, queries and keys side by side, values, cos and sin) of the flat batch, before rotation -> what the heads read.
-# Without values there are queries alone: they read what was handed in for that layer before, in this pass too. The
-# model's one way to the KV cache.
-Attend = Callable[[int, Tensor, Tensor | None, CosSin], Tensor]
+
+class Attend(Protocol):
+    """A model's one way to the KV cache."""
+
+    def __call__(
+        self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin, sinks: Tensor | None = None
+    ) -> Tensor:
+        """What the heads of a layer read: of queries and keys side by side, before rotation, and values.
+
+        Without values there are queries alone: they read what was handed in for that layer before, in this pass too.
+        Sinks [num_heads] float32 are scores, one for each head, that join the sum of weights and stand for no key.
+        """
+        ...
+
 
 _GATHER_MAX = 2048  # slots of several rows gathered at a time: what a core's cache holds
 _Kept = tuple[Tensor, Tensor | None]  # keys or values as slots keep them, and their scales if they are quantised
@@ -101,23 +111,32 @@ def paged_attention(
     *,
     scale: float,
     scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
 
-    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values.
+    Scales [num_kv_heads, 2, num_slots] are those of quantised keys and values; sinks are as in `Attend`.
     """
     key_scales, value_scales = (None, None) if scales is None else scales.unbind(1)
     kept = (keys, key_scales), (values, value_scales)
     if len(groups) == 1:
-        return _attend(query, *kept, groups[0], scale)
+        return _attend(query, *kept, groups[0], scale, sinks)
     output = torch.empty_like(query)
     for group in groups:
-        output[group.tokens] = _attend(query[group.tokens], *kept, group, scale)
+        output[group.tokens] = _attend(query[group.tokens], *kept, group, scale, sinks)
     return output
 
 
 def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, start: int, first: int, window: int | None, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    start: int,
+    first: int,
+    window: int | None,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one dense row, plainly written: queries from position `start` on, keys from position `first` on."""
     num_tokens, num_heads, head_dim = query.shape
@@ -127,7 +146,7 @@ def causal_attention(
     at = torch.arange(start, start + num_tokens, device=query.device)[:, None]
     of = torch.arange(first, first + num_keys, device=query.device)[None, :]
     unseen = of > at if window is None else (of > at) | (of <= at - window)
-    weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = key_weights(scores.to(torch.float32).masked_fill(unseen, -torch.inf), sinks).to(query.dtype)
     return torch.einsum("hgqk,khd->qhgd", weights, value).reshape(num_tokens, num_heads, head_dim)
 
 
@@ -293,26 +312,61 @@ def _slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Te
     return table[rows, positions // page_size].to(torch.int64) * page_size + positions % page_size
 
 
-def _attend(query: Tensor, keys: _Kept, values: _Kept, group: ReadGroup, scale: float) -> Tensor:
+def _attend(query: Tensor, keys: _Kept, values: _Kept, group: ReadGroup, scale: float, sinks: Tensor | None) -> Tensor:
     """One operation: [num_rows * width, num_heads, head_dim], in the order of the rows."""
     _, num_kv_heads, head_dim = keys[0].shape
     gathered = (_gathered(each, group.slots, query.dtype) for each in (keys, values))
     key, value = (each.unflatten(0, (group.num_rows, -1)) for each in gathered)
     key, value = key.transpose(1, 2), value.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, head_dim]
-    mask = None if group.mask is None else group.mask.to(query.dtype)
+    mask, shared = None if group.mask is None else group.mask.to(query.dtype), query.shape[1] // num_kv_heads
+    each_sink = None if sinks is None else sinks.view(num_kv_heads, shared)
     if not isinstance(group.tokens, slice):  # the heads that share keys stand in for a sequence
-        shared = query.shape[1] // num_kv_heads
         heads = query.reshape(group.num_rows, group.width, num_kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
         heads, num_rows = _padded(heads.flatten(2, 3), group.rows), shared * group.width
         if mask is not None and group.width > 1:  # [num_rows, 1, shared * width, num_keys]
             mask = _padded(mask.repeat(1, 1, shared, 1), group.rows)
-        mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, scale=scale)[:, :, :num_rows]
+        if each_sink is not None:
+            each_sink = _padded(each_sink.repeat_interleave(group.width, dim=1)[..., None], group.rows)[..., 0]
+        mixed = _mixed(heads, key, value, mask, scale, each_sink)[:, :, :num_rows]
         return mixed.unflatten(2, (shared, group.width)).permute(0, 3, 1, 2, 4).reshape(query.shape)
     heads = query.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [num_kv_heads, shared, width, head_dim]
     heads = _padded(heads, group.rows)
     key, value = (each.transpose(0, 1).expand(-1, heads.shape[1], -1, -1) for each in (key, value))
-    mixed = scaled_dot_product_attention(heads, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+    mixed = _mixed(heads, key, value, mask, scale, None if each_sink is None else each_sink[..., None])
     return mixed[:, :, : group.width].permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _mixed(
+    heads: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """What heads [a, b, num_rows, head_dim] read; without a mask plainly causal. Sinks [b, num_rows] or [a, b, 1].
+
+    A sink makes what is read smaller: by its share of the sum of weights, which is known after the keys were summed. So
+    their order is what it is without; and torch's attention on a CPU says what the sum was.
+    """
+    is_causal = mask is None
+    if sinks is None:
+        return scaled_dot_product_attention(heads, key, value, attn_mask=mask, is_causal=is_causal, scale=scale)
+    if heads.device.type != "cpu":
+        return _mixed_beside_column(heads, key, value, mask, scale, sinks)
+    mixed, level = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        heads, key, value, is_causal=is_causal, attn_mask=mask, scale=scale
+    )
+    with np.errstate(over="ignore"):  # torch's exponentials have other bits at the end of a tensor, numpy's have not
+        odds = torch.from_numpy(np.exp((sinks - level).contiguous().numpy()))
+    return (mixed.to(torch.float32) / (1.0 + odds)[..., None]).to(heads.dtype)
+
+
+def _mixed_beside_column(
+    heads: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """The same where nobody says what the sum was: a sink is the score of one more key, whose value is zero."""
+    if mask is None:
+        mask = _mask(torch.ones((heads.shape[2], key.shape[2]), dtype=torch.bool, device=heads.device).tril())
+    column = sinks.expand(heads.shape[:3])[..., None].to(heads.dtype)
+    mask = torch.cat([mask.to(heads.dtype).expand(*heads.shape[:3], -1), column], dim=-1)
+    key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
+    return scaled_dot_product_attention(heads, key, value, attn_mask=mask, scale=scale)
 
 
 def _gathered(kept: _Kept, slots: Tensor, dtype: torch.dtype) -> Tensor:

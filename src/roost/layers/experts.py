@@ -20,9 +20,10 @@ class Experts:
 
     gate_up: Sequence[Linear]  # gate and up stacked
     down: Sequence[Linear]
-    activation: str
+    activation: str  # as `Ops.gate_up` takes it
     # the same matrices side by side, [num_experts, out, in], of which the projections are views; None: they are not
     stacked: tuple[Tensor, Tensor] | None
+    biases: tuple[Tensor, Tensor] | None = None  # [num_experts, out] of both, which the projections add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -39,6 +39,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
 }
+CLAMPED = "clamped_swiglu"  # no activation of a config.json, but what the experts of gpt-oss do
+CLAMP_LIMIT, CLAMP_ALPHA = 7.0, 1.702  # of its gate and up, and how steep its gate is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +110,8 @@ class Ops:
     linear_add: Callable[[Tensor, Linear, Tensor, Tensor | None], Residual]  # (x, projection, hidden, weight of the …
     # … norm through which the stream is read next, if that is known): hidden plus x projected
     linear: Callable[[Tensor, Linear], Tensor]  # (x, projection): x projected
-    gate_up: Callable[[Tensor, str], Tensor]  # (gate and up side by side, activation): activation(gate) * up
+    # (gate and up side by side, activation): activation(gate) * up, or what `CLAMPED` says
+    gate_up: Callable[[Tensor, str], Tensor]
     gate_by: Callable[[Tensor, Tensor, str], Tensor]  # (gate, up, activation): the same of two that lie apart
     scaled_sum: Callable[[Residual, float], Tensor]  # (stream, factor): its sum times the factor
     mix_experts: Callable[[Tensor, Routed, Experts], Tensor]  # (normed, whose experts, they): what they say together
@@ -173,6 +176,9 @@ def _linear(x: Tensor, project: Linear) -> Tensor:
 
 def _gate_up(both: Tensor, activation: str) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
+    if activation == CLAMPED:
+        gate, up = gate.clamp(max=CLAMP_LIMIT), up.clamp(min=-CLAMP_LIMIT, max=CLAMP_LIMIT)
+        return (up + 1) * (gate * (gate * CLAMP_ALPHA).sigmoid())
     return ACTIVATIONS[activation](gate) * up
 
 

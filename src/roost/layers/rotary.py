@@ -7,7 +7,7 @@ every layer.
 """
 
 from dataclasses import dataclass, replace
-from math import pi
+from math import ceil, floor, log, pi
 
 import torch
 from torch import Tensor
@@ -26,12 +26,24 @@ class Bands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """Which frequencies YaRN slows down: those that rotate less than this often in the original context."""
+
+    beta_fast: float  # from this many rotations on: left alone
+    beta_slow: float  # up to this many: slowed by the whole factor; in between by a mix of both, pair by pair
+    original_len: int
+    truncate: bool  # whether the mix begins and ends at whole pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """How fast the dimensions of a head rotate."""
 
     theta: float
     factor: float = 1.0  # frequencies are divided by it
     bands: Bands | None = None  # None: all frequencies alike
+    yarn: Yarn | None = None
+    length: float = 1.0  # what rotates is so much longer afterwards: see `DecoderConfig.heads_of`
     divisors: tuple[float, ...] = ()  # of each frequency, where a checkpoint states them instead
     rotated_len: int | None = None  # so many dimensions rotate, and the rest stay as they are; None: all rotate
     pairs_share: float = 1.0  # of the pairs of dimensions the first so many rotate, as fast as if all did
@@ -50,11 +62,26 @@ def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     if rope.divisors:
         return (fast / torch.tensor(rope.divisors)).to(device)
     slow, bands = fast / rope.factor, rope.bands
+    if rope.yarn is not None:
+        return torch.lerp(fast, slow, _yarn_shares(rope.theta, rope.yarn, head_dim)).to(device)
     if bands is None:
         return slow.to(device)
     rotations = bands.original_len * fast / (2 * pi)
     share = (rotations - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)
     return torch.lerp(slow, fast, share.clamp(0, 1)).to(device)
+
+
+def _yarn_shares(theta: float, yarn: Yarn, head_dim: int) -> Tensor:
+    """How much each pair of dimensions is slowed down: from 0, not at all, to 1, by the whole factor."""
+    low, high = (  # pairs that rotate so often in the original context
+        head_dim * log(yarn.original_len / (rotations * 2 * pi)) / (2 * log(theta))
+        for rotations in (yarn.beta_fast, yarn.beta_slow)
+    )
+    if yarn.truncate:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    steps = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    return steps.clamp(0, 1)
 
 
 def rotated_order(rotated_len: int, head_dim: int) -> list[int]:

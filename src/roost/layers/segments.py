@@ -110,8 +110,12 @@ def segment_attention(
     page_size: int,
     window: int | None,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim]."""
+    """What the heads [num_tokens, num_heads, head_dim] read from slots [num_slots, num_kv_heads, head_dim].
+
+    Sinks [num_heads] are scores that join the sum of weights and stand for no key.
+    """
     output = torch.zeros_like(query)
     num_kv_heads = keys.shape[1]
     columns = [segments.rows, segments.offsets, segments.query_lens, segments.start_positions]
@@ -126,10 +130,18 @@ def segment_attention(
         logits = torch.einsum("qhgd,khd->hgqk", own, key) * scale
         seen = _seen(segments, number, query_len, start, window)
         value = value.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # before the window anything may lie
-        weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        weights = key_weights(logits.masked_fill(~seen, -torch.inf), sinks)
         mixed = torch.einsum("hgqk,khd->qhgd", weights, value)
         output[offset : offset + query_len] = mixed.flatten(1, 2).to(query.dtype)
     return output
+
+
+def key_weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over keys of scores [num_kv_heads, shared, num_tokens, num_keys], with sinks in its denominator."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(-1, -1, scores.shape[2], -1)
+    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _seen(segments: Segments, number: int, query_len: int, start: int, window: int | None) -> Tensor:

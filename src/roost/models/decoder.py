@@ -88,7 +88,7 @@ class Stack:
             qk = ops.norm(qk, layer.qk_norm, config.norm_eps)
         if layer.value_norm is not None and value is not None:
             value = ops.norm(value, layer.value_norm, config.norm_eps)
-        read = attend(number, qk, value, cos_sin)
+        read = attend(number, qk, value, cos_sin, layer.sinks)
         if config.out_gate:
             read = read * heads[:, 1 : 2 * config.num_heads : 2].sigmoid()
         return read.flatten(1)
@@ -150,7 +150,8 @@ class Decoder:
     @property
     def traits(self) -> ModelTraits:
         """What its layers need of the KV plane."""
-        return traits_of(self.kv, vocab_size=self.config.vocab_size, context_max=self.config.context_max)
+        config = self.config
+        return traits_of(self.kv, vocab_size=config.vocab_size, context_max=config.context_max, sinks=config.sinks)
 
     @property
     def kv(self) -> tuple[KvShape, ...]:

@@ -6,17 +6,16 @@ from Hugging Face's tensor names; computes nothing but feed-forwards. Called by 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.layers.experts import Experts
 from roost.layers.gated_delta import DeltaShape, DeltaWeights
 from roost.layers.linear import PLAIN_FORMS, Linear, RowTable, embeds, make_linear
-from roost.layers.ops import ACTIVATIONS, TORCH_OPS, Ops, Residual
+from roost.layers.ops import ACTIVATIONS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import Rope, rotated_order
 from roost.models.gated_delta import DeltaMixer
@@ -114,6 +113,7 @@ class TensorNames:
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -145,6 +145,7 @@ class DecoderConfig:
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
     value_norm: bool = False  # values, too, by a norm without a weight
+    sinks: bool = False  # each head has a learned score that joins the sum of weights and stands for no key
     out_gate: bool = False  # behind each head's query stands a gate for what the head reads
     conv_bias: bool = False  # of a short convolution, and of the projections around it
     names: TensorNames = TensorNames()
@@ -168,8 +169,12 @@ class DecoderConfig:
         return tuple(map(keeping.index, owners))
 
     def heads_of(self, kind: LayerKind) -> Heads:
-        """The heads of a layer."""
-        return kind.heads or Heads(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale)
+        """The heads of a layer.
+
+        Where all of a head rotates, queries and keys may stay as short as they are: their products grow instead.
+        """
+        heads = kind.heads or Heads(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale)
+        return heads if kind.rope.rotated_len else replace(heads, scale=heads.scale * kind.rope.length**2)
 
     def __post_init__(self) -> None:
         for heads in dict.fromkeys(map(self.heads_of, self.layers)):
@@ -222,6 +227,7 @@ class Layer:
     keeps_kv: bool  # False: it projects queries alone
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim], or of queries alone
     value_norm: Tensor | None  # [head_dim]
+    sinks: Tensor | None  # [num_heads]
     out: Linear
     norm_after_attention: Tensor | None
     norm_before_feed: Tensor
@@ -250,8 +256,8 @@ class Loader:
     def __init__(self, config: DecoderConfig, tensors: Tensors, weights: str, ops: Ops) -> None:
         self.config = config
         self.ops = ops
-        self._tensors = tensors
-        self._weights = weights
+        self.tensors = tensors
+        self.weights = weights
         self._orders: dict[LayerKind, Tensor] = {}  # the same for all layers of a kind
 
     def layer(
@@ -285,18 +291,21 @@ class Loader:
             keeps_kv=kind.shares is None,
             qk_norm=self._qk_norm(prefix, kind) if config.qk_norm and kind.attends else None,
             value_norm=self._value_norm(kind) if config.value_norm and kind.attends else None,
+            sinks=self._sinks(prefix) if config.sinks and kind.attends else None,
             out=out,
             norm_after_attention=self._extra_norm(prefix, norms.after_attention),
             norm_before_feed=self.norm(f"{prefix}{norms.before_feed}.weight"),
             feed_forward=(kind.feed_forward or config.feed_forward)(self, prefix),
             norm_after_feed=self._extra_norm(prefix, norms.after_feed),
             input_gate=None if config.input_len is None else self._input_gate(prefix, config.input_len),
-            scale=float(self._tensors.take(f"{prefix}layer_scalar", 1)) if config.layer_scales else 1.0,
+            scale=float(self.tensors.take(f"{prefix}layer_scalar", 1)) if config.layer_scales else 1.0,
             rope=rope,
         )
 
     def _attention(self, prefix: str, in_len: int, kind: LayerKind) -> tuple[Linear, Linear]:
         """The projections in front of attention and behind it."""
+        if kind.rope.rotated_len and kind.rope.length != 1 and not self.config.qk_norm:
+            raise ConfigError("the model's attention_factor is for a part of each head, and heads have no norm for it")
         config, names, heads = self.config, self.config.names, self.config.heads_of(kind)
         query_len, kv_len = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
         q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
@@ -319,18 +328,18 @@ class Loader:
         """The weight of a short convolution, and its bias."""
         hidden, name = self.config.hidden_size, f"{prefix}conv.conv"
         weight = self.convolution(name, hidden, conv_len)
-        return weight, self._tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
+        return weight, self.tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
 
     def convolution(self, name: str, num_channels: int, conv_len: int) -> Tensor:
         """A convolution's weight, channel by channel: [num_channels, conv_len]."""
-        return self._tensors.take(f"{name}.weight", num_channels, 1, conv_len).squeeze(1)
+        return self.tensors.take(f"{name}.weight", num_channels, 1, conv_len).squeeze(1)
 
     def _around_delta(self, prefix: str, shape: DeltaShape) -> tuple[Linear, Linear]:
         """The same of a gated delta rule."""
         hidden, prefix = self.config.hidden_size, f"{prefix}{self.config.names.delta}"
         value_len, heads = shape.num_value_heads * shape.value_dim, shape.num_value_heads
         parts = [("qkv", shape.num_channels), ("a", heads), ("b", heads), ("z", value_len)]
-        if self._weights not in PLAIN_FORMS:  # how much is forgotten and learned stays in floats
+        if self.weights not in PLAIN_FORMS:  # how much is forgotten and learned stays in floats
             del parts[1:3]
         names = tuple(f"{prefix}in_proj_{name}" for name, _ in parts)
         return (
@@ -341,16 +350,16 @@ class Loader:
     def _delta(self, prefix: str, shape: DeltaShape) -> DeltaMixer:
         """What is between them."""
         prefix, heads = f"{prefix}{self.config.names.delta}", shape.num_value_heads
-        norm = self._tensors.take(f"{prefix}norm.weight", shape.value_dim, dtype=torch.float32)
+        norm = self.tensors.take(f"{prefix}norm.weight", shape.value_dim, dtype=torch.float32)
         names = (f"{prefix}in_proj_a.weight", f"{prefix}in_proj_b.weight")
         return DeltaMixer(
             weights=DeltaWeights(
                 shape=shape,
                 conv=self.convolution(f"{prefix}conv1d", shape.num_channels, shape.conv_len).t().contiguous(),
-                decay=-self._tensors.take(f"{prefix}A_log", heads, dtype=torch.float32).exp(),
-                forget_bias=self._tensors.take(f"{prefix}dt_bias", heads, dtype=torch.float32),
+                decay=-self.tensors.take(f"{prefix}A_log", heads, dtype=torch.float32).exp(),
+                forget_bias=self.tensors.take(f"{prefix}dt_bias", heads, dtype=torch.float32),
             ),
-            rates=None if self._weights in PLAIN_FORMS else self.floats(names, heads),
+            rates=None if self.weights in PLAIN_FORMS else self.floats(names, heads),
             norm=norm.expand(heads, -1).contiguous(),
         )
 
@@ -358,52 +367,16 @@ class Loader:
         self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
     ) -> Linear:
         """One projection of several that read the same input; `is_gated`: it is read by `Ops.norm_gate_up` alone."""
-        weight = self._tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
+        weight = self.tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
         biases = tuple(f"{name}.bias" for name in names)
-        added = self._tensors.take_stacked(biases, out_lens) if bias else None
-        return self.ops.keep(make_linear(weight, added, self._tensors.form_of(weight, self._weights)), is_gated)
+        added = self.tensors.take_stacked(biases, out_lens) if bias else None
+        return self.ops.keep(make_linear(weight, added, self.tensors.form_of(weight, self.weights)), is_gated)
 
-    def floats(self, names: tuple[str, ...], out_len: int) -> Linear:
+    def floats(self, names: tuple[str, ...], out_len: int, bias: str | None = None) -> Linear:
         """A projection of hidden states to `out_len` numbers a name, by floats whatever form the other weights have."""
-        weight = self._tensors.take_stacked(names, (out_len,) * len(names), self.config.hidden_size)
-        return make_linear(weight, None, "fp32" if weight.dtype == torch.float32 else "bf16")
-
-    def experts(self, prefix: str, number: int, width: int) -> Experts:
-        """Experts whose tensors are named `prefix.0.gate_proj.weight`…, or stand side by side in two tensors."""
-        found = self._experts(prefix, number, width)
-        if found.stacked is None and self.ops.mix_experts is not TORCH_OPS.mix_experts:
-            raise ConfigError(
-                f"--weights {self._weights}: this backend runs a mixture of experts in {' or '.join(PLAIN_FORMS)} alone"
-            )
-        return found
-
-    def _experts(self, prefix: str, number: int, width: int) -> Experts:
-        names = [f"{prefix}.{expert}." for expert in range(number)]
-        if self._tensors.has(f"{prefix}.gate_up_proj"):
-            return self._stacked_experts(
-                self._tensors.take(f"{prefix}.gate_up_proj", number, 2 * width, self.config.hidden_size),
-                self._tensors.take(f"{prefix}.down_proj", number, self.config.hidden_size, width),
-            )
-        if self._weights not in PLAIN_FORMS:
-            pairs, size = [(f"{name}gate_proj", f"{name}up_proj") for name in names], self.config.hidden_size
-            gate_up = [self.linear(pair, (width, width), size, bias=False) for pair in pairs]
-            down = [self.linear((f"{name}down_proj",), (size,), width, bias=False) for name in names]
-            return Experts(gate_up=gate_up, down=down, activation=self.config.activation, stacked=None)
-        both = tuple(f"{name}{each}_proj.weight" for name in names for each in ("gate", "up"))
-        lone = tuple(f"{name}down_proj.weight" for name in names)
-        gate_up_all = self._tensors.take_stacked(both, (width,) * (2 * number), self.config.hidden_size)
-        down_all = self._tensors.take_stacked(lone, (self.config.hidden_size,) * number, width)
-        return self._stacked_experts(gate_up_all.unflatten(0, (number, -1)), down_all.unflatten(0, (number, -1)))
-
-    def _stacked_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """Experts of matrices that stand side by side; in a form that is not plain each becomes one of its own."""
-        weights, keep = self._weights, self.ops.keep
-        return Experts(
-            gate_up=[keep(make_linear(each, None, weights), False) for each in gate_up],
-            down=[keep(make_linear(each, None, weights), False) for each in down],
-            activation=self.config.activation,
-            stacked=(gate_up, down) if weights in PLAIN_FORMS else None,
-        )
+        weight = self.tensors.take_stacked(names, (out_len,) * len(names), self.config.hidden_size)
+        added = None if bias is None else self.tensors.take(bias, out_len * len(names))
+        return make_linear(weight, added, "fp32" if weight.dtype == torch.float32 else "bf16")
 
     def layer_inputs(self, input_len: int) -> LayerInputs:
         """What makes the inputs that each layer has for itself."""
@@ -432,19 +405,19 @@ class Loader:
         Its rows are as long as the hidden state unless told.
         """
         size = size or self.config.hidden_size
-        if embeds(self._weights, self._tensors.device):
-            return self._tensors.take_projection((name,), (num_tokens,), size)
-        return self._tensors.take(name, num_tokens, size)
+        if embeds(self.weights, self.tensors.device):
+            return self.tensors.take_projection((name,), (num_tokens,), size)
+        return self.tensors.take(name, num_tokens, size)
 
     def head(self, num_tokens: int) -> Linear:
         """The LM head: from hidden states to the logits of so many tokens."""
-        weight = self._tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
-        form = self._tensors.form_of(weight, self._weights, is_head=True)
+        weight = self.tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
+        form = self.tensors.form_of(weight, self.weights, is_head=True)
         return self.ops.keep(make_linear(weight, None, form), False)
 
     def norm(self, name: str, length: int | None = None) -> Tensor:
         """A norm's weight, as long as the hidden state unless told."""
-        weight = self._tensors.take(name, length or self.config.hidden_size, dtype=torch.float32)
+        weight = self.tensors.take(name, length or self.config.hidden_size, dtype=torch.float32)
         return weight + self.config.norm_offset
 
     def _extra_norm(self, prefix: str, name: str | None) -> Tensor | None:
@@ -457,10 +430,16 @@ class Loader:
         if kind.shares is None:
             key = self.norm(f"{prefix}{config.names.key_norm}.weight", heads.head_dim)
             both = torch.cat([query, key.expand(heads.num_kv_heads, -1)])
-        return both if kind.rope.rotated_len is None else both[:, rotated_order(kind.rope.rotated_len, heads.head_dim)]
+        if (rotated_len := kind.rope.rotated_len) is None:
+            return both
+        both[:, :rotated_len] *= kind.rope.length  # here, since what does not rotate stays as long as it is
+        return both[:, rotated_order(rotated_len, heads.head_dim)]
+
+    def _sinks(self, prefix: str) -> Tensor:
+        return self.tensors.take(f"{prefix}{self.config.names.sinks}", self.config.num_heads, dtype=torch.float32)
 
     def _value_norm(self, kind: LayerKind) -> Tensor:
-        return torch.ones(self.config.heads_of(kind).head_dim, device=self._tensors.device)
+        return torch.ones(self.config.heads_of(kind).head_dim, device=self.tensors.device)
 
     def _order(self, kind: LayerKind) -> Tensor | None:
         """Which of the projected numbers are queries and keys, where these do not come first, or not as they rotate."""
@@ -472,7 +451,7 @@ class Loader:
             firsts = [*range(0, step * num_heads, step), *range(step * num_heads, step * num_heads + num_keys)]
             dims = torch.tensor(rotated_order(rotated_len or heads.head_dim, heads.head_dim))
             order = (torch.tensor(firsts)[:, None] * heads.head_dim + dims).flatten()
-            self._orders[kind] = order.to(self._tensors.device)
+            self._orders[kind] = order.to(self.tensors.device)
         return self._orders[kind]
 
 

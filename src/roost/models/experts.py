@@ -13,6 +13,7 @@ from roost.errors import ConfigError
 from roost.layers.experts import best_experts
 from roost.layers.linear import Linear
 from roost.models.decoder_layers import FeedForward, Loader, feed_forward_of_normed
+from roost.models.expert_weights import load_experts
 from roost.models.fields import Fields
 
 
@@ -39,7 +40,10 @@ class ExpertsFeed:
     def __call__(self, loader: Loader, prefix: str) -> FeedForward:
         """That of the layer with this prefix."""
         router = loader.floats((f"{prefix}mlp.gate.weight",), self.num_experts)
-        experts, mix = loader.experts(f"{prefix}mlp.experts", self.num_experts, self.width), loader.ops.mix_experts
+        experts, mix = (
+            load_experts(loader, f"{prefix}mlp.experts", self.num_experts, self.width),
+            loader.ops.mix_experts,
+        )
 
         def said_of(normed: Tensor) -> Tensor:
             return mix(normed, best_experts(router(normed), self.num_active, is_normed=self.is_normed), experts)

@@ -25,6 +25,7 @@ from roost.models.decoder_layers import (
     TensorNames,
     gated_feed_forward,
 )
+from roost.models.expert_weights import load_experts
 from roost.models.experts import ExpertsFeed
 from roost.models.family import Family
 from roost.models.fields import Fields
@@ -62,7 +63,7 @@ class BesideExperts:
         """That of the layer with this prefix."""
         sizes, ops, eps = self.experts, loader.ops, loader.config.norm_eps
         dense = gated_feed_forward(loader, prefix, self.width)
-        experts = loader.experts(f"{prefix}experts", sizes.num_experts, sizes.width)
+        experts = load_experts(loader, f"{prefix}experts", sizes.num_experts, sizes.width)
         router = loader.floats((f"{prefix}router.proj.weight",), sizes.num_experts)
         router_norm = loader.norm(f"{prefix}router.scale") * loader.config.hidden_size**-0.5
         factors = loader.norm(f"{prefix}router.per_expert_scale", sizes.num_experts)

@@ -4,8 +4,10 @@ Both styles are read: rope_theta with rope_scaling, and rope_parameters, which t
 option that would change the output is refused by name unless it is supported or neutral. Called by the families.
 """
 
+from math import log
+
 from roost.layers.ops import ACTIVATIONS
-from roost.layers.rotary import Bands, Rope
+from roost.layers.rotary import Bands, Rope, Yarn
 from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.fields import Fields
 
@@ -17,6 +19,10 @@ _ROPE_KEYS = {
     "factors": ("factors",),  # our own word for what GGUF files state: a divisor of each frequency
     "proportional": ("factor", "partial_rotary_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "beta_fast", "beta_slow", "truncate", "original_max_position_embeddings"),
+        *("attention_factor", "mscale", "mscale_all_dim"),
+    ),
 }
 # option -> values that leave the output as it is
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -120,6 +126,8 @@ def rope_of(group: Fields, theta: float, reads: tuple[str, ...] = ()) -> Rope:
             raise group.wrong("partial_rotary_factor", f"must be at most 1, got {share:g}")
         return Rope(theta=theta, factor=group.number("factor", 1.0), pairs_share=share)
     factor = group.number("factor")
+    if kind == "yarn":
+        return Rope(theta=theta, factor=factor, yarn=_yarn(group, theta), length=_yarn_length(group, factor))
     return Rope(theta=theta, factor=factor, bands=_bands(group) if kind == "llama3" else None)
 
 
@@ -132,3 +140,29 @@ def _bands(group: Fields) -> Bands:
     if bands.low_freq_factor >= bands.high_freq_factor:
         raise group.wrong("low_freq_factor", f"must be below high_freq_factor, {bands.high_freq_factor:g}")
     return bands
+
+
+def _yarn(group: Fields, theta: float) -> Yarn:
+    yarn = Yarn(
+        beta_fast=group.number("beta_fast", 32.0),
+        beta_slow=group.number("beta_slow", 1.0),
+        original_len=group.integer("original_max_position_embeddings"),
+        truncate=group.flag("truncate", True),
+    )
+    if yarn.beta_slow > yarn.beta_fast:
+        raise group.wrong("beta_slow", f"must not be above beta_fast, {yarn.beta_fast:g}")
+    if theta <= 1:
+        raise group.wrong("rope_theta", f"must be above 1 for yarn, got {theta:g}")
+    return yarn
+
+
+def _yarn_length(group: Fields, factor: float) -> float:
+    """What YaRN multiplies queries and keys by: stated, or by how far positions are stretched."""
+    if group.has("attention_factor"):
+        return group.number("attention_factor")
+
+    def at(scale: str | None) -> float:
+        return 1.0 if factor <= 1 else 0.1 * (1.0 if scale is None else group.number(scale)) * log(factor) + 1.0
+
+    has_both = group.has("mscale") and group.has("mscale_all_dim")
+    return at("mscale") / at("mscale_all_dim") if has_both else at(None)

@@ -47,7 +47,7 @@ class KvShape:
         return replace(self, dtype=KEPT_DTYPES.get(kv_cache_dtype, self.dtype)) if self.has_values else self
 
 
-def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> ModelTraits:
+def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int, sinks: bool = False) -> ModelTraits:
     """The traits of a model whose layers keep this KV, and of a sequence nothing else but states of recurrent ones."""
     windows = [each.window for each in kv if each.recurs is None]
     return ModelTraits(
@@ -56,6 +56,7 @@ def traits_of(kv: tuple[KvShape, ...], *, vocab_size: int, context_max: int) -> 
         has_full_layers=None in windows,
         context_max=context_max,
         recurrent_state=any(each.recurs is not None for each in kv),
+        sinks=sinks,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.models import gemma3, gemma4, lfm2, llama, mistral, qwen, qwen3_5
+from roost.models import gemma3, gemma4, gpt_oss, lfm2, llama, mistral, qwen, qwen3_5
 from roost.models.decoder_layers import DecoderConfig
 from roost.models.family import Family
 from roost.models.fields import Fields
@@ -24,6 +24,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     qwen3_5.DENSE,
     qwen3_5.MOE,
     gemma4.FAMILY,
+    gpt_oss.FAMILY,
 )
 _WITH_IMAGES = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 

@@ -60,6 +60,11 @@ class Tensors:
             part.copy_(self._read(name, part.shape))
         return whole
 
+    def take_arranged(self, name: str, shape: tuple[int, ...], arrange: Callable[[Tensor], Tensor]) -> Tensor:
+        """A copy of the view that `arrange` makes of the tensor of that name."""
+        view = arrange(self._read(name, torch.Size(shape)))
+        return torch.empty(view.shape, dtype=self._dtype, device=self.device).copy_(view)
+
     def take_projection(
         self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int
     ) -> Tensor | QuantisedWeight:

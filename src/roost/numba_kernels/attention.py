@@ -44,8 +44,9 @@ from roost.numba_kernels.simd import load_nth_long as field
 from roost.numba_kernels.sums import byte_sums, sums_apart, sums_of
 
 # Of a record, besides its kind: one layer. Addresses; strides are in bytes.
-PLAN, QUERY, QUERY_STRIDE, OUTPUT, OUTPUT_STRIDE, KEYS, VALUES, SCALES = range(1, 9)
+PLAN, QUERY, QUERY_STRIDE, OUTPUT, OUTPUT_STRIDE, KEYS, VALUES, SCALES, SINKS = range(1, 10)
 
+_LOG2_E = np.float32(1.4426950408889634)
 _NOTHING = np.float32(-3e38)  # the largest score of a row that has seen no key
 _VECTOR = 4 * LANES
 _ZERO, _ONE = np.int64(0), np.int64(1)
@@ -91,13 +92,21 @@ def _fold(target, line, width):
 
 @njit(nogil=True)
 def _write(record, plan, tile, kv_head, row, line):
-    """Write what a row has read: its weighted values over the sum of weights."""
-    head_dim, group = field(plan, of.HEAD_DIM), field(plan, of.GROUP)
+    """Write what a row has read: its weighted values over the sum of weights, which its head's sink joins."""
+    head_dim, group, width = field(plan, of.HEAD_DIM), field(plan, of.GROUP), field(plan, of.WIDTH_BYTES)
     token = load_nth_int(field(plan, of.OFFSETS), field(tile, of.SEGMENT)) + field(tile, of.FIRST) + row // group
     output = (
         field(record, OUTPUT) + token * field(record, OUTPUT_STRIDE) + 4 * (kv_head * group + row % group) * head_dim
     )
-    total, whole = load_float(line + field(plan, of.WIDTH_BYTES) + 4), head_dim // LANES * LANES
+    if field(record, SINKS) != 0:
+        sink = load_float(field(record, SINKS) + 4 * (kv_head * group + row % group)) * _LOG2_E
+        peak, total = load_float(line + width), load_float(line + width + 4)
+        rise = peak if peak > sink else sink
+        fade, weight = exp2(splat_float(peak - rise)), exp2(splat_float(sink - rise))
+        for place in range(0, width, _VECTOR):
+            store_floats(line + place, mul(load_floats(line + place), fade))
+        store_float(line + width + 4, total * first_of(fade) + first_of(weight))
+    total, whole = load_float(line + width + 4), head_dim // LANES * LANES
     for dim in range(0, whole, LANES):
         store_floats(output + 4 * dim, div(load_floats(line + 4 * dim), splat_float(total)))
     for dim in range(whole, head_dim):

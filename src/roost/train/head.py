@@ -39,7 +39,9 @@ class TrainableHead(nn.Module):
         self.weights = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(tensor.to(device, torch.float32)) for name, tensor in state.items()}
         )
-        self._frequency = frequencies(shape.layers.layers[0].rope, shape.layers.head_dim, device)
+        kind = shape.layers.layers[0]
+        self._frequency = frequencies(kind.rope, shape.layers.head_dim, device)
+        self._scale = shape.layers.heads_of(kind).scale
 
     def state(self) -> dict[str, Tensor]:
         """Its weights, by name."""
@@ -85,7 +87,7 @@ class TrainableHead(nn.Module):
         query, key = (_rotated(heads[name], at, self._frequency) for name in "qk")
         path.append((key, heads["v"]))
         shared = config.num_heads // config.num_kv_heads
-        query = query.view(num_rows, row_len, config.num_kv_heads, shared, -1) * config.scale
+        query = query.view(num_rows, row_len, config.num_kv_heads, shared, -1) * self._scale
         first_key, first_value = path[0]
         scores = torch.einsum("bqhgd,bkhd->bhgqk", query, first_key)
         own = [(query * each[:, :, :, None]).sum(-1) for each, _ in path[1:]]  # [num_rows, row_len, kv heads, shared]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from roost.layers.convolution import convolution
 from roost.layers.gated_delta import Recurrence, whole_sequences
@@ -46,7 +46,9 @@ class _DenseRows:
         self._shared = {number for number in read if read.count(number) > 1}
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values that further layers read
 
-    def __call__(self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin) -> Tensor:
+    def __call__(
+        self, layer: int, qk: Tensor, value: Tensor | None, cos_sin: CosSin, sinks: Tensor | None = None
+    ) -> Tensor:
         """What the heads of a layer read."""
         kv, mask = self._shapes[layer], self._bias
         if value is None:
@@ -56,8 +58,12 @@ class _DenseRows:
             self._kept[layer] = qk[:, -kv.num_kv_heads :], value
         if kv.window is not None:
             mask = mask.masked_fill(self._number <= self._number[:, None] - kv.window, -torch.inf)
-        spread = self._spread(qk, value, cos_sin, len(self._owners))
-        return scaled_dot_product_attention(*spread, mask, scale=kv.scale).transpose(1, 2).flatten(0, 1)
+        query, key, value = self._spread(qk, value, cos_sin, len(self._owners))
+        if sinks is not None:  # each is the score of one more key, whose value is zero
+            column = sinks.to(mask.dtype)[None, :, None, None].expand(*query.shape[:3], 1)
+            mask = torch.cat([mask.expand(*query.shape[:3], -1), column], dim=-1)
+            key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
+        return scaled_dot_product_attention(query, key, value, mask, scale=kv.scale).transpose(1, 2).flatten(0, 1)
 
     def convolve(self, layer: int, inputs: Tensor, weight: Tensor) -> Tensor:
         """The inputs of a layer, convolved with those before."""

@@ -11,6 +11,7 @@ from roost.models.registry import FAMILIES, decoder_config, find_family
 from tests.support.config_files import (
     GEMMA3,
     GEMMA4,
+    GPT_OSS,
     LFM2,
     LLAMA,
     LLAMA3_SCALING,
@@ -26,6 +27,7 @@ from tests.support.config_files import (
 
 # --- both styles ----------------------------------------------------------------------------------------------
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 NEWER = [
     (LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     (
@@ -52,6 +54,16 @@ NEWER = [
             "intermediate_size": 24,
             "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
             "tie_word_embeddings": True,
+        },
+    ),
+    (
+        GPT_OSS,
+        {
+            "layer_types": None,
+            "rope_theta": None,
+            "rope_scaling": None,
+            "rope_parameters": {"rope_theta": 150000.0, **YARN, "factor": 32.0, "truncate": False},
+            "swiglu_alpha": 1.702,
         },
     ),
     (
@@ -104,7 +116,6 @@ def test_what_old_llama_configs_leave_out_is_what_it_was_then() -> None:
 
 # --- refusals -------------------------------------------------------------------------------------------------
 
-YARN = {"rope_type": "yarn", "factor": 4.0}
 REFUSED = [
     (LLAMA, {"architectures": None}, "architectures is missing; it must name the model's architecture"),
     (
@@ -130,9 +141,27 @@ REFUSED = [
     (LLAMA, {"rope_theta": True}, "rope_theta must be a number above 0, got True"),
     (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
     (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; known are silu, gelu_pytorch_tanh"),
-    (LLAMA, {"rope_scaling": YARN}, "rope_scaling.rope_type is 'yarn', which is not supported; known are default, "),
-    (LLAMA, {"rope_parameters": YARN}, "rope_parameters.rope_type is 'yarn', which is not supported; known are"),
-    (LLAMA, {"rope_scaling": {"type": "dynamic"}}, "rope_scaling.type is 'dynamic', which is not supported"),
+    (
+        LLAMA,
+        {"rope_scaling": {"type": "dynamic"}},
+        "rope_scaling.type is 'dynamic', which is not supported; known are default, ",
+    ),
+    (
+        LLAMA,
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "rope_parameters.rope_type is 'longrope', which is not supported; known are",
+    ),
+    (
+        LLAMA,
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "rope_scaling.original_max_position_embeddings is missing",
+    ),
+    (
+        LLAMA,
+        {"rope_scaling": {**YARN, "beta_slow": 40.0}},
+        "rope_scaling.beta_slow must not be above beta_fast, 32",
+    ),
+    (LLAMA, {"rope_scaling": {**YARN, "beta": 40.0}}, "rope_scaling.beta is not supported; known here are"),
     (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
     (LLAMA, {"rope_scaling": [4.0]}, "rope_scaling must be an object, got [4.0]"),
     (
@@ -273,8 +302,36 @@ def test_hybrids_that_cannot_be_run_are_refused_by_name(changes: Config, said: s
         decoder_config({**QWEN3_5, **changes})
 
 
+def test_sinks_windows_and_experts_of_gpt_oss_are_read_as_published() -> None:
+    config = decoder_config(GPT_OSS)
+    assert [layer.window for layer in config.layers] == [8, None, 8]
+    assert (config.sinks, config.qkv_bias, config.out_bias, config.activation) == (True, True, True, "silu")
+    assert config.layers[0].rope.length == pytest.approx(1.3465736)
+    assert config.layers[0].rope.yarn is not None and not config.layers[0].rope.yarn.truncate
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0, which is not supported"),
+        ({"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5, which is not supported"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act is 'gelu_pytorch_tanh', which is not supported"),
+        ({"num_local_experts": None}, "num_local_experts is missing"),
+        ({"num_experts_per_tok": 5}, "go through 5 of 4 experts"),
+        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+        ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention', which is not supported"),
+        ({"rope_scaling": {**YARN, "mscale_all_dims": 1.0}}, "rope_scaling.mscale_all_dims is not supported"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate must be true or false, got 1"),
+    ],
+)
+def test_what_gpt_oss_cannot_be_is_refused_by_name(changes: Config, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        decoder_config({**GPT_OSS, **changes})
+
+
 def test_families_are_found_by_their_architecture_and_offer_hooks_to_draft_heads() -> None:
-    configs = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2, QWEN3_5, QWEN3_5_MOE, GEMMA4)
+    configs = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, GEMMA3, LFM2, QWEN3_5, QWEN3_5_MOE, GEMMA4, GPT_OSS)
     found = [find_family(config) for config in configs]
     assert found == list(FAMILIES)
     assert all(family.draft_hooks for family in found)
