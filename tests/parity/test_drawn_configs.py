@@ -9,6 +9,8 @@ import torch
 from transformers import (
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     PreTrainedModel,
@@ -58,6 +60,30 @@ def qwen3_moe(chances: random.Random) -> PreTrainedModel:
         sliding_window=7 if sliding else None,
     )
     return Qwen3MoeForCausalLM(config)
+
+
+def gpt_oss(chances: random.Random) -> PreTrainedModel:
+    """Windows in some layers, sinks in all, experts with biases, YaRN of any kind."""
+    own, num_experts = sizes(chances), chances.choice((2, 4, 9))
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": chances.choice((90.0, 700.0, 150000.0)),
+        "factor": chances.choice((1.0, 4.0, 32.0)),
+        "beta_fast": chances.choice((4.0, 32.0)),
+        "beta_slow": chances.choice((0.3, 1.0)),
+        "original_max_position_embeddings": chances.choice((16, 64, 4096)),
+        "truncate": chances.random() < 0.5,
+        **chances.choice(({}, {}, {"attention_factor": 0.8}, {"mscale": 0.7, "mscale_all_dim": 1.3})),
+    }
+    config = GptOssConfig(
+        **{**own, "rope_parameters": rope},
+        num_local_experts=num_experts,
+        num_experts_per_tok=chances.randint(1, min(4, num_experts)),
+        sliding_window=chances.choice((2, 5, 20)),  # of 1 transformers' own cache keeps everything
+        layer_types=[chances.choice(("sliding_attention", "full_attention")) for _ in range(own["num_hidden_layers"])],
+        attention_bias=chances.random() < 0.7,
+    )
+    return GptOssForCausalLM(config)
 
 
 def lfm2(chances: random.Random) -> PreTrainedModel:
@@ -162,6 +188,7 @@ def gemma4(chances: random.Random) -> PreTrainedModel:
 
 FAMILIES: dict[str, Callable[[random.Random], PreTrainedModel]] = {
     "qwen3-moe": qwen3_moe,
+    "gpt-oss": gpt_oss,
     "lfm2": lfm2,
     "qwen3.5": qwen3_5,
     "qwen3.5-moe": qwen3_5_moe,

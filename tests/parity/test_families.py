@@ -56,7 +56,20 @@ def test_logits_in_pages_and_chunks_equal_transformers(
 @PAGE_SIZES
 @CHUNKS
 @pytest.mark.parametrize(
-    "kind", ["llama", "llama3", "qwen2-window", "qwen3", "mistral", "gemma3", "gemma4", "qwen3-moe", "lfm2", "qwen3.5"]
+    "kind",
+    [
+        "llama",
+        "llama3",
+        "qwen2-window",
+        "qwen3",
+        "mistral",
+        "gemma3",
+        "gemma4",
+        "qwen3-moe",
+        "gpt-oss",
+        "lfm2",
+        "qwen3.5",
+    ],
 )
 def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: int, kind: str) -> None:
     work = several()
@@ -65,7 +78,7 @@ def test_greedy_output_equals_transformers(depth: int, page_size: int, chunk: in
 
 
 @pytest.mark.parametrize(
-    "kind", ["tied", "biased", "qwen2", "qwen3-window", "qwen3-moe-some", "qwen3.5-moe", "gemma4-moe"]
+    "kind", ["tied", "biased", "qwen2", "qwen3-window", "qwen3-yarn", "qwen3-moe-some", "qwen3.5-moe", "gemma4-moe"]
 )
 def test_greedy_output_of_other_checkpoints_equals_transformers(kind: str) -> None:
     work = several(seed=3)

@@ -5,18 +5,23 @@ from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
 from roost.forward.layout import StepLayout
 from roost.graphs.mixed import GraphedMixed, MixedGraphs
+from roost.layers.experts import Experts, Routed, weighted_sum
+from roost.layers.ops import TORCH_OPS
 from roost.messages import PromptLogprobs, Submit, TokenLogprob, Tokens
+from roost.models.decoder import Decoder
 from roost.runner.runner import Finish, Runner
 from roost.sampling.params import SamplingParams
 from roost.step import StepPlan, StepResult
 from tests.support import option_requests as option_asks
+from tests.support import spec_matrix
 from tests.support.graph_rehearsal import Tape, rehearsed
 from tests.support.spec_engines import MODES, Setting, Speculating
 from tests.support.spec_matrix import DRAFTERS, Cell, Matrix, head_of, model_of, work
-from tests.support.tiny_models import Served, configure, greedy, prompts
+from tests.support.tiny_models import DEVICE, Served, configure, greedy, prompts, tiny
 
 SAMPLINGS = (
     SamplingParams(temperature=0),
@@ -90,6 +95,28 @@ def test_output_is_that_of_the_reference(
     model_of(kind), head and head_of(head, kind)  # made as ever, before engines run otherwise
     rehearsed(monkeypatch, graphs=graphs)
     serve(Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load="mixed"), replays, graphs=graphs)
+
+
+def every_expert(normed: Tensor, routed: Routed, experts: Experts) -> Tensor:
+    """What the experts of each token say, whoever they are: a tape cannot ask which of them are wanted."""
+    pairs = zip(experts.gate_up, experts.down, strict=True)
+    all_said = [down(TORCH_OPS.gate_up(gate_up(normed), experts.activation)) for gate_up, down in pairs]
+    said, ids = torch.stack(all_said, dim=1), routed.ids[:, :, None].expand(-1, -1, normed.shape[1])
+    return weighted_sum(said.gather(1, ids), routed.shares)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("drafter", ["plain", "ngram", "eagle-chain", "eagle3-tree"])
+def test_sinks_and_experts_are_the_same_in_captured_steps(
+    drafter: str, graphs: bool, replays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, (head, _) = tiny("gpt-oss"), DRAFTERS[drafter]
+    ops = replace(TORCH_OPS, mix_experts=every_expert)
+    model = Decoder(made.config, made.reference.state_dict(), "fp32", DEVICE, ops)
+    assert head is None or head_of(head, "gpt-oss")  # made as ever, before engines run otherwise
+    monkeypatch.setattr(spec_matrix, "model_of", lambda kind: model)
+    rehearsed(monkeypatch, graphs=graphs)
+    serve(Cell(drafter=drafter, depth=1, page_size=4, kind="gpt-oss", load="mixed"), replays, graphs=graphs)
 
 
 @pytest.mark.parametrize("load", ["preemptions", "aborts"])

@@ -66,7 +66,9 @@ def drafted(model: Decoder, head: Head, tokens: Tensor, place: int, step: int) -
     return head.logits(hidden[-1:])[0]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3-untied", "qwen2", "qwen3-moe", "lfm2", "qwen3.5", "gemma4"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3-untied", "qwen2", "qwen3-moe", "gpt-oss", "lfm2", "qwen3.5", "gemma4"]
+)
 def test_an_unrolled_step_is_a_draft(kind: str, tmp_path: Path) -> None:
     model, head = started(kind)
     write_head(tmp_path, head.state(), head.shape, IDS)
@@ -83,7 +85,7 @@ def test_an_unrolled_step_is_a_draft(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", "mistral", "qwen3-window", "qwen3-moe", "lfm2-biased", "qwen3.5-moe", "gemma4"]
+    "kind", ["llama", "mistral", "qwen3-window", "qwen3-moe", "gpt-oss", "lfm2-biased", "qwen3.5-moe", "gemma4"]
 )
 def test_an_answer_in_the_middle_of_a_row_is_taught_as_if_it_were_alone(kind: str) -> None:
     model = tiny(kind).model()

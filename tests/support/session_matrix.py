@@ -32,7 +32,13 @@ DRAFTERS: dict[str, tuple[SpecShape, int]] = {
 }
 LAYERS = {"full": "llama", "window": "mistral", "mixed": "gemma3-untied"}
 # for named cells alone: what experts keep of a sequence is as in full layers, what convolutions keep as in both
-OTHERS = {"experts": "qwen3-moe", "convolutions": "lfm2-biased", "recurrent": "qwen3.5", "shared": "gemma4"}
+OTHERS = {
+    "experts": "qwen3-moe",
+    "convolutions": "lfm2-biased",
+    "recurrent": "qwen3.5",
+    "shared": "gemma4",
+    "sinks": "gpt-oss",
+}
 PAGE_SIZES = (1, 16, 256)
 LOADS = ("mixed", "whole", "preemptions")  # chunks of 128 beside rounds; chunks of 4096; a preemption every 3 steps
 PREEMPT_TICKS = 3
@@ -141,6 +147,8 @@ NAMED: dict[str, Cell] = {
     "lookup in trees beside EAGLE, both layers": Cell(drafter="joint tree1", layers="mixed", load="mixed"),
     "experts, preempt": Cell(layers="experts", load="preemptions"),
     "EAGLE depth 1, experts": Cell(drafter="chain1", layers="experts", load="mixed"),
+    "sinks, preempt x mixed": Cell(layers="sinks", load="preemptions", chunk=128),
+    "EAGLE trees, sinks": Cell(drafter="tree1", layers="sinks", load="mixed"),
     "convolutions": Cell(layers="convolutions", page_size=1),
     "convolutions, preempt x page 256": Cell(layers="convolutions", page_size=256, load="preemptions"),
     "EAGLE depth 1, convolutions": Cell(drafter="chain1", layers="convolutions", load="mixed"),

@@ -105,7 +105,8 @@ CELLS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in product(DRAFTERS, DEPTHS, PAGE_SIZES, KINDS, LOADS)
 ]
-OTHERS = [  # mixtures of experts, short convolutions, recurrent layers, shared KV
+# mixtures of experts, attention sinks, short convolutions, recurrent layers, shared KV
+OTHERS = [
     Cell(drafter=drafter, depth=depth, page_size=page_size, kind=kind, load=load)
     for drafter, depth, page_size, kind, load in (
         ("plain", 1, 4, "qwen3-moe", "preemptions"),
@@ -114,6 +115,16 @@ OTHERS = [  # mixtures of experts, short convolutions, recurrent layers, shared 
         ("target-chain", 1, 4, "qwen3-moe", "mixed"),
         ("eagle3-tree", 1, 64, "qwen3-moe", "preemptions"),
         ("target-joint-auto", 1, 4, "qwen3-moe", "side by side"),
+        ("plain", 0, 1, "gpt-oss", "mixed"),
+        ("plain", 1, 64, "gpt-oss", "preemptions"),
+        ("ngram", 1, 4, "gpt-oss", "aborts"),
+        ("eagle-chain", 0, 256, "gpt-oss", "side by side"),
+        ("eagle3-chain", 1, 1, "gpt-oss", "preemptions"),
+        ("target-chain", 1, 4, "gpt-oss", "mixed"),
+        ("eagle-tree", 0, 4, "gpt-oss", "mixed"),
+        ("eagle3-tree", 1, 64, "gpt-oss", "preemptions"),
+        ("target-tree", 1, 1, "gpt-oss", "aborts"),
+        ("eagle3-joint", 1, 4, "gpt-oss", "mixed"),
         ("plain", 0, 1, "lfm2", "mixed"),
         ("plain", 1, 4, "lfm2-biased", "preemptions"),
         ("ngram", 1, 64, "lfm2", "aborts"),
@@ -170,6 +181,7 @@ QUANTISED = [
         ("eagle-tree", 1, 4, "mistral", "side by side", "fp8"),
         ("target-tree", 1, 64, "llama", "mixed", "fp8"),
         ("eagle3-tree", 1, 4, "lfm2-biased", "mixed", "int8"),
+        ("eagle3-tree", 1, 4, "gpt-oss", "mixed", "int8"),
         ("eagle3-chain", 1, 4, "qwen3.5", "mixed", "int8"),
         ("eagle3-tree", 1, 4, "gemma4", "mixed", "int8"),
     )

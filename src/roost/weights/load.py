@@ -15,7 +15,8 @@ from roost.models.fields import Fields
 from roost.models.model import Model
 from roost.models.registry import decoder_config, find_family
 from roost.weights.folder import Folder, read_config
-from roost.weights.quantisation import read_quantisation
+from roost.weights.mxfp4 import Mxfp4Folder
+from roost.weights.quantisation import MXFP4, read_quantisation
 from roost.weights.quantised_folder import QuantisedFolder
 from roost.weights.source import Source
 
@@ -24,7 +25,9 @@ def open_source(path: Path) -> Source:
     """The checkpoint at a path: a folder, or a GGUF file."""
     if path.is_dir():
         quantisation = read_quantisation(read_config(path))
-        return Folder(path) if quantisation is None else QuantisedFolder(path, quantisation)
+        if quantisation is None:
+            return Folder(path)
+        return (Mxfp4Folder if quantisation.packing == MXFP4 else QuantisedFolder)(path, quantisation)
     if path.suffix != ".gguf":
         raise ConfigError(f"--model: {path} is neither a folder nor a .gguf file")
     from roost.weights.gguf import GgufFile  # noqa: PLC0415 (the one part that needs the gguf package)

@@ -15,14 +15,15 @@ KEYS = ("quantization_config", "compression_config")  # of a config.json; the se
 _PATTERN = "re:"  # what a list of modules writes before a regular expression
 _LINEAR = "Linear"  # the class that stands for every projection in compressed-tensors' targets
 _CT = "compressed-tensors"
+MXFP4 = "mxfp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
     """How the projections of a checkpoint are quantised."""
 
-    form: str  # of the weights, as --weights names it: fp8, int4
-    packing: str  # names and layout of its tensors: fp8, fbgemm_fp8, compressed-tensors, awq, gptq, gptq_v2
+    form: str  # of the weights, as --weights names it: fp8, int4; or one that is always dequantised: mxfp4
+    packing: str  # names and layout of its tensors: fp8, fbgemm_fp8, compressed-tensors, awq, gptq, gptq_v2, mxfp4
     strategy: str  # what shares a scale: tensor, channel, block, group
     block: tuple[int, int] | None = None  # outputs and inputs of a block
     group_size: int | None = None  # inputs of a group; None: all of them
@@ -106,6 +107,17 @@ def _gptq(group: Fields) -> Quantisation:
         strategy="group",
         group_size=_group_size(group),
         has_zeros=not group.flag("sym", True),
+        ignored=_modules(group, "modules_to_not_convert"),
+    )
+
+
+def _mxfp4(group: Fields) -> Quantisation:
+    """gpt-oss as OpenAI publishes it: experts in blocks of 32, everything else in bfloat16."""
+    return Quantisation(
+        form=MXFP4,
+        packing=MXFP4,
+        strategy="group",
+        group_size=32,
         ignored=_modules(group, "modules_to_not_convert"),
     )
 
@@ -215,4 +227,5 @@ _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
     _CT: _compressed_tensors,
     "awq": _awq,
     "gptq": _gptq,
+    MXFP4: _mxfp4,
 }

@@ -75,6 +75,16 @@ def test_a_checkpoint_that_says_nothing_is_not_quantised() -> None:
             {**GPTQ, "checkpoint_format": "gptq_v2", "sym": False, "group_size": -1},
             Quantisation(form="int4", packing="gptq_v2", strategy="group", has_zeros=True),
         ),
+        (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+            Quantisation(
+                form="mxfp4",
+                packing="mxfp4",
+                strategy="group",
+                group_size=32,
+                ignored=("model.layers.*.self_attn", "lm_head"),
+            ),
+        ),
     ],
 )
 def test_published_configs_are_read(config: Config, expected: Quantisation) -> None:
@@ -93,7 +103,7 @@ _SPARSE = {"format": "sparse-24-bitmask"}
 REFUSED: list[tuple[Config, str]] = [
     *(
         ({"quant_method": method, "bits": 4}, f"quant_method is '{method}', which is not supported; {KNOWN}")
-        for method in ("bitsandbytes", "hqq", "aqlm", "quark", "torchao", "mxfp4", "modelopt", "quanto", "marlin")
+        for method in ("bitsandbytes", "hqq", "aqlm", "quark", "torchao", "modelopt", "quanto", "marlin")
     ),
     ({"bits": 4}, "quant_method is missing"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2', which is not supported; known are e4m3"),
