@@ -38,8 +38,10 @@ PLANNED = Backend(
     needs_host_lengths=True,
     tile_len_max=8,
 )
+WINDOWED = replace(PLANNED, name="windowed", windows=True)
 REGISTERED = (*BACKENDS, PLANNED)
 WINDOWS = ", ".join(each.name for each in BACKENDS if each.windows)
+SINKS = ", ".join(each.name for each in BACKENDS if each.sinks)
 TREES = ", ".join(each.name for each in BACKENDS if each.trees)
 NGRAM = SpecShape(steps=3, topk=1, tokens=4, reads_history=True)
 TREE = SpecShape(steps=3, topk=2, tokens=6, draft_kv=DraftKv.PAIR)
@@ -128,6 +130,11 @@ def test_a_made_up_backend_serves_and_is_told_before_each_replay(
             f"--backend planned does not read sliding windows, and the model has layers with one; these do: {WINDOWS}",
         ),
         (
+            "gpt-oss",
+            PLAIN,
+            f"--backend windowed does not read attention sinks, and the model's heads have them; these do: {SINKS}",
+        ),
+        (
             "llama",
             TREE,
             f"--spec-topk 2 needs an attention backend that reads trees: planned does not, these do: {TREES}; "
@@ -137,5 +144,5 @@ def test_a_made_up_backend_serves_and_is_told_before_each_replay(
 )
 def test_what_a_backend_does_not_declare_is_refused(kind: str, spec: SpecShape, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(configure(spec=spec), model_of(kind).traits, PLANNED)
+        resolve(configure(spec=spec), model_of(kind).traits, WINDOWED if kind == "gpt-oss" else PLANNED)
     assert str(refused.value) == message
