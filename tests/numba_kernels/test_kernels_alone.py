@@ -60,6 +60,13 @@ def test_attention_equals_the_reference(dtype: torch.dtype) -> None:
         assert_near(ours, reference, steps=STEPS[dtype])
 
 
+def test_a_sink_joins_the_sum_of_weights() -> None:
+    shape = Shape(num_kv_heads=2, group=3, head_dim=24, page_size=3, dtype=FP32)
+    batch = make(shape, [(0, 1), (300, 5), (70, 8)], CPU)
+    ours, reference = both(batch, shape, by=attention_alone(), sinks=torch.linspace(-2, 6, 6))
+    assert_near(ours, reference, steps=STEPS[FP32])
+
+
 def test_a_branch_reads_the_text_and_its_own_slots() -> None:
     shape = Shape(num_kv_heads=2, group=3, head_dim=24, page_size=16, dtype=FP32)
     batch = make(shape, [(72, 1)] * 4, CPU, shifts=[(70, 4 * branch) for branch in range(4)])

@@ -22,6 +22,7 @@ from tests.planted.mode_bugs import mode_bugs
 from tests.planted.numba_bugs import NUMBA_BUGS
 from tests.planted.progress_bugs import PROGRESS_BUGS
 from tests.planted.session_bugs import SESSION_BUGS
+from tests.planted.sink_bugs import SINK_BUGS
 from tests.planted.size_bugs import SIZE_BUGS
 from tests.planted.spec_bugs import SPEC_BUGS
 from tests.planted.state_bugs import STATE_BUGS
@@ -417,6 +418,7 @@ BUGS = (
     *LOOKUP_BUGS,
     *DEVICE_BUGS,
     *LAYER_BUGS,
+    *SINK_BUGS,
     *BRANCH_BUGS,
     *FUSION_BUGS,
     *CHAIN_BUGS,
