@@ -203,10 +203,10 @@ def _before_reading(sinks, head, num_splits):
 
 @triton.jit
 def _read_all(
-    peak,  # of what was read before
-    total,
     scales,
     num_slots,
+    peak,  # of what was read before
+    total,
     q,
     keys,
     values,
@@ -371,8 +371,8 @@ def _attend(
     pages, masked_from = (table, high, base, shift), begin
     if BLOCK_M >= 64 and WINDOW == 0:  # large tiles first take the blocks that need no mask
         masked_from = tl.maximum(begin, tl.minimum(even // BLOCK_N * BLOCK_N, end))
-        what = (peak, total, scales, num_slots, q, keys, values, begin, masked_from, dims, slot_stride, scale)
-        peak, total, mixed = _read_all(*what, *pages, BRANCHED, HEAD_DIM, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
+        what = (num_slots, peak, total, q, keys, values, begin, masked_from, dims, slot_stride, scale)
+        peak, total, mixed = _read_all(scales, *what, *pages, BRANCHED, HEAD_DIM, PAGE_SIZE, CODE_MAX, WIDE, BLOCK_N)
     own = (start, num_own, tree, depths, tree_mask, num_nodes)
     page = _pages(masked_from, *pages, BRANCHED, PAGE_SIZE, BLOCK_N)
     for block in range(masked_from, end, BLOCK_N):
