@@ -10,7 +10,7 @@ from tests.tidy.source import ROOT
 NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options
 AS_USERS_SAY = {"num_top_logprobs": "logprobs"}
 GOOD = {"exact", "refused"}
-NUM_CELLS = 12  # six modes, two depths
+NUM_CELLS = 17  # six modes at two depths, and five on other layers
 
 
 def rows() -> dict[str, list[str]]:
