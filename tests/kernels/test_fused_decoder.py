@@ -60,7 +60,7 @@ def state_of(config: DecoderConfig) -> dict[str, Tensor]:
     return {name: tensor.to(torch.bfloat16).to(torch.float32) for name, tensor in state.items()}
 
 
-def attend(_number: int, qk: Tensor, value: Tensor, _cos_sin: CosSin) -> Tensor:
+def attend(_number: int, qk: Tensor, value: Tensor, _cos_sin: CosSin, _sinks: Tensor | None) -> Tensor:
     """Stands in for attention: every token reads itself alone, through all its heads."""
     return qk[:, :HEADS] + value.repeat_interleave(HEADS // KV_HEADS, dim=1)
 
