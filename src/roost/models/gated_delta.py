@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from roost.layers.attention import Attend
 from roost.layers.gated_delta import DeltaWeights, Recurs
@@ -37,4 +36,4 @@ class DeltaMixer:
         assert isinstance(attend, Recurs), attend
         inputs, gate = projected.tensor_split((self.weights.shape.input_len,), dim=1)
         said = ops.gated_delta(inputs, self.weights, attend.recurrence(number, inputs))
-        return ops.norm(said, self.norm, eps).flatten(1) * silu(gate)
+        return ops.gate_by(gate, ops.norm(said, self.norm, eps).flatten(1), "silu")
