@@ -58,7 +58,7 @@ SPEC_BUGS = (
     Bug(
         "drafts_are_tried_again",
         _DRAFTING,
-        "        return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts",
+        "        return 1 if self._num_steps - self._drafted_at >= _TRIED_WITHIN else None  # the shortest drafts",
         "        return None",
         "once drafts did not pay, there are none for ever",
         test=_CHOOSER + "test_a_change_of_text_is_noticed",

@@ -86,7 +86,7 @@ TESTED: dict[str, str] = {
     "test_a_machine_that_gets_busy_is_followed_and_a_late_step_is_not",
     "roost.draft_length.uneven_times._KNOWN_FOR": "tests/unit/draft_length/test_lookup_widths.py::"
     "test_what_steps_of_several_widths_cost_beyond_their_nodes_is_measured_and_forgotten",
-    "roost.draft_length.choice._DRAFTED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
+    "roost.draft_length.choice._TRIED_WITHIN": _DRAFTING + "test_a_change_of_text_is_noticed",
     "roost.draft_length.choice._NEAR": _DRAFTING
     + "test_widths_that_come_close_to_the_best_are_measured_as_often_as_is_kept",
     "roost.draft_length.costs._NUM_BUSY": _DRAFTING + "test_busy_steps_count_only_where_rounds_alone_are_rare",

@@ -31,7 +31,7 @@ _NEAR = 0.9  # of the best rate: a width that comes so close is measured until i
 _EDGE = 0.1
 _STEP = 64  # parts of 1 to which shares are rounded, so that rows can share what follows from them
 _DECIDED_FOR = 8  # rounds of a row for which a decision stands
-_DRAFTED_WITHIN = 64  # steps after which drafts are tried again where they do not pay
+_TRIED_WITHIN = 64  # steps after which drafts are tried again where they do not pay, or none where they do
 
 
 class Acceptance:
@@ -76,7 +76,7 @@ class DraftLengthPolicy:
         self._uneven, self._recent = UnevenTimes(self._batch_sizes), _Recent()
         self.lookups = Lookups(widths.shape.depth_max)
         self._num_steps = 0  # planned
-        self._drafted_at = 0  # number of the last step with drafts
+        self._drafted_at = self._undrafted_at = 0  # numbers of the last steps with drafts of the head, and without
         self._credit = _TRIALS_MAX
         self._price = 0.0  # of the last choice, if it was a trial
 
@@ -103,9 +103,11 @@ class DraftLengthPolicy:
         tokens = [found * recent.tokens + others * head[width - 1] for width in menu]
         rates = [each / time for each, time in zip(tokens, times, strict=True)]
         best = rates.index(max(rates))
-        if menu[best] > 1 or self._num_steps - self._drafted_at < _DRAFTED_WITHIN:
+        # what no step shows, a fit makes up: it is asked for drafts, and for none, now and then
+        tried_at, other = (self._undrafted_at, 0) if menu[best] > 1 else (self._drafted_at, 1)
+        if self._num_steps - tried_at < _TRIED_WITHIN:
             return menu[best]
-        return self._paid(menu, rates, times, best, 1)
+        return self._paid(menu, rates, times, best, other)
 
     def _paid(self, menu: Sequence[int], rates: Sequence[float], costs: Sequence[float], best: int, trial: int) -> int:
         """The width to try, if there is credit for what it loses; else the best."""
@@ -211,7 +213,10 @@ class DraftLengthPolicy:
         """A step was planned, with the width just chosen."""
         if num_rounds:
             self._num_steps += 1
-            self._drafted_at = self._num_steps if width > 1 else self._drafted_at
+            if width > 1:
+                self._drafted_at = self._num_steps
+            else:
+                self._undrafted_at = self._num_steps
             self._credit = min(_TRIALS_MAX, self._credit + _TRIAL_SHARE - self._price)
 
     def collected(
@@ -281,7 +286,7 @@ class DraftLengthPolicy:
                 found.append(number)
         if found:
             return max(found, key=lambda number: rates[number])
-        return 1 if self._num_steps - self._drafted_at >= _DRAFTED_WITHIN else None  # the shortest drafts
+        return 1 if self._num_steps - self._drafted_at >= _TRIED_WITHIN else None  # the shortest drafts
 
 
 class _Recent:

@@ -242,3 +242,20 @@ def test_what_steps_of_several_widths_cost_beyond_their_nodes_is_measured_and_fo
     assert (sure[0] > 5, len(sure[1])) == (True, 4), "a step of one width costs no more"
     ran(policy, [1100] * 600, [3] * 4, num_rounds=4)
     assert policy.widen(4, 5, repeats(0.99, 0.9))[1], "by now it may be otherwise"
+
+
+@pytest.mark.parametrize(("node_cost", "is_worth_it"), [(20, True), (90, False)])
+def test_what_a_step_without_drafts_takes_is_looked_at_where_all_have_them(node_cost: int, is_worth_it: bool) -> None:
+    policy = policy_of(depth=0)
+    widths = []
+    for number in range(800):
+        width = policy.choose(8, has_prefill=False)
+        widths.append(width)
+        # of each round the first draft is right in three of five; a width costs its nodes, whatever was assumed
+        accept_lens = [1 + (width > 1 and (number + row) % 5 < 3) for row in range(8)]
+        ran(policy, [1000 + node_cost * 8 * (width - 1)], accept_lens, num_rounds=8, width=width)
+    late = widths[400:]
+    if is_worth_it:
+        assert 1 <= late.count(1) <= len(late) // 50, "now and then, and no more"
+    else:
+        assert late.count(1) >= 0.95 * len(late)
