@@ -53,15 +53,15 @@ WEIGHT_BUGS = (
     Bug(
         "listed_modules_are_left_out",
         _FOLDER,
-        "            if self._quantisation.covers(module) and module != _HEAD:",
-        "            if module != _HEAD:",
+        "            if self._quantisation.covers(module) and not is_left_out:",
+        "            if not is_left_out:",
         "a projection that the config lists as left out is refused for its missing scales",
         test=_LOGITS + "[fbgemm]",
     ),
     Bug(
         "missing_scales_are_refused",
         _FOLDER,
-        "            if self._quantisation.covers(module) and module != _HEAD:",
+        "            if self._quantisation.covers(module) and not is_left_out:",
         "            if self._quantisation.ignores(module):",
         "FP8 values without scales are taken for the weights",
         test=_REFUSED,

@@ -31,7 +31,6 @@ PACKINGS: dict[tuple[str, str], Packing] = {  # by the form of the weights and t
     ("int4", "gptq_v2"): GPTQ_PACKING,
     ("int4", "compressed-tensors"): COMPRESSED_PACKING,
 }
-_HEAD = "lm_head"  # left in floats by most, whether or not they say so
 
 
 class QuantisedFolder(Source):
@@ -48,6 +47,7 @@ class QuantisedFolder(Source):
                 self._parts[_module(name)][_part(name)] = name
             elif _part(name) not in self._packing.unused:
                 self._plain.append(name)
+        self._seen = {_root(module) for module in self._parts}
         for module in self._parts:
             if quantisation.ignores(module):
                 raise ConfigError(f"the checkpoint's {module} is quantised, although its config lists it as left out")
@@ -58,10 +58,14 @@ class QuantisedFolder(Source):
         return self._quantisation.form
 
     def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
-        """The matrix `name` as it is kept; one that the config says is quantised, and is not, is refused."""
+        """The matrix `name` as it is kept; one that the config says is quantised, and is not, is refused.
+
+        Not so in a part that quantisers leave out as a whole, whether or not they say so: LM heads, MTP heads.
+        """
         module = _module(name)
         if module not in self._parts:
-            if self._quantisation.covers(module) and module != _HEAD:
+            is_left_out = self._parts and _root(module) not in self._seen
+            if self._quantisation.covers(module) and not is_left_out:
                 raise ConfigError(
                     f"the checkpoint's {name} has no {' or '.join(self._packing.marks)}, and its config does not list "
                     f"it as left out of the quantisation"
@@ -118,6 +122,11 @@ def _packing(quantisation: Quantisation) -> Packing:
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _root(name: str) -> str:
+    """Of what part of a checkpoint it is: `model`, `lm_head`, `mtp`."""
+    return name.partition(".")[0]
 
 
 def _part(name: str) -> str:

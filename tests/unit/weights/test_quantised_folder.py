@@ -12,6 +12,7 @@ from roost.errors import ConfigError
 from roost.models.decoder import Decoder
 from roost.weights.folder import SINGLE_FILE
 from roost.weights.load import load_decoder, open_source
+from roost.weights.quantised_folder import QuantisedFolder
 from tests.support.fp8_folders import FORMATS, write_fp8
 
 CPU = torch.device("cpu")
@@ -107,6 +108,22 @@ def test_scales_of_keys_and_values_are_left_out_and_that_is_said(tmp_path: Path)
         "the checkpoint's scales of activations are not used: each token is scaled by its own largest",
         "the checkpoint's scales of keys and values are not used",
     )
+
+
+def test_a_part_that_no_quantiser_has_seen_is_left_in_floats_whatever_the_config_lists(tmp_path: Path) -> None:
+    grafted = "mtp.layers.0.self_attn.o_proj.weight"
+    source = open_source(changed(tmp_path, "compressed", lambda state: state.update({grafted: torch.ones(48, 48)})))
+    assert isinstance(source, QuantisedFolder) and source.quantised(grafted, CPU) is None
+    assert torch.equal(source[grafted], torch.ones(48, 48))
+
+
+def test_a_checkpoint_in_floats_that_says_it_is_quantised_is_refused(tmp_path: Path) -> None:
+    def without_scales(state: State) -> None:
+        for name in [name for name in state if name.endswith("_scale")]:
+            del state[name]
+
+    with pytest.raises(ConfigError, match="has no weight_scale or weight_scale_inv, and its config does not list it"):
+        load_decoder(open_source(changed(tmp_path, "compressed", without_scales)), weights="fp32", device=CPU)
 
 
 def test_projections_in_floats_beside_quantised_ones_are_stacked_as_floats(tmp_path: Path) -> None:
