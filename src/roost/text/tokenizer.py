@@ -302,9 +302,13 @@ def _named_id(inner: tokenizers.Tokenizer, settings: dict[str, Any], name: str) 
 
 
 def _eos_ids(path: Path) -> set[int]:
-    """The end-of-sequence ids, from generation_config.json or else config.json."""
+    """The end-of-sequence ids, from generation_config.json or else config.json: of the text, where that is a part."""
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(path / name).get("eos_token_id")
+        settings = _read_json(path / name)
+        text = settings.get("text_config")
+        value = settings.get("eos_token_id")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]

@@ -112,6 +112,12 @@ def test_a_folder_says_what_ends_an_output(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(path).eos_ids == {258, 259}
 
 
+def test_the_end_of_a_text_part_beside_images_is_read_from_its_own_config(tmp_path: Path) -> None:
+    nested = {"text_config": {"eos_token_id": 259}}
+    path = _folder(tmp_path, _inner(), tokenizer_config={"eos_token": "<eos>"}, config=nested)
+    assert Tokenizer.from_folder(path).eos_ids == {258, 259}
+
+
 def test_a_folder_whose_own_rule_adds_the_first_token_wants_one(tmp_path: Path) -> None:
     inner = _inner()
     inner.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 257)])
