@@ -57,6 +57,8 @@ def _hybrid(fields: Fields, plain: DecoderConfig) -> DecoderConfig:
     text = _text_of(fields)
     biased = text.flag("attention_bias", False)
     text.refuse_unless("attn_output_gate", True)
+    text.refuse_unless("output_gate_type", "swish", "silu")  # of the gated delta rule, as is the convolution's
+    text.refuse_unless("hidden_act", "silu")
     return replace(
         plain,
         tied=fields.flag("tie_word_embeddings", plain.tied),  # of the whole model, where the text is a part of it

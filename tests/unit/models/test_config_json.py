@@ -292,6 +292,8 @@ def test_what_a_config_of_a_hybrid_leaves_out_is_what_its_first_models_had() -> 
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be a whole number of at least 2"),
         ({"layer_types": ["linear_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
         ({"layer_types": ["sliding_attention"] * 4}, "'sliding_attention', which is not supported; known are"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type is 'sigmoid', which is not supported"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act is 'gelu_pytorch_tanh', which is not supported"),
         ({"partial_rotary_factor": 0.375}, "partial_rotary_factor is 0.375: of 8 dimensions an even number must"),
         ({"partial_rotary_factor": 2.0}, "of 8 dimensions an even number must rotate"),
         ({"attn_output_gate": False}, "attn_output_gate"),
