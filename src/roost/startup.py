@@ -34,7 +34,7 @@ from roost.models.model import Head, Model
 from roost.models.registry import find_family
 from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
-from roost.runner.memory import pool_tokens, states_bytes, token_bytes, workspace_bytes
+from roost.runner.memory import pool_tokens, state_pool, states_bytes, token_bytes, workspace_bytes
 from roost.sched.engine import Engine
 from roost.text.language import Language
 from roost.text.stream import StopFinder
@@ -277,8 +277,12 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
     memory, known = config.memory, memory_of(device)
     if known is None or memory.pool_tokens is not None:
         return config
-    states = states_bytes(resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu"), loaded.model)
-    taken = workspace_bytes(config, loaded.model, backend) + states
+    resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")
+    if memory.state_pool is None:
+        memory = replace(memory, state_pool=state_pool(resolved, loaded.model, known[0]))
+        config = replace(config, memory=memory)
+        resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")
+    taken = workspace_bytes(config, loaded.model, backend) + states_bytes(resolved, loaded.model)
     per_full, per_window = token_bytes(loaded.model, loaded.head, memory.kv_cache_dtype)
     if memory.window_pool_tokens is not None:
         if per_full == 0 and memory.memory_fraction is not None:

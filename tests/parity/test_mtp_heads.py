@@ -68,6 +68,8 @@ def test_a_head_that_the_config_does_not_describe_is_refused(tmp_path: Path) -> 
         (tmp_path / "config.json").write_text(json.dumps({**plain, **changes}))
         with pytest.raises(ConfigError, match=f"--spec mtp: .*{said}"):
             check_own_head(Folder(tmp_path), "mtp", topk=1)
+        if "mtp_num_hidden_layers" in changes:
+            assert own_head(Folder(tmp_path)) is None, "where nobody asked for it, it is left alone"
 
 
 def with_text(folder: Path) -> Path:

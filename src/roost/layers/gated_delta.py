@@ -46,6 +46,11 @@ class DeltaShape:
         """Numbers of a token that the recurrence reads: those, then how much to forget and to learn, head by head."""
         return self.num_channels + 2 * self.num_value_heads
 
+    @property
+    def projected_len(self) -> int:
+        """Numbers of a token that are projected in front of it: those, and the gate behind it."""
+        return self.input_len + self.num_value_heads * self.value_dim
+
     def state_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a state of one layer, whose inputs have this type."""
         matrices = self.num_value_heads * self.key_dim * self.value_dim * torch.float32.itemsize

@@ -170,10 +170,11 @@ class Decoder:
 
     @property
     def activation_width(self) -> int:
-        """What a feed-forward makes of a token, or a hidden state."""
+        """What a feed-forward makes of a token, a hidden state, or what is projected in front of a recurrence."""
         config = self.config
         told = config.num_layers * (config.input_len or 0)
-        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size, told)
+        deltas = [kind.delta.projected_len for kind in config.layers if kind.delta is not None]
+        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size, told, *deltas)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""

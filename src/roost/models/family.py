@@ -85,6 +85,6 @@ class HeadFamily(Generic[HeadConfig]):
     read_config: Callable[[Fields], HeadConfig]  # as that of a `Family`
     # (config, layers of the target whose inputs it reads, tensors, target, --weights, device)
     load: Callable[[HeadConfig, tuple[int, ...], Mapping[str, Tensor], Model, str, torch.device], Head]
-    # whether one is among the tensors of a model's own checkpoint, whose config and tensors are then read; None: heads
-    # have folders of their own
-    is_among: Callable[[Iterable[str]], bool] | None = None
+    # whether a model's own checkpoint has one, by its config and the names of its tensors; None: heads have folders of
+    # their own
+    is_within: Callable[[Fields, Iterable[str]], bool] | None = None

@@ -5,6 +5,7 @@ read images, too: of these the text part is taken, whose config is nested and wh
 Reads a config.json into a `DecoderConfig`. Called by the registry.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from roost.layers.gated_delta import DeltaShape
@@ -44,12 +45,20 @@ def read_mtp(fields: Fields) -> HeadConfig:
     readers = {name: family.read_config for family in (DENSE, MOE) for name in family.architectures}
     name = fields.choices("architectures", readers)[0] if fields.has("architectures") else None
     text = _text_of(fields)
-    if name is None or text.integer("mtp_num_hidden_layers", 0, least=0) != 1:
+    if name is None or not _says_mtp(fields):
         raise text.wrong("mtp_num_hidden_layers", "must be 1 for a checkpoint with an MTP head")
     text.refuse_unless("mtp_use_dedicated_embeddings", False)
     model = readers[name](fields)
     layers = replace(model, layers=(LayerKind(rope=_rope(text)),))
     return HeadConfig(layers=layers, target_hidden_size=model.hidden_size, num_tokens=model.vocab_size)
+
+
+def _says_mtp(fields: Fields) -> bool:
+    return _text_of(fields).integer("mtp_num_hidden_layers", 0, least=0) == 1
+
+
+def _has_mtp(fields: Fields, names: Iterable[str]) -> bool:
+    return _says_mtp(fields) and any(name.startswith(PREFIX) for name in names)
 
 
 def _hybrid(fields: Fields, plain: DecoderConfig) -> DecoderConfig:
@@ -126,5 +135,5 @@ MOE = Family(
 MTP = HeadFamily(
     read_config=read_mtp,
     load=MtpHead,
-    is_among=lambda names: any(name.startswith(PREFIX) for name in names),
+    is_within=_has_mtp,
 )

@@ -16,6 +16,7 @@ from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 from roost.sampling.sampler import CHUNK_ELEMENTS_MAX
 
 MEMORY_FRACTION = 0.9  # of the device's memory, unless told
+STATES_SHARE = 0.5  # of what is free beside weights: states of recurrent layers take no more, unless told
 _SAMPLER_BYTES = CHUNK_ELEMENTS_MAX * 8 * 6  # sorting and drawing, several tensors of 8 bytes an element
 _LOGPROB_BYTES = 32  # of a position and token: its logit, float32 and int64 tensors of several steps
 _WIDE = 8  # tensors of a pass that are as wide as its widest projection, at one time
@@ -28,6 +29,17 @@ def token_bytes(model: Model, head: Head | None, kv_cache_dtype: str) -> tuple[i
     layers = [kv.kept_as(kv_cache_dtype) for kv in kept if kv.recurs is None]
     full = sum(kv.token_bytes for kv in layers if kv.window is None)
     return full, sum(kv.token_bytes for kv in layers) - full
+
+
+def state_pool(resolved: Resolved, model: Model, free: int) -> int | None:
+    """States of recurrent layers that a device has room for: as many as are wanted, within a share of what is free.
+
+    Fewer than running requests could need make some of them wait. None: the model has no such layers.
+    """
+    if resolved.states is None:
+        return None
+    each = sum(kv.recurs.state_bytes(kv.dtype) for kv in model.kv if kv.recurs is not None)
+    return min(resolved.states.num_pages, max(resolved.states_to_hold + 1, int(free * STATES_SHARE) // each))
 
 
 def states_bytes(resolved: Resolved, model: Model) -> int:

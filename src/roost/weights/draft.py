@@ -71,9 +71,9 @@ def own_head(source: Source) -> str | None:
     """The --spec of the head within a model's own checkpoint, if there is one."""
     for kind in DRAFTERS:
         if kind.head is not None and kind.head.is_own:
-            is_among = _family(kind.head).is_among
-            assert is_among is not None, kind
-            if is_among(source):
+            is_within = _family(kind.head).is_within
+            assert is_within is not None, kind
+            if is_within(Fields(source.config()), source):
                 return kind.name
     return None
 

@@ -16,7 +16,15 @@ from roost.errors import ConfigError
 from roost.layers.gated_delta import DeltaShape
 from roost.layers.quantised_kv import CODE_DTYPES
 from roost.models.model import KvShape
-from roost.runner.memory import MEMORY_FRACTION, pool_tokens, states_bytes, token_bytes, workspace_bytes
+from roost.runner.memory import (
+    MEMORY_FRACTION,
+    STATES_SHARE,
+    pool_tokens,
+    state_pool,
+    states_bytes,
+    token_bytes,
+    workspace_bytes,
+)
 from roost.sampling.logprobs import LOGPROB_POSITIONS_MAX
 
 GIB = 2**30
@@ -78,6 +86,11 @@ def test_states_of_recurrent_layers_and_their_inputs_are_as_large_as_is_counted(
     assert states_bytes(resolved, Sized((FULL, inputs, inputs))) == held
     assert states_bytes(resolve(EngineConfig(), ModelTraits(vocab_size=9)), Sized()) == 0
     assert token_bytes(Sized((FULL, inputs, inputs)), None, "auto") == (FULL.token_bytes, 0)
+    each = 2 * shape.state_bytes(torch.bfloat16)
+    wanted, least = resolved.states.num_pages, resolved.states_to_hold + 1
+    for num_fit, given in ((10 * wanted, wanted), (least + 7, least + 7), (0, least)):
+        assert state_pool(resolved, Sized((FULL, inputs, inputs)), int(num_fit * each / STATES_SHARE)) == given
+    assert state_pool(resolve(EngineConfig(), ModelTraits(vocab_size=9)), Sized(), GIB) is None
 
 
 def test_the_pool_is_the_share_less_what_is_used_and_what_passes_need() -> None:
