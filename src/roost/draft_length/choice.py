@@ -99,7 +99,8 @@ class DraftLengthPolicy:
         """The width of those that are not looked up, where as many are as lately, with as many nodes as these had."""
         recent, head = self._recent, self._acceptance.tokens(menu[-1])
         others, found = num_rounds * (1 - recent.share), num_rounds * recent.share
-        times = [self._work.of(num_rounds, _work(others, width, found * (recent.nodes - 1))) for width in menu]
+        more = found * (recent.nodes - 1)
+        times = [self._work.of(num_rounds, _work(others, width, more, recent.any_share)) for width in menu]
         tokens = [found * recent.tokens + others * head[width - 1] for width in menu]
         rates = [each / time for each, time in zip(tokens, times, strict=True)]
         best = rates.index(max(rates))
@@ -196,13 +197,18 @@ class DraftLengthPolicy:
         """Costs of such rounds in a step without prompts."""
         return self._costs.of(num_rounds, widths, has_chunks=False)
 
-    def prices(self, num_rounds: int, width: int) -> tuple[float, float]:
-        """Tokens that several rounds would add in the time of a node more, and of a token that the head drafts."""
+    def prices(self, num_rounds: int, width: int) -> tuple[float, float, float]:
+        """Tokens that several rounds would add in the time of a node more, of a token that the head drafts, and of any.
+
+        The last is for rounds that nobody else's are likely to be as wide as.
+        """
         recent, num_rounds = self._recent, max(2, num_rounds)
         others, found = num_rounds * (1 - recent.share), num_rounds * recent.share
         tokens = found * recent.tokens + others * self.tokens_of(width)
-        rate = tokens / self._work.of(num_rounds, _work(others, width, found * (recent.nodes - 1)))
-        return rate * self._work.of_node(num_rounds), rate * self._work.of_draft(num_rounds)
+        rate = tokens / self._work.of(num_rounds, _work(others, width, found * (recent.nodes - 1), recent.any_share))
+        alone = 0.0 if width > 1 else 1 - recent.any_share
+        times = self._work.of_node(num_rounds), self._work.of_draft(num_rounds), alone * self._work.of_wider(num_rounds)
+        return rate * times[0], rate * times[1], rate * times[2]
 
     def shortens_chunks(self, num_rounds: int) -> bool:
         """Whether the next step should carry a shorter chunk, to tell the cost of prefill from that of the rounds."""
@@ -247,7 +253,8 @@ class DraftLengthPolicy:
         """Take in the time of a step of rounds alone, of which some were looked up."""
         number, width, nodes = step.num_rounds, step.width, [each for each, _ in looked_up]
         if number > 1:
-            self._work.note(number, _work(number - len(nodes), width, sum(nodes) - len(nodes)), step.time)
+            more = sum(nodes) - len(nodes)
+            self._work.note(number, _work(number - len(nodes), width, more, float(more > 0)), step.time)
         else:
             self._costs.note(number, _all_looked_up(nodes[0]) if nodes else width, step.time)
 
@@ -294,6 +301,7 @@ class _Recent:
 
     def __init__(self) -> None:
         self._rounds, self._looked_up, self._tokens, self._nodes = 1.0, 0.0, 0.0, 0.0
+        self._steps, self._with_any = 1.0, 0.0
 
     def note(self, num_others: int, looked_up: Sequence[tuple[int, int]]) -> None:
         """Take in a step: nodes and accept length of each round that was looked up, and how many were not."""
@@ -301,6 +309,13 @@ class _Recent:
         self._looked_up = self._looked_up * _MEMORY + len(looked_up)
         self._nodes = self._nodes * _MEMORY + sum(nodes for nodes, _ in looked_up)
         self._tokens = self._tokens * _MEMORY + sum(accept_len for _, accept_len in looked_up)
+        self._steps = self._steps * _MEMORY + 1
+        self._with_any = self._with_any * _MEMORY + (len(looked_up) > 0)
+
+    @property
+    def any_share(self) -> float:
+        """Of steps, those in which some round was looked up."""
+        return self._with_any / self._steps
 
     @property
     def share(self) -> float:
@@ -328,8 +343,8 @@ class _Worth:
             rate = policy.tokens_of(width) / own  # tokens that go with the cost of a step
             self._prices, self._head_price = [rate * cost for cost in costs], rate * own
         else:
-            node, draft = policy.prices(num_rounds, width)
-            self._prices = [node * (each - 1) for each in self._menu]
+            node, draft, wider = policy.prices(num_rounds, width)
+            self._prices = [wider + node * (each - 1) for each in self._menu]
             self._head_price = (node + draft) * (width - 1)
         # by shares: of what was looked up the best worth and width, of the head its worth
         self._lookups: dict[tuple[int, int], tuple[float, int]] = {}
@@ -358,10 +373,14 @@ def _of(key: tuple[int, int]) -> Share:
     return key[0] / _STEP, key[1] / _STEP
 
 
-def _work(num_others: float, width: int, more_nodes: float) -> Work:
-    """Of so many rounds of a width that the head drafts for, and the nodes beyond one of those that were looked up."""
+def _work(num_others: float, width: int, more_nodes: float, are_more: float) -> Work:
+    """Of so many rounds of a width that the head drafts for, and the nodes beyond one of those that were looked up.
+
+    `are_more`: how likely there are such nodes.
+    """
     drafts = num_others * (width - 1)
-    return Work(nodes=drafts + more_nodes, drafts=drafts, passes=(width - 1) * (num_others > 0))
+    wider = 1.0 if drafts else are_more
+    return Work(nodes=drafts + more_nodes, drafts=drafts, passes=(width - 1) * (num_others > 0), wider=wider)
 
 
 def _all_looked_up(width: int) -> int:

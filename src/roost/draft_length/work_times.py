@@ -1,9 +1,10 @@
 """Work times: how long a step of several rounds takes on a host, by the work in it, where each round has its own.
 
 A linear model for each batch size, fitted to the last steps by least squares: a step without drafts, and what each node
-more, each token that a head drafts, and each of the head's passes adds to it. Recent steps count most, so that it
-follows a machine that gets busy; a single late step does not count. Until it knows better it believes that nodes cost
-little where there are many of them already. Part of the draft-length policy.
+more, each token that a head drafts, each of the head's passes adds to it, and that there are more nodes than rounds at
+all: one node more can be a product cut otherwise. Recent steps count most, so that it follows a machine that gets busy;
+a single late step does not count. Until it knows better it believes that nodes cost little where there are many of them
+already. Part of the draft-length policy.
 """
 
 from bisect import bisect_left
@@ -28,6 +29,7 @@ class Work:
     nodes: float = 0.0  # that are verified
     drafts: float = 0.0  # tokens that the head drafts
     passes: float = 0.0  # of the head, one after the other
+    wider: float = 0.0  # 1: there are such nodes; between 0 and 1: how likely
 
 
 class WorkTimes:
@@ -56,6 +58,10 @@ class WorkTimes:
         """The time of one more token that the head drafts, without its node."""
         return self._times(num_rounds)[2]
 
+    def of_wider(self, num_rounds: int) -> float:
+        """What it takes that there are more nodes than rounds, however many."""
+        return self._times(num_rounds)[4]
+
     def _times(self, num_rounds: int) -> tuple[float, ...]:
         at = bisect_left(self._sizes, num_rounds)
         return self._models[at].times if at in self._models else _assumed(self._sizes[at], 1.0)
@@ -67,8 +73,8 @@ class _Fit:
     def __init__(self, size: int, work: Work, time: int) -> None:
         self._size = size
         assumed = _assumed(size, 1.0)
-        self.times = _assumed(size, time / _sum(assumed, work))  # of a step, a node, a drafted token, a pass
-        self._products, self._sums = np.zeros((4, 4)), np.zeros(4)
+        self.times = _assumed(size, time / _sum(assumed, work))  # of a step, a node, a drafted token, a pass, any node
+        self._products, self._sums = np.zeros((5, 5)), np.zeros(5)
         self._was_late = True
 
     def note(self, work: Work, time: int) -> None:
@@ -78,11 +84,11 @@ class _Fit:
             self._was_late = True
             return
         self._was_late = is_late
-        row = np.array((1.0, work.nodes, work.drafts, work.passes))
+        row = np.array((1.0, work.nodes, work.drafts, work.passes, work.wider))
         self._products = self._products * _MEMORY + np.outer(row, row)
         self._sums = self._sums * _MEMORY + row * time
         # what is assumed goes by how long a step takes now, as if some steps had had one node, draft and pass a round
-        weights = _FIRST_STEPS * np.array((0.0, self._size, self._size, 1.0)) ** 2
+        weights = _FIRST_STEPS * np.array((0.0, self._size, self._size, 1.0, 1.0)) ** 2
         scale = self._sums[0] / _sum(_assumed(self._size, 1.0), Work(*(self._products[0, 1:])), self._products[0, 0])
         assumed = np.array(_assumed(self._size, scale))
         products, sums = self._products + np.diag(weights), self._sums + weights * assumed
@@ -94,10 +100,11 @@ class _Fit:
 
 
 def _assumed(size: int, scale: float) -> tuple[float, ...]:
-    """Times of a step without drafts, which takes `scale`, of a node, a drafted token, a pass."""
+    """Times of a step without drafts, which takes `scale`, of a node, a drafted token, a pass, and of any node."""
     node = scale / (4 + 2 * size)
-    return scale, node, _DRAFT_SHARE * node, _PASS_SHARE * scale
+    return scale, node, _DRAFT_SHARE * node, _PASS_SHARE * scale, 0.0
 
 
 def _sum(times: Sequence[float], work: Work, num_steps: float = 1.0) -> float:
-    return num_steps * times[0] + work.nodes * times[1] + work.drafts * times[2] + work.passes * times[3]
+    parts = num_steps, work.nodes, work.drafts, work.passes, work.wider
+    return sum(part * time for part, time in zip(parts, times, strict=True))

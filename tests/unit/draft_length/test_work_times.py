@@ -80,3 +80,15 @@ def test_no_work_is_free_of_charge_or_less() -> None:
     for number in range(40):  # wider steps that took less time
         times.note(SIZE, Work(nodes=number, drafts=0.0, passes=0.0), STEP - 100 * number)
     assert min(times.of_node(SIZE), times.of_draft(SIZE)) >= 0
+
+
+def test_that_there_are_more_nodes_than_rounds_has_a_price_of_its_own() -> None:
+    times, chances = WorkTimes([SIZE]), random.Random(4)
+    for _ in range(120):
+        nodes = chances.choice((0, 0, 1, 3, 8, 16))
+        wider = float(nodes > 0)
+        times.note(SIZE, Work(nodes=nodes, wider=wider), int(STEP + NODE * nodes + 2000 * wider))
+    assert times.of_wider(SIZE) == pytest.approx(2000, rel=0.25)
+    assert times.of_node(SIZE) == pytest.approx(NODE, rel=0.1)
+    assert times.of(SIZE, Work()) == pytest.approx(STEP, rel=0.03)
+    assert times.of(SIZE, Work(nodes=1, wider=1)) == pytest.approx(STEP + NODE + 2000, rel=0.05)
