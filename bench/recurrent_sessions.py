@@ -36,7 +36,7 @@ from roost.messages import (
 )
 from roost.models.decoder import Decoder
 from roost.runner.executor import TorchExecutor
-from roost.runner.memory import token_bytes
+from roost.runner.memory import state_bytes, token_bytes
 from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 
@@ -84,15 +84,14 @@ class Sessions:
     def held_bytes(self) -> dict[str, int]:
         """Bytes that are not free, by book: of one session, what it holds and what it left in the prefix cache."""
         per_token = dict(zip(("full", "window"), token_bytes(self._model, None, "auto"), strict=True))
-        inputs = [kv for kv in self._model.kv if kv.recurs is not None]
-        per_token["inputs"] = sum(kv.token_bytes for kv in inputs)
-        state = sum(kv.recurs.state_bytes(kv.dtype) for kv in inputs if kv.recurs is not None)
+        per_token["inputs"] = sum(kv.token_bytes for kv in self._model.kv if kv.recurs is not None)
         stats = list[Stats]()
         self.engine.post(GetStats(), stats.append)  # type: ignore[arg-type]
         self.engine.tick()
         sizes = {book.name: self.resolved.page_size * per_token[book.name] for book in self.resolved.books}
         return {
-            pool.book: (pool.leased + pool.cached) * {**sizes, "states": state}[pool.book] for pool in stats[0].pools
+            pool.book: (pool.leased + pool.cached) * {**sizes, "states": state_bytes(self._model)}[pool.book]
+            for pool in stats[0].pools
         }
 
 

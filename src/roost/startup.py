@@ -278,7 +278,7 @@ def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, back
     if known is None or memory.pool_tokens is not None:
         return config
     resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")
-    if memory.state_pool is None:
+    if resolved.states is not None and memory.state_pool is None:
         memory = replace(memory, state_pool=state_pool(resolved, loaded.model, known[0]))
         config = replace(config, memory=memory)
         resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")

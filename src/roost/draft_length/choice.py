@@ -198,9 +198,9 @@ class DraftLengthPolicy:
         return self._costs.of(num_rounds, widths, has_chunks=False)
 
     def prices(self, num_rounds: int, width: int) -> tuple[float, float, float]:
-        """Tokens that several rounds would add in the time of a node more, of a token that the head drafts, and of any.
+        """Tokens that several rounds would add in the time of a node more, and of a token that the head drafts.
 
-        The last is for rounds that nobody else's are likely to be as wide as.
+        Last, in what it takes that a step has more nodes than rounds, as far as this round alone would be the reason.
         """
         recent, num_rounds = self._recent, max(2, num_rounds)
         others, found = num_rounds * (1 - recent.share), num_rounds * recent.share

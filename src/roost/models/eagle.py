@@ -81,27 +81,14 @@ def read_eagle3(fields: Fields) -> HeadConfig:
     )
 
 
-class Eagle:
-    """An EAGLE-1 or EAGLE-2 head: one fully connected layer over both inputs, then layers of Llama."""
+class LastHiddenHead:
+    """What heads share that read the target's last hidden states, and draft in its vocabulary by its LM head."""
 
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(
-        self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
-    ) -> None:
-        layers = config.layers
+    def __init__(self, layers: DecoderConfig, model: Model, weights: str, device: torch.device) -> None:
         self._config, self._model, self.dtype = layers, model, activation_dtype(weights, device)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
-        tensors = _tensors(state, device, self.dtype)
-        tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
-        loader = Loader(layers, tensors, weights, model.ops)
-        self._embed = _embedding(config, tensors, model)
-        self._fc = _fc(loader, tensors, layers.hidden_size, 2 * layers.hidden_size)
-        self._layers = [
-            loader.layer(f"layers.{number}.", 0, normed=number > 0)  # the first reads fc's output as it is
-            for number in range(len(layers.layers))
-        ]
-        tensors.check_all_taken()
         self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
 
     @property
@@ -124,6 +111,34 @@ class Eagle:
         assert not aux_hidden
         return last
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the next token, by the target's own projection."""
+        return self._model.logits(hidden)
+
+    def token_ids(self, draft_ids: Tensor) -> Tensor:
+        """The same ids."""
+        return draft_ids
+
+
+class Eagle(LastHiddenHead):
+    """An EAGLE-1 or EAGLE-2 head: one fully connected layer over both inputs, then layers of Llama."""
+
+    def __init__(
+        self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
+    ) -> None:
+        layers = config.layers
+        super().__init__(layers, model, weights, device)
+        tensors = _tensors(state, device, self.dtype)
+        tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
+        loader = Loader(layers, tensors, weights, model.ops)
+        self._embed = _embedding(config, tensors, model)
+        self._fc = _fc(loader, tensors, layers.hidden_size, 2 * layers.hidden_size)
+        self._layers = [
+            loader.layer(f"layers.{number}.", 0, normed=number > 0)  # the first reads fc's output as it is
+            for number in range(len(layers.layers))
+        ]
+        tensors.check_all_taken()
+
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], as the target's last would be."""
         cos_sin = self._ops.cos_sin(positions, self._frequency, self.dtype)
@@ -133,14 +148,6 @@ class Eagle:
             attended = fused if number == 0 else None  # the first layer has no norm in front
             stream = self._stack.run(layer, number, stream, cos_sin, attend, attended=attended)
         return stream.total()
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the next token, by the target's own projection."""
-        return self._model.logits(hidden)
-
-    def token_ids(self, draft_ids: Tensor) -> Tensor:
-        """The same ids."""
-        return draft_ids
 
 
 class Eagle3:

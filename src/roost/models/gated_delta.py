@@ -7,7 +7,6 @@ its inputs and states are behind `attend`. Called by the decoder.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from roost.layers.attention import Attend
@@ -29,7 +28,7 @@ class DeltaMixer:
         assert self.rates is not None
         both, num_channels = ops.linear(normed, project), self.weights.shape.num_channels
         channels, gate = both[:, :num_channels], both[:, num_channels:]
-        return torch.cat([channels, ops.linear(normed, self.rates).to(both.dtype), gate], dim=1)
+        return ops.concat([channels, ops.linear(normed, self.rates).to(both.dtype), gate])
 
     def mixed(self, number: int, projected: Tensor, attend: Attend, ops: Ops, eps: float) -> Tensor:
         """What the heads of layer `number` say, through their norm and the gate: [num_tokens, …]."""

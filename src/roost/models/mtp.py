@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 
 from roost.layers.attention import Attend
-from roost.layers.linear import activation_dtype
 from roost.layers.ops import Residual
-from roost.layers.rotary import frequencies
-from roost.models.decoder import Stack, kv_shapes
 from roost.models.decoder_layers import Loader
-from roost.models.eagle import HeadConfig
-from roost.models.model import KvShape, Model
+from roost.models.eagle import HeadConfig, LastHiddenHead
+from roost.models.model import Model
 from roost.models.tensors import Tensors
 
 PREFIX = "mtp."  # what the names of its tensors begin with
 
 
-class MtpHead:
+class MtpHead(LastHiddenHead):
     """A head of one layer."""
-
-    aux_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -39,8 +34,7 @@ class MtpHead:
     ) -> None:
         assert not aux_layers, "it reads the last hidden states"
         layers = config.layers
-        self._config, self._model, self.dtype = layers, model, activation_dtype(weights, device)
-        self._ops, self._stack = model.ops, Stack(layers, model.ops)
+        super().__init__(layers, model, weights, device)
         tensors = Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: not name.startswith(PREFIX))  # the target's
         loader, hidden = Loader(layers, tensors, weights, model.ops), layers.hidden_size
@@ -50,27 +44,6 @@ class MtpHead:
         self._layer = loader.layer(f"{PREFIX}layers.0.", 0, kind=layers.layers[0])
         self._norm = loader.norm(f"{PREFIX}norm.weight")
         tensors.check_all_taken()
-        self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
-
-    @property
-    def kv(self) -> tuple[KvShape, ...]:
-        """The KV that its layer hands to `attend`."""
-        return kv_shapes(self._config, self.dtype)
-
-    @property
-    def hidden_size(self) -> int:
-        """Length of the hidden states it takes and gives."""
-        return self._config.hidden_size
-
-    @property
-    def num_tokens(self) -> int:
-        """Size of its vocabulary, which is the target's."""
-        return self._config.vocab_size
-
-    def fuse(self, last: Tensor, aux_hidden: tuple[Tensor, ...]) -> Tensor:
-        """The target's last hidden states, as they are."""
-        assert not aux_hidden
-        return last
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [num_tokens, hidden_size], behind its own last norm as the target's are."""
@@ -80,11 +53,3 @@ class MtpHead:
         stream = Residual(self._ops.linear(self._ops.concat(both), self._fc))
         stream = self._stack.run(self._layer, 0, stream, cos_sin, attend)
         return self._ops.add_norm(stream, self._norm, eps)[1]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the next token, by the target's own projection."""
-        return self._model.logits(hidden)
-
-    def token_ids(self, draft_ids: Tensor) -> Tensor:
-        """The same ids."""
-        return draft_ids

@@ -15,7 +15,7 @@ from numba import njit
 
 from roost.numba_kernels.activation import SILU, activated
 from roost.numba_kernels.records import field, float_field, share
-from roost.numba_kernels.rows import copy_row, scale_row
+from roost.numba_kernels.rows import copy_row, scale_row, squares_of
 from roost.numba_kernels.simd import (
     first_of,
     fma,
@@ -28,7 +28,6 @@ from roost.numba_kernels.simd import (
     splat_float,
     store_float,
     store_floats,
-    sum_of,
     zero_floats,
 )
 
@@ -256,15 +255,7 @@ def _convolve(record, state, position, part, channel, target, count):
 @njit(nogil=True)
 def _unit_factor(record, vector):
     """What makes a query or key of length one."""
-    count, squares = field(record, KEY_DIM), zero_floats()
-    whole = count // 16 * 16
-    for at in range(0, whole, 16):
-        each = load_floats(vector + 4 * at)
-        squares = fma(each, each, squares)
-    total = sum_of(squares)
-    for at in range(whole, count):
-        each = load_float(vector + 4 * at)
-        total += each * each
+    total = squares_of(vector, field(record, KEY_DIM))
     return np.float32(1.0) / np.float32(math.sqrt(total + np.float32(float_field(record, EPS))))
 
 

@@ -71,8 +71,8 @@ def root_factor(squares, count, eps):
 
 
 @njit(nogil=True)
-def norm_row(source, target, weight, length, eps):
-    """One row's norm: the squares are added lane by lane, then the lanes, then what is behind the last whole vector."""
+def squares_of(source, length):
+    """The squares of a row, added lane by lane, then the lanes, then what is behind the last whole vector."""
     whole, squares = length // 16 * 16, zero_floats()
     for at in range(0, whole, 16):
         each = load_floats(source + 4 * at)
@@ -81,7 +81,14 @@ def norm_row(source, target, weight, length, eps):
     for at in range(whole, length):
         each = load_float(source + 4 * at)
         total += each * each
-    factor = root_factor(total, length, eps)
+    return total
+
+
+@njit(nogil=True)
+def norm_row(source, target, weight, length, eps):
+    """One row's norm."""
+    whole = length // 16 * 16
+    factor = root_factor(squares_of(source, length), length, eps)
     for at in range(0, whole, 16):
         scaled = mul(load_floats(source + 4 * at), splat_float(factor))
         store_floats(target + 4 * at, mul(scaled, load_floats(weight + 4 * at)))

@@ -31,6 +31,11 @@ def token_bytes(model: Model, head: Head | None, kv_cache_dtype: str) -> tuple[i
     return full, sum(kv.token_bytes for kv in layers) - full
 
 
+def state_bytes(model: Model) -> int:
+    """Bytes of one state, which is that of all recurrent layers."""
+    return sum(kv.recurs.state_bytes(kv.dtype) for kv in model.kv if kv.recurs is not None)
+
+
 def state_pool(resolved: Resolved, model: Model, free: int) -> int | None:
     """States of recurrent layers that a device has room for: as many as are wanted, within a share of what is free.
 
@@ -38,18 +43,17 @@ def state_pool(resolved: Resolved, model: Model, free: int) -> int | None:
     """
     if resolved.states is None:
         return None
-    each = sum(kv.recurs.state_bytes(kv.dtype) for kv in model.kv if kv.recurs is not None)
-    return min(resolved.states.num_pages, max(resolved.states_to_hold + 1, int(free * STATES_SHARE) // each))
+    num_fit = int(free * STATES_SHARE) // state_bytes(model)
+    return min(resolved.states.num_pages, max(resolved.states_to_hold + 1, num_fit))
 
 
 def states_bytes(resolved: Resolved, model: Model) -> int:
     """Bytes of the states of recurrent layers and of their inputs, of which running requests need so many."""
     if resolved.states is None:
         return 0
-    layers = [kv for kv in model.kv if kv.recurs is not None]
-    states = sum(kv.recurs.state_bytes(kv.dtype) for kv in layers if kv.recurs is not None)
     slots = sum(book.num_pages * resolved.page_size for book in resolved.books if book.is_replayed)
-    return resolved.states.num_pages * states + slots * sum(kv.token_bytes for kv in layers)
+    inputs = sum(kv.token_bytes for kv in model.kv if kv.recurs is not None)
+    return resolved.states.num_pages * state_bytes(model) + slots * inputs
 
 
 def workspace_bytes(config: EngineConfig, model: Model, backend: Backend) -> int:
