@@ -1,9 +1,9 @@
 """The same runner on a CUDA GPU: right first, then how fast. `python -m bench.gpu_smoke [--model FILE] [--out FOLDER]`
 
-Tiny random models (full, all-window, mixed layers) and, given its file, the default model: greedy output at depth 0
-and 1, plain and speculating (n-gram, chains and trees of heads, several page sizes), must equal the CPU's plain one,
-or part from it only where the CPU itself saw the two tokens within a stated gap. Then tokens a second, depth 0 beside
-depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
+Tiny random models (full, all-window, mixed layers, those of `bench.gpu_shapes`) and, given its file, the default model:
+greedy output at depth 0 and 1, plain and speculating (n-gram, chains and trees of heads, several page sizes), must
+equal the CPU's plain one, or part from it only where the CPU itself saw the two tokens within a stated gap. Then tokens
+a second, depth 0 beside depth 1. Without a GPU it compares the CPU with itself, as a rehearsal.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.gpu_shapes import SHAPES, RandomState
 from bench.heads import TargetHead, untrained_head
 from roost.attention.registry import TORCH, Backend
 from roost.clock import SystemClock
@@ -40,8 +41,15 @@ GPU = torch.device("cuda" if torch.accelerator.is_available() else "cpu")
 KERNELS = backend_of(EngineConfig(), GPU)  # the backend that the device would choose
 GAP_MAX = {"fp32": 1e-3, "bf16": 0.5}  # log-probabilities that rounding may swap
 ERROR_RATIO_MAX = 1.5  # kernels' over torch's, which round too
+ERROR_FLOOR = 1e-4  # beside it
 NUM_BEST = 5  # tokens of the reference among which another may be
 WINDOW = 24
+WINDOWS: dict[str, tuple[int | None, ...]] = {
+    "full": (None,) * 3,
+    "window": (WINDOW,) * 3,
+    "mixed": (WINDOW, None, WINDOW),
+}
+TINY = [*WINDOWS, *(name for name in SHAPES if name.startswith("tiny-"))]
 Pair = tuple[Decoder, Decoder]  # a model with the device's own operations, and with torch's
 PROMPTS = (
     "What is the capital of France?",
@@ -91,6 +99,11 @@ def tiny(windows: tuple[int | None, ...]) -> tuple[DecoderConfig, dict[str, Tens
         state |= {f"{layer}mlp.{name}_proj.weight": random(*shape) for name, shape in feeds.items()}
         state |= {f"{layer}{name}.weight": torch.ones(96) for name in ("input_layernorm", "post_attention_layernorm")}
     return config, state
+
+
+def drawn(name: str) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """A random model of one of the benchmarks' shapes."""
+    return SHAPES[name], {tensor: value.float().cpu() for tensor, value in RandomState(SHAPES[name]).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +222,14 @@ def _errors(got: Answer, wanted: Answer) -> list[float]:
     return errors
 
 
-def check(name: str, models: Mapping[str, Pair], reference: Decoder, prompts: list[tuple[int, ...]]) -> list[dict]:
+def check(
+    name: str, models: Mapping[str, Pair], reference: Decoder, prompts: list[tuple[int, ...]], *, sure: bool = False
+) -> list[dict[str, Any]]:
     """Every model on the GPU, at both depths, against one on the CPU."""
     wanted, _ = answers(reference, CPU, Case(depth=1), prompts, 48)
     rows = []
     for weights, (model, with_torch) in models.items():
         plain = [Case(depth=depth, backend=KERNELS, graphs=graphs) for depth in (0, 1) for graphs in (True, False)]
-        sure = len(model.config.layers) < 6
         cases = [Case(name="torch", depth=1), *plain, *drafting(model, GPU, weights, sure=sure)]
         cases += [replace(case, beside=True) for case in cases[1:] if case.graphs and case.depth == 1]
         for case in cases:
@@ -225,7 +239,7 @@ def check(name: str, models: Mapping[str, Pair], reference: Decoder, prompts: li
             found = compare(title, got, wanted, GAP_MAX[weights]) | {"accept_length": spec.accept_length}
             print(found, flush=True)
             if case.name == "torch":
-                error_max = ERROR_RATIO_MAX * found["mean_error"] + 1e-5
+                error_max = ERROR_RATIO_MAX * found["mean_error"] + ERROR_FLOOR
             assert found["mean_error"] <= error_max, "the kernels' error is larger than rounding makes it"
             rows.append(found)
     return rows
@@ -294,7 +308,9 @@ def main() -> int:
     """Check, measure, report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, default=None)
-    parser.add_argument("--no-tiny", action="store_true", help="the default model alone")
+    parser.add_argument(
+        "--tiny", nargs="*", choices=TINY, default=TINY, help="models; after none the default one alone"
+    )
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -305,12 +321,11 @@ def main() -> int:
         tuple(torch.randint(211, (length,), generator=generator).tolist()) for length in (1, 7, 40, 90, 150, 33)
     ]
     checks, speeds = [], []
-    tinies = {"full": (None,) * 3, "window": (WINDOW,) * 3, "mixed": (WINDOW, None, WINDOW)}
-    for name, windows in () if args.no_tiny else tinies.items():
-        config, state = tiny(windows)
+    for name in args.tiny:
+        config, state = tiny(WINDOWS[name]) if name in WINDOWS else drawn(name)
         model, with_torch = (Decoder(config, state, "fp32", GPU, ops_of(backend)) for backend in (KERNELS, TORCH))
         reference = Decoder(config, state, "fp32", CPU)
-        checks += check(f"tiny {name}", {"fp32": (model, with_torch)}, reference, random_prompts)
+        checks += check(name, {"fp32": (model, with_torch)}, reference, random_prompts, sure=name in WINDOWS)
         check_no_waits(model, random_prompts)
     if args.model is not None:
         source = open_source(args.model)

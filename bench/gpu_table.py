@@ -2,7 +2,7 @@
 
 Random weights in the shapes of Llama-8B, SmolLM2-135M, Qwen3-30B-A3B, Qwen3.5-9B and others, 512-token prompts, 256
 tokens decoded greedily: plain and with an EAGLE-3 head whose accept length is held at 2.5 (simulated: the head is
-random), at depth 0 and 1, on several page sizes; transformers beside Llama's shapes. Then where the time goes: how busy
+random), at depth 0 and 1, on several page sizes; transformers beside them. Then where the time goes: how busy
 the GPU is, host time, the largest kernels.
 """
 
@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import roost.forward.passes as passes_module
 from bench.gpu_shapes import DEVICE, SHAPES, WEIGHT_BYTES, RandomState, floor
+from bench.gpu_transformers import transformers_ms
 from bench.heads import untrained_head
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
@@ -36,7 +37,6 @@ from roost.grammar.matcher import NewMatcher
 from roost.layers.rounds import NOTHING, ChainInputs
 from roost.messages import Event, Finished, Submit, Tokens
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig
 from roost.models.model import Head
 from roost.runner.executor import TorchExecutor
 from roost.sched.engine import Engine
@@ -146,6 +146,7 @@ class Run:
         if isinstance(event, Tokens):
             self.num_tokens[int(event.request_id)] += len(event.tokens)
         elif isinstance(event, Finished):
+            assert event.reason == "length", event
             self.num_ended += 1
 
     def ticks(self, most: int) -> list[tuple[float, int]]:
@@ -238,43 +239,6 @@ def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30)
     }
 
 
-def transformers_ms(config: DecoderConfig, batch: int, num_new: int = 48) -> float:
-    """Milliseconds per output token of transformers' own generate, eager, with its dynamic cache."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only for this)
-
-    asked = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=len(config.layers),
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        tie_word_embeddings=config.tied,
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    with DEVICE:
-        model = LlamaForCausalLM(asked).eval()
-    torch.set_default_dtype(torch.float32)
-    tokens = torch.randint(config.vocab_size, (batch, 512), device=DEVICE)
-    seconds = {}
-    for length in (2, 2, num_new + 2):
-        began = time.perf_counter()
-        with torch.inference_mode():
-            model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=length,
-                min_new_tokens=length,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        torch.cuda.synchronize() if DEVICE.type == "cuda" else None
-        seconds[length] = time.perf_counter() - began
-    del model
-    gc.collect()
-    return 1e3 * (seconds[num_new + 2] - seconds[2]) / num_new
-
-
 def cases(batches: list[int], pages: list[int]) -> Iterator[Case]:
     """The table."""
     for batch in batches:
@@ -323,11 +287,9 @@ def main() -> int:
                 keep("profiles", {"shape": shape_name, **profiled(model, head, case)})
         del model, head
         gc.collect()
-        is_llama = all(kind.feed_forward is None and kind.attends for kind in config.layers) and not config.qk_norm
-        if is_llama and not args.no_transformers:
-            for batch in args.batches:
-                row = {"shape": shape_name, "case": "transformers", "batch": batch}
-                keep("cells", {**row, "ms_per_token": transformers_ms(config, batch)})
+        for batch in () if args.no_transformers else args.batches:
+            row = {"shape": shape_name, "case": "transformers", "batch": batch}
+            keep("cells", {**row, "ms_per_token": transformers_ms(config, batch, DEVICE)})
     return 0
 
 
