@@ -239,15 +239,17 @@ def profiled(model: Decoder, head: Head | None, case: Case, num_steps: int = 30)
     }
 
 
-def cases(batches: list[int], pages: list[int]) -> Iterator[Case]:
-    """The table."""
+def cases(batches: list[int], pages: list[int], *, is_short: bool) -> Iterator[Case]:
+    """The table; a short one has overlapped steps of captured graphs alone."""
     for batch in batches:
-        for depth in (0, 1):
+        for depth in (1,) if is_short else (0, 1):
             yield Case(name="plain", batch=batch, depth=depth)
-        yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=0, spec=CHAIN)
+        if not is_short:
+            yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=0, spec=CHAIN)
         for page_size in pages:
             yield Case(name="eagle3 2.5 (simulated)", batch=batch, depth=1, page_size=page_size, spec=CHAIN)
-    yield Case(name="plain, no graphs", batch=batches[0], depth=1, graphs=False)
+    if not is_short:
+        yield Case(name="plain, no graphs", batch=batches[0], depth=1, graphs=False)
 
 
 def main() -> int:
@@ -257,6 +259,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--pages", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--weights", choices=list(WEIGHT_BYTES), default="bf16")
+    parser.add_argument("--short", action="store_true", help="depth 1 with graphs alone, and no profiles")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -279,9 +282,9 @@ def main() -> int:
         head = untrained_head("eagle3", model, args.weights, DEVICE, num_tokens=min(32000, config.vocab_size))
         for batch in args.batches:
             keep("floors", {"shape": shape_name, "batch": batch, **floor(config, args.weights, batch, 640)})
-        for case in cases(args.batches, args.pages):
+        for case in cases(args.batches, args.pages, is_short=args.short):
             keep("cells", {"shape": shape_name, **measure(model, head, case)})
-        for batch in args.batches:
+        for batch in () if args.short else args.batches:
             for spec, title in ((SpecConfig(), "plain"), (CHAIN, "eagle3 2.5 (simulated)")):
                 case = Case(name=title, batch=batch, depth=1, spec=spec)
                 keep("profiles", {"shape": shape_name, **profiled(model, head, case)})

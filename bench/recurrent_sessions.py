@@ -129,10 +129,12 @@ def _talk(sessions: Sessions, name: str, history: int, idle_bytes: dict[str, int
         idle_bytes.update(sessions.held_bytes())
     for _ in range(TURNS):
         cases["next turn"] = sessions.turn(name)
+    sessions.do(RewindSession(session_id=name, turn=TURNS))
+    cases["rewind to a turn's end"] = sessions.turn(name)
     sessions.do(ForkSession(session_id=name, new_id=f"{name} fork"))
     cases["fork"] = sessions.turn(f"{name} fork")
     sessions.do(RewindSession(session_id=name, turn=TURNS))
-    cases["rewind to a turn's end"] = sessions.turn(name)
+    cases["rewind behind a fork"] = sessions.turn(name)
     sessions.do(RewindSession(session_id=name, length=history + IN_TOKENS + OUT_TOKENS // 2))
     cases["rewind into a turn"] = sessions.turn(name)
     for each in (name, f"{name} fork"):

@@ -9,6 +9,7 @@ from roost.layers.linear import PlainLinear
 from roost.layers.ops import CLAMPED, TORCH_OPS
 
 kernels = pytest.importorskip("roost.kernels.experts")
+routing = pytest.importorskip("roost.kernels.routing")
 
 
 def experts_of(
@@ -108,19 +109,26 @@ def test_all_tokens_may_go_through_one_expert(num_tokens: int, device: torch.dev
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 40, 333])
-def test_tiles_hold_every_pair_once_and_one_expert_each(num_tokens: int, device: torch.device) -> None:
-    number, num_active = 7, 3
-    scores = torch.randn((num_tokens, number), generator=torch.Generator().manual_seed(num_tokens))
-    ids = routed_by(scores, num_active).ids.flatten().to(device)
-    experts, firsts, pairs, ends = (each.tolist() for each in kernels._tiles(ids, number))
-    found: list[int] = []
-    for expert, first in zip(experts, firsts, strict=True):
-        if expert < number:
-            held = pairs[first : min(first + kernels._TILE_M, ends[expert])]
-            assert held and all(int(ids[pair]) == expert for pair in held)
-            found += held
-    assert sorted(found) == list(range(len(ids)))
+@pytest.mark.parametrize("num_pairs", [1, 40, 3000])
+def test_pairs_are_sorted_by_expert_and_stay_in_order(num_pairs: int, device: torch.device) -> None:
+    ids = torch.randint(1, 6, (num_pairs,), generator=torch.Generator().manual_seed(num_pairs)).to(device)
+    pairs, ends = routing.sort_by_expert(ids, 7)
+    assert torch.equal(pairs, ids.sort(stable=True).indices)
+    assert torch.equal(ends, torch.bincount(ids, minlength=7).cumsum(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize(("number", "num_active"), [(8, 2), (5, 5), (40, 6), (3, 1)])
+def test_the_best_experts_are_those_of_the_reference(
+    number: int, num_active: int, is_normed: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    scores = torch.randn((60, number + 3), generator=torch.Generator().manual_seed(number)).to(device, dtype)
+    scores = (scores * 3).round()[:, 1 : number + 1]  # many are the same
+    ours = routing.best_experts(scores, num_active, is_normed)
+    theirs = TORCH_OPS.best_experts(scores, num_active, is_normed)
+    assert torch.equal(ours.ids, theirs.ids)
+    torch.testing.assert_close(ours.shares, theirs.shares, atol=1e-6 if dtype == torch.float32 else 4e-3, rtol=1e-5)
 
 
 def test_no_tokens_say_nothing(device: torch.device) -> None:

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from roost.layers.gated_delta import DeltaShape
-from tests.support.delta_batches import SHAPES, assert_cuts_change_nothing, both, replay_of, trees_of
+from tests.support.delta_batches import (
+    SHAPES,
+    assert_cuts_change_nothing,
+    assert_slots_need_not_be_there,
+    both,
+    replay_of,
+    trees_of,
+)
 
 kernel = pytest.importorskip("roost.kernels.gated_delta")
 
@@ -29,3 +36,8 @@ def test_each_node_of_a_tree_follows_its_ancestors(shape: DeltaShape, device: to
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_text_that_is_cut_anywhere_says_the_same_bits(shape: DeltaShape, device: torch.device) -> None:
     assert_cuts_change_nothing(kernel.gated_delta, shape, device)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_of_a_chunk_most_inputs_have_no_slots(shape: DeltaShape, device: torch.device) -> None:
+    assert_slots_need_not_be_there(kernel.gated_delta, shape, device)

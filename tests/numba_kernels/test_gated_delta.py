@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from roost.layers.gated_delta import DeltaShape
-from tests.support.delta_batches import SHAPES, assert_cuts_change_nothing, both, replay_of, trees_of
+from tests.support.delta_batches import (
+    SHAPES,
+    assert_cuts_change_nothing,
+    assert_slots_need_not_be_there,
+    both,
+    replay_of,
+    trees_of,
+)
 
 ops = pytest.importorskip("roost.numba_kernels.ops", exc_type=ImportError)
 CPU = torch.device("cpu")
@@ -29,3 +36,8 @@ def test_each_node_of_a_tree_follows_its_ancestors(shape: DeltaShape) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_text_that_is_cut_anywhere_says_the_same_bits(shape: DeltaShape) -> None:
     assert_cuts_change_nothing(ops.NUMBA_OPS.gated_delta, shape, CPU)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_of_a_chunk_most_inputs_have_no_slots(shape: DeltaShape) -> None:
+    assert_slots_need_not_be_there(ops.NUMBA_OPS.gated_delta, shape, CPU)

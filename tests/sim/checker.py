@@ -426,14 +426,22 @@ class Checker:
         if before is None or (has_window and not is_held):
             conversation.cached = None
             return
+        least = length
         if self._resolved.states is not None:
+            least = length if self._is_near(length, conversation) else min(length, conversation.window_from)
             conversation.window_from = max(conversation.window_from, length)
-            length = max(0, length - self._resolved.spec.pair)  # going back by one token later may be dear
-        low, high = min(before[0], length), length if before[1] < length else min(before[1], length)
+            # going back by one token later may be dear
+            least, length = (max(0, each - self._resolved.spec.pair) for each in (least, length))
+        low, high = min(before[0], least), length if before[1] < length else min(before[1], length)
         if length <= conversation.shared_max:  # a shared page is not written; with pairs its last slot is another's
             low = max(0, low - self._resolved.spec.pair) // size * size
         # if nothing is left, the next turn looks its tokens up in the prefix tree
         conversation.cached = (low, high) if low else None
+
+    def _is_near(self, length: int, conversation: Conversation) -> bool:
+        """Whether a state is close enough to a length to run again what lies between, and no more."""
+        replayed_max = next(book.window or 0 for book in self._resolved.books if book.is_replayed)
+        return length in conversation.state_ends or length - conversation.window_from <= replayed_max
 
     def _keep_end(self, conversation: Conversation, end: int | None) -> None:
         """The state at a turn's end, past which the next one has come, is kept with those before it."""

@@ -71,6 +71,7 @@ def replay_of(starts: list[int], lens: list[int], device: torch.device, *, trees
         pages=pages,
         sources=torch.tensor([0, 3, 4], device=device),
         starts=torch.tensor([0, 5, 9], device=device),
+        replayed_max=3,
         kept_at=torch.tensor([[1, NOT_KEPT], [7, 6], [NOT_KEPT, NOT_KEPT]], device=device),
         kept_in=torch.tensor([[5, 0], [6, 7], [0, 0]], device=device),
     )
@@ -111,6 +112,7 @@ def assert_cuts_change_nothing(run: Run, shape: DeltaShape, device: torch.device
             pages=pages,
             sources=column + source[0],
             starts=column + source[1],
+            replayed_max=length,
             kept_at=column[:, None] + kept,
             kept_in=column[:, None] + 1,
         )
@@ -121,3 +123,17 @@ def assert_cuts_change_nothing(run: Run, shape: DeltaShape, device: torch.device
         for kept in {1, min(3, cut), cut}:
             first = part(0, cut, (0, 0), kept)
             assert torch.equal(torch.cat([first, part(cut, length, (1, kept), NOT_KEPT)]), whole), (cut, kept)
+
+
+def assert_slots_need_not_be_there(run: Run, shape: DeltaShape, device: torch.device) -> None:
+    """Of a chunk only the inputs that may be run again have slots; what it says is the same."""
+    length = 9
+    weights, inputs = weights_of(shape, torch.float32, device), torch.randn(length, shape.input_len).to(device)
+    replay = replace(
+        replay_of([0, 7, 9], [1, 1, 1], device),
+        segments=make_segments([0], [0], [length], are_rounds=False, device=device),
+        slots=torch.zeros(length, dtype=torch.int64, device=device),
+        pages=Pages(table=torch.zeros((3, 7), dtype=torch.int32, device=device), size=PAGE_SIZE),
+    )
+    said = [each(inputs, weights, memory(shape, torch.float32, device, replay)) for each in (run, gated_delta)]
+    torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)

@@ -129,6 +129,7 @@ def _run_delta(
     trees: list[Tensor],
     replay: list[Tensor],
     page_size: int,
+    replayed_max: int,
     sizes: list[int],
 ) -> Tensor:
     """The recurrence as one operation."""
@@ -149,6 +150,7 @@ def _run_delta(
             pages=Pages(table=table, size=page_size),
             sources=sources,
             starts=starts,
+            replayed_max=replayed_max,
             kept_at=kept_at,
             kept_in=kept_in,
         ),
@@ -173,6 +175,7 @@ def run_delta(inputs: Tensor, weights: DeltaWeights, at: Recurrence) -> Tensor:
         trees,
         [replay.slots, replay.pages.table, replay.sources, replay.starts, replay.kept_at, replay.kept_in],
         replay.pages.size,
+        replay.replayed_max,
         [shape.num_key_heads, shape.num_value_heads, shape.key_dim, shape.value_dim, shape.conv_len],
     )
 

@@ -49,6 +49,7 @@ class RecurrentStates:
             pages=self._inputs.table.of_rounds,
             sources=source[:, 0],
             starts=start[:, 0],
+            replayed_max=self._inputs.table.window or 0,
             kept_at=kept_at,
             kept_in=kept_in,
         )

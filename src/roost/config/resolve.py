@@ -29,7 +29,7 @@ from roost.spec_shape import DraftKv, SpecShape
 
 _CONTEXTS_IN_POOL = 4  # sequences of full length that the pool holds, if its size is not given
 # tokens between the states of a running sequence; so many, at most, are run through the recurrence again in each step
-_STATE_INTERVAL = 16
+_STATE_INTERVAL = 8
 
 
 def _check_sessions(config: SessionConfig) -> None:

@@ -1,23 +1,23 @@
 """A mixture of experts: for each token the gated feed-forwards that its router picked, summed by their shares.
 
 said(t) = sum over j: share[t, j] * down[e] @ (activation(gate[e] @ x[t]) * (up[e] @ x[t])), e = ids[t, j]; in float32
-and rounded once between; each projection may add a bias. Of few tokens each (token, expert) is a program that reads
+and rounded once between; each projection may add a bias. Of few tokens each (token, expert) has programs that read
 that expert's weights once. Of many they are sorted by expert and cut into tiles of one expert for tensor cores: as many
 programs as can be needed, so that shapes follow from the number of tokens and steps can be captured. The reference is
 in `layers.experts`.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
 from roost.kernels.gated_activation import ACTIVATION_CODES, gated
+from roost.kernels.routing import sort_by_expert
 from roost.layers.experts import Experts, Routed
 
-_FEW = 128  # pairs of token and expert up to which each is a program of its own
-_BLOCK_N, _BLOCK_K = 32, 128  # of few tokens
+_FEW = 128  # pairs of token and expert up to which each is by itself, unless there are more of them than experts
+_BLOCK_N, _BLOCK_K = 8, 512  # of few tokens
 _TILE_M, _TILE_N, _TILE_K = 32, 64, 64  # of many
 _SUM_BLOCK = 1024
 _INTERPRETED = knobs.runtime.interpret
@@ -37,45 +37,34 @@ def mix_experts(normed: Tensor, routed: Routed, experts: Experts) -> Tensor:
     gated_pairs = normed.new_empty((num_pairs, width))
     sizes = {"HIDDEN": hidden, "WIDTH": width, "NUM_ACTIVE": num_active}
     activation = {"ACTIVATION": ACTIVATION_CODES[experts.activation]}
-    if num_pairs <= _FEW:
+    said = normed.new_empty((num_pairs, hidden))
+    if num_pairs <= min(_FEW, num_experts):
         few = {**sizes, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K, "num_warps": 4}
         _gate_up_of_pairs[(num_pairs, triton.cdiv(width, _BLOCK_N))](
             *(normed, normed.stride(0), gate_up, gate_up_bias, ids, gated_pairs), **few, **activation
         )
-        _down_of_tokens[(num_tokens, triton.cdiv(hidden, _BLOCK_N))](
-            *(gated_pairs, down, down_bias, ids, shares, output), **few
-        )
-        return output
-    tiles = _tiles(ids.flatten(), num_experts)
+        _down_of_pairs[(num_pairs, triton.cdiv(hidden, _BLOCK_N))](*(gated_pairs, down, down_bias, ids, said), **few)
+        return _summed(said, shares, output)
+    pairs = sort_by_expert(ids.flatten(), num_experts)
     many = {"NUM_EXPERTS": num_experts, "TILE_M": _TILE_M, "TILE_N": _TILE_N, "TILE_K": _TILE_K, "num_warps": 4}
-    many["WIDE"] = _INTERPRETED
-    said, num_tiles = normed.new_empty((num_pairs, hidden)), len(tiles[0])
+    many |= {"BLOCK_EXPERTS": triton.next_power_of_2(num_experts), "WIDE": _INTERPRETED}
+    num_tiles = num_pairs // _TILE_M + min(num_experts, num_pairs)  # as many as there can be
     _gate_up_of_tiles[(num_tiles, triton.cdiv(width, _TILE_N))](
-        *(normed, normed.stride(0), gate_up, gate_up_bias, *tiles, gated_pairs), **sizes, **many, **activation
+        *(normed, normed.stride(0), gate_up, gate_up_bias, *pairs, gated_pairs), **sizes, **many, **activation
     )
     _down_of_tiles[(num_tiles, triton.cdiv(hidden, _TILE_N))](
-        *(gated_pairs, down, down_bias, *tiles, said), HIDDEN=hidden, WIDTH=width, **many
+        *(gated_pairs, down, down_bias, *pairs, said), HIDDEN=hidden, WIDTH=width, **many
     )
+    return _summed(said, shares, output)
+
+
+def _summed(said: Tensor, shares: Tensor, output: Tensor) -> Tensor:
+    """What the experts of a token say, in the order of their shares."""
+    (num_tokens, hidden), num_active = output.shape, shares.shape[1]
     _sum_by_shares[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
         *(said, shares, output), HIDDEN=hidden, NUM_ACTIVE=num_active, BLOCK=_SUM_BLOCK, num_warps=4
     )
     return output
-
-
-def _tiles(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pairs sorted by expert, cut into tiles: each tile's expert and first place, places' pairs, experts' ends.
-
-    An expert of `num_experts` is none: the tile is left over.
-    """
-    pairs = ids.sort(stable=True).indices
-    counts = (ids[:, None] == torch.arange(num_experts, device=ids.device)).sum(dim=0)
-    ends, tile_ends = counts.cumsum(0), ((counts + _TILE_M - 1) // _TILE_M).cumsum(0)
-    number = torch.arange(len(ids) // _TILE_M + min(num_experts, len(ids)), device=ids.device)
-    experts = torch.searchsorted(tile_ends, number, right=True)
-    known = experts.clamp(max=num_experts - 1)
-    before = torch.where(known > 0, tile_ends[(known - 1).clamp(min=0)], 0)
-    firsts = ends[known] - counts[known] + (number - before) * _TILE_M
-    return experts, firsts, pairs, ends
 
 
 @triton.jit
@@ -116,37 +105,32 @@ def _gate_up_of_pairs(
 
 
 @triton.jit
-def _down_of_tokens(
+def _down_of_pairs(
     inputs,  # [num_tokens * NUM_ACTIVE, WIDTH]
     weight,  # [num_experts, HIDDEN, WIDTH]
     bias,  # [num_experts, HIDDEN]; None: there is none
     ids,  # [num_tokens, NUM_ACTIVE]
-    shares,  # [num_tokens, NUM_ACTIVE]
-    output,  # [num_tokens, HIDDEN]
+    said,  # [num_tokens * NUM_ACTIVE, HIDDEN]
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     NUM_ACTIVE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    token, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    for place in tl.range(0, NUM_ACTIVE):
-        pair = token * NUM_ACTIVE + place
-        expert = tl.load(ids + pair)
-        own = weight + expert * (HIDDEN * WIDTH)
-        sums = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
-        for start in tl.range(0, WIDTH, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            x = tl.load(inputs + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
-            cells = row.to(tl.int64)[:, None] * WIDTH + k[None, :]
-            is_in = (row < HIDDEN)[:, None] & (k < WIDTH)[None, :]
-            sums += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
-        said = tl.sum(sums, 1)
-        if bias is not None:
-            said += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)
-        total += tl.load(shares + pair).to(tl.float32) * said
-    tl.store(output + token * HIDDEN + row, total.to(output.dtype.element_ty), mask=row < HIDDEN)
+    pair, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    expert = tl.load(ids + pair)
+    own = weight + expert * (HIDDEN * WIDTH)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    for start in tl.range(0, WIDTH, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(inputs + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
+        cells = row.to(tl.int64)[:, None] * WIDTH + k[None, :]
+        is_in = (row < HIDDEN)[:, None] & (k < WIDTH)[None, :]
+        sums += tl.load(own + cells, mask=is_in, other=0.0).to(tl.float32) * x
+    total = tl.sum(sums, 1)
+    if bias is not None:
+        total += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)
+    tl.store(said + pair * HIDDEN + row, total.to(said.dtype.element_ty), mask=row < HIDDEN)
 
 
 @triton.jit
@@ -155,8 +139,6 @@ def _gate_up_of_tiles(
     token_stride,
     weight,  # [NUM_EXPERTS, 2 * WIDTH, HIDDEN]
     bias,  # [NUM_EXPERTS, 2 * WIDTH]; None: there is none
-    experts,  # [num_tiles]
-    firsts,  # [num_tiles]
     pairs,  # [num_pairs] in the order of their experts
     ends,  # [NUM_EXPERTS]
     output,  # [num_pairs, WIDTH]
@@ -168,12 +150,12 @@ def _gate_up_of_tiles(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
 ):
-    expert = tl.load(experts + tl.program_id(0))
+    expert, pair, is_pair = _pairs_of_tile(pairs, ends, NUM_EXPERTS, BLOCK_EXPERTS, TILE_M)
     if expert >= NUM_EXPERTS:
         return
-    pair, is_pair = _pairs_of_tile(expert, firsts, pairs, ends, TILE_M)
     row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     own, tokens = weight + expert * (2 * WIDTH * HIDDEN), normed + (pair // NUM_ACTIVE)[:, None] * token_stride
     gate = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
@@ -198,11 +180,18 @@ def _gate_up_of_tiles(
 
 
 @triton.jit
-def _pairs_of_tile(expert, firsts, pairs, ends, TILE_M: tl.constexpr):
-    """The pairs of this program's tile, and which of them there are."""
-    place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, TILE_M)
-    is_pair = place < tl.load(ends + expert)
-    return tl.load(pairs + place, mask=is_pair, other=0), is_pair
+def _pairs_of_tile(pairs, ends, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, TILE_M: tl.constexpr):
+    """The expert of this program's tile, its pairs, and which of them there are; an expert too many is none."""
+    tile, each = tl.program_id(0), tl.arange(0, BLOCK_EXPERTS)
+    end = tl.load(ends + each, mask=each < NUM_EXPERTS, other=0)
+    begin = tl.load(ends + each - 1, mask=(each > 0) & (each < NUM_EXPERTS), other=0)
+    num_tiles = tl.where(each < NUM_EXPERTS, (end - begin + TILE_M - 1) // TILE_M, 0)
+    tile_end = tl.cumsum(num_tiles, 0)
+    expert = tl.sum(((tile_end <= tile) & (each < NUM_EXPERTS)).to(tl.int32))
+    first = tl.sum(tl.where(each == expert, begin + (tile - tile_end + num_tiles) * TILE_M, 0))
+    place = first + tl.arange(0, TILE_M)
+    is_pair = place < tl.sum(tl.where(each == expert, end, 0))
+    return expert.to(tl.int64), tl.load(pairs + place, mask=is_pair, other=0), is_pair
 
 
 @triton.jit
@@ -210,8 +199,6 @@ def _down_of_tiles(
     inputs,  # [num_pairs, WIDTH]
     weight,  # [NUM_EXPERTS, HIDDEN, WIDTH]
     bias,  # [NUM_EXPERTS, HIDDEN]; None: there is none
-    experts,  # [num_tiles]
-    firsts,  # [num_tiles]
     pairs,  # [num_pairs] in the order of their experts
     ends,  # [NUM_EXPERTS]
     said,  # [num_pairs, HIDDEN]
@@ -221,12 +208,12 @@ def _down_of_tiles(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,  # multiply in float32: the interpreter has no product of bfloat16
 ):
-    expert = tl.load(experts + tl.program_id(0))
+    expert, pair, is_pair = _pairs_of_tile(pairs, ends, NUM_EXPERTS, BLOCK_EXPERTS, TILE_M)
     if expert >= NUM_EXPERTS:
         return
-    pair, is_pair = _pairs_of_tile(expert, firsts, pairs, ends, TILE_M)
     row = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     own, lines = weight + expert * (HIDDEN * WIDTH), inputs + pair[:, None] * WIDTH
     sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)

@@ -21,6 +21,7 @@ from roost.kernels.lookup import find_drafts
 from roost.kernels.norm import add_rms_norm, rms_norm
 from roost.kernels.one_token_linear import one_token_linear
 from roost.kernels.rounds import chain_inputs, chain_places, settle_chains
+from roost.kernels.routing import best_experts
 from roost.kernels.scaled_sum import scaled_sum
 from roost.kernels.soft_cap import soft_cap
 from roost.kernels.token_mask import mask_logits
@@ -126,6 +127,7 @@ TRITON_OPS = Ops(
     gate_up=gate_up,
     gate_by=gate_by,
     scaled_sum=_scaled_sum,
+    best_experts=best_experts,
     mix_experts=mix_experts,
     gated_delta=gated_delta,
     concat=TORCH_OPS.concat,

@@ -21,9 +21,16 @@ class States:
     """The states of all leases."""
 
     def __init__(
-        self, pool: StatePool, ledger: Ledger, tree: PrefixTree, page_size: int, book: BookId, input_book: BookId
+        self,
+        pool: StatePool,
+        ledger: Ledger,
+        tree: PrefixTree,
+        page_size: int,
+        book: BookId,
+        input_book: BookId,
+        replayed_max: int,
     ) -> None:
-        """`book` is the ledger's number of the pool; `input_book` has the inputs that are run again."""
+        """`book` is the ledger's number of the pool; `input_book` has the inputs that are run again, a few at most."""
         self.pool = pool
         self.book = book
         self.input_book = input_book
@@ -31,6 +38,7 @@ class States:
         assert tree.state_cache is not None
         self._tree, self._cache = tree, tree.state_cache
         self.page_size = page_size
+        self._replayed_max = replayed_max
 
     # --- which there are ---------------------------------------------------------------------------------------
 
@@ -46,7 +54,8 @@ class States:
     def reach(self, lease: Lease, length: int) -> int:
         """The last length up to `length` that a state and the inputs behind it reach."""
         position = self.last_at(lease, length)
-        return length if self._has_inputs(lease, position, length) else position
+        is_near = length - position <= self._replayed_max
+        return length if is_near and self._has_inputs(lease, position, length) else position
 
     def _has_inputs(self, lease: Lease, first: int, last: int) -> bool:
         """Whether a lease holds the inputs of positions [first, last)."""

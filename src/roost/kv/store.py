@@ -39,7 +39,8 @@ class Store:
         self.state_book = None if states is None else len(books)  # the number of the pool of states
         if states is not None:
             assert self.window_book is not None and books[self.window_book].is_replayed, books
-            self.states = States(states, self.ledger, self.tree, page_size, len(books), self.window_book)
+            own = (len(books), self.window_book, books[self.window_book].window or 0)
+            self.states = States(states, self.ledger, self.tree, page_size, *own)
         self._next_lease = 0
 
     # --- birth and growth --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Routed:
     shares: Tensor  # [num_tokens, num_active] what each counts for
 
 
-def best_experts(scores: Tensor, num_active: int, *, is_normed: bool) -> Routed:
+def best_experts(scores: Tensor, num_active: int, is_normed: bool) -> Routed:
     """The experts with the highest of scores [num_tokens, num_experts], by their probabilities in float32.
 
     Of several with the same score the first ones; `is_normed`: the shares of a token's experts sum up to one.

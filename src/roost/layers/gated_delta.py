@@ -76,6 +76,7 @@ class Replay:
     pages: Pages  # of the book of inputs
     sources: Tensor  # [num_segments] page of the state that each row starts from
     starts: Tensor  # [num_segments] its position: inputs from there on lie in slots
+    replayed_max: int  # of them, in front of a row's own tokens
     kept_at: Tensor  # [num_segments, n] positions past it at which the state is kept; NOT_KEPT: none
     kept_in: Tensor  # [num_segments, n] pages for them
 
@@ -192,6 +193,7 @@ def whole_sequences(lengths: Tensor, shape: DeltaShape, dtype: torch.dtype) -> R
         pages=Pages(table=column[:1, None], size=1),
         sources=zeros,
         starts=zeros,
+        replayed_max=0,
         kept_at=nowhere,
         kept_in=nowhere,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from roost.layers import host_gumbel, host_lookup, host_rounds
-from roost.layers.experts import Experts, Routed, mix_experts
+from roost.layers.experts import Experts, Routed, best_experts, mix_experts
 from roost.layers.gated_delta import DeltaWeights, Recurrence, gated_delta
 from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
@@ -114,6 +114,7 @@ class Ops:
     gate_up: Callable[[Tensor, str], Tensor]
     gate_by: Callable[[Tensor, Tensor, str], Tensor]  # (gate, up, activation): the same of two that lie apart
     scaled_sum: Callable[[Residual, float], Tensor]  # (stream, factor): its sum times the factor
+    best_experts: Callable[[Tensor, int, bool], Routed]  # (scores, how many, whether shares sum up to one): the best
     mix_experts: Callable[[Tensor, Routed, Experts], Tensor]  # (normed, whose experts, they): what they say together
     # (inputs, what is learned, inputs and states so far): what heads say
     gated_delta: Callable[[Tensor, DeltaWeights, Recurrence], Tensor]
@@ -218,6 +219,7 @@ TORCH_OPS = Ops(
     gate_up=_gate_up,
     gate_by=_gate_by,
     scaled_sum=_scaled_sum,
+    best_experts=best_experts,
     mix_experts=partial(mix_experts, gate_up=_gate_up),
     gated_delta=gated_delta,
     concat=_concat,

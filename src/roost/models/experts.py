@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.layers.experts import best_experts
 from roost.layers.linear import Linear
 from roost.models.decoder_layers import FeedForward, Loader, feed_forward_of_normed
 from roost.models.expert_weights import load_experts
@@ -40,13 +39,11 @@ class ExpertsFeed:
     def __call__(self, loader: Loader, prefix: str) -> FeedForward:
         """That of the layer with this prefix."""
         router = loader.floats((f"{prefix}mlp.gate.weight",), self.num_experts)
-        experts, mix = (
-            load_experts(loader, f"{prefix}mlp.experts", self.num_experts, self.width),
-            loader.ops.mix_experts,
-        )
+        experts, ops = load_experts(loader, f"{prefix}mlp.experts", self.num_experts, self.width), loader.ops
 
         def said_of(normed: Tensor) -> Tensor:
-            return mix(normed, best_experts(router(normed), self.num_active, is_normed=self.is_normed), experts)
+            routed = ops.best_experts(router(normed), self.num_active, self.is_normed)
+            return ops.mix_experts(normed, routed, experts)
 
         if self.shared_width is None:
             return feed_forward_of_normed(loader, said_of)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from roost.layers.experts import Routed, best_experts
+from roost.layers.experts import Routed
 from roost.layers.ops import Residual
 from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder
@@ -73,7 +73,7 @@ class BesideExperts:
         )
 
         def routed(hidden: Tensor) -> Routed:
-            found = best_experts(router(ops.norm(hidden, router_norm, eps)), sizes.num_active, is_normed=True)
+            found = ops.best_experts(router(ops.norm(hidden, router_norm, eps)), sizes.num_active, True)
             return replace(found, shares=(found.shares * factors[found.ids]).to(hidden.dtype))
 
         def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from roost.layers.experts import best_experts
 from roost.layers.ops import CLAMP_ALPHA, CLAMP_LIMIT, CLAMPED
 from roost.models.decoder import Decoder
 from roost.models.decoder_layers import DecoderConfig, FeedForward, LayerKind, Loader, feed_forward_of_normed
@@ -28,13 +27,13 @@ class BiasedExperts:
 
     def __call__(self, loader: Loader, prefix: str) -> FeedForward:
         """That of the layer with this prefix."""
-        sizes, mix, router_name = self.sizes, loader.ops.mix_experts, f"{prefix}mlp.router"
+        sizes, ops, router_name = self.sizes, loader.ops, f"{prefix}mlp.router"
         router = loader.floats((f"{router_name}.weight",), sizes.num_experts, f"{router_name}.bias")
         experts = load_woven_experts(loader, f"{prefix}mlp.experts", sizes.num_experts, sizes.width, CLAMPED)
 
         def said_of(normed: Tensor) -> Tensor:
             # the softmax over the chosen ones is that over all, divided by what the chosen ones have of it
-            return mix(normed, best_experts(router(normed), sizes.num_active, is_normed=True), experts)
+            return ops.mix_experts(normed, ops.best_experts(router(normed), sizes.num_active, True), experts)
 
         return feed_forward_of_normed(loader, said_of)
 

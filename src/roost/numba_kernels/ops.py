@@ -410,6 +410,7 @@ NUMBA_OPS = Ops(
     gate_up=TORCH_OPS.gate_up,
     gate_by=_gate_by,
     scaled_sum=_scaled_sum,
+    best_experts=TORCH_OPS.best_experts,
     mix_experts=TORCH_OPS.mix_experts,
     gated_delta=_gated_delta,
     concat=_concat,

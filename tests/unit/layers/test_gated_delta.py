@@ -61,6 +61,7 @@ def _step(at: Recurrence, inputs: Tensor, start: int, *, source: tuple[int, int]
         pages=Pages(table=torch.tensor([[1]], dtype=torch.int32), size=LENGTH),
         sources=column + source[0],
         starts=column + source[1],
+        replayed_max=LENGTH,
         kept_at=torch.tensor([[kept[1], NOT_KEPT]]),
         kept_in=torch.tensor([[kept[0], 0]]),
     )
