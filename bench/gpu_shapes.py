@@ -191,6 +191,8 @@ class RandomState(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
+        if name.endswith("bias") or name.endswith("sinks"):
+            return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * 0.02
         if len(shape) == 1:
             return torch.ones(shape, device=DEVICE)
         return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * shape[-1] ** -0.5

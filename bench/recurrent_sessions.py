@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from roost.sched.engine import Engine
 from roost.startup import backend_of, ops_of
 
 IN_TOKENS, OUT_TOKENS = 64, 32
+ROOM = 16 * (IN_TOKENS + OUT_TOKENS) + 64  # for turns behind a history
 TURNS = 3  # behind the history, before anything is rewound
 
 
@@ -101,7 +103,7 @@ def _not_refused(event: Event) -> None:
 
 def measured(model: Decoder, history: int, page_size: int, repeats: int) -> Iterator[dict[str, Any]]:
     """The cases of one length of history."""
-    sessions = Sessions(model, history + 16 * (IN_TOKENS + OUT_TOKENS) + 64, page_size)
+    sessions = Sessions(model, history + ROOM, page_size)
     times: dict[str, list[tuple[float, int]]] = {}
     idle_bytes: dict[str, int] = {}
     for number in range(repeats + 1):
@@ -152,7 +154,7 @@ def main() -> int:
     parser.add_argument("--weights", default="bf16")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    config = SHAPES[args.shape]
+    config = replace(SHAPES[args.shape], context_max=max(args.histories) + ROOM)
     model = Decoder(config, RandomState(config), args.weights, DEVICE, ops_of(backend_of(EngineConfig(), DEVICE)))
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU (rehearsal)"
     report: dict[str, Any] = {"device": name, "torch": torch.__version__, "shape": args.shape, "rows": []}

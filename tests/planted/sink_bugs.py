@@ -42,8 +42,8 @@ SINK_BUGS = (
     Bug(
         "experts_add_their_own_bias",
         "roost.kernels.experts",
-        "            said += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)",
-        "            said += tl.load(bias + row, mask=row < HIDDEN, other=0.0).to(tl.float32)",
+        "        total += tl.load(bias + expert * HIDDEN + row, mask=row < HIDDEN, other=0.0).to(tl.float32)",
+        "        total += tl.load(bias + row, mask=row < HIDDEN, other=0.0).to(tl.float32)",
         "every expert adds the bias of the first one",
         test="tests/kernels/test_experts.py::"
         "test_experts_with_biases_and_a_clamped_gate_say_what_the_reference_says[1-8-4-48-24-dtype0]",

@@ -126,7 +126,7 @@ STATE_BUGS = (
     Bug(
         "inputs_not_looked_for",
         _STATES,
-        "        return length if self._has_inputs(lease, position, length) else position",
+        "        return length if is_near and self._has_inputs(lease, position, length) else position",
         "        return length",
         "a cut ends where inputs behind the last state are gone",
     ),

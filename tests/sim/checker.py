@@ -7,6 +7,7 @@ the engine to find out what should have happened, except for which step ended a 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -364,10 +365,8 @@ class Checker:
         if output:
             states = states_of(self._model, np.array(prompt + output, dtype=np.int64))
             before = states[len(prompt) - 1 : -1].tolist()
-            if ask.submit.grammar:
-                expected = expected_output(self._model, before, output, ask.submit.grammar)
-            else:
-                expected = [self._model.next_token(state) for state in before]
+            expected, grammar = [self._model.next_token(state) for state in before], ask.submit.grammar
+            expected = expected_output(self._model, before, output, grammar) if grammar else expected
             if expected != output:
                 raise Broken(f"tokens: {ask.submit.request_id} got {output}, the oracle says {expected}")
             self._check_logprobs(ask, ask.logprobs, states[len(prompt) - 1 :], output)
@@ -421,27 +420,21 @@ class Checker:
         """A session was cut; where nobody else has its pages and its window is held, its KV is cut exactly there."""
         del conversation.tokens[length:], conversation.turns[num_turns:]
         before, size = conversation.cached, self._page_size
-        has_window = any(book.window is not None for book in self._resolved.books)
         is_held = length > conversation.window_from or length in conversation.state_ends
-        if before is None or (has_window and not is_held):
+        if before is None or (any(book.window is not None for book in self._resolved.books) and not is_held):
             conversation.cached = None
             return
         least = length
         if self._resolved.states is not None:
-            least = length if self._is_near(length, conversation) else min(length, conversation.window_from)
-            conversation.window_from = max(conversation.window_from, length)
-            # going back by one token later may be dear
+            is_far = length - conversation.window_from > (self._resolved.books[-1].window or 0)
+            least = conversation.window_from if is_far and length not in conversation.state_ends else length
+            conversation.window_from = max(conversation.window_from, length)  # going back by one later may be dear
             least, length = (max(0, each - self._resolved.spec.pair) for each in (least, length))
         low, high = min(before[0], least), length if before[1] < length else min(before[1], length)
         if length <= conversation.shared_max:  # a shared page is not written; with pairs its last slot is another's
             low = max(0, low - self._resolved.spec.pair) // size * size
         # if nothing is left, the next turn looks its tokens up in the prefix tree
         conversation.cached = (low, high) if low else None
-
-    def _is_near(self, length: int, conversation: Conversation) -> bool:
-        """Whether a state is close enough to a length to run again what lies between, and no more."""
-        replayed_max = next(book.window or 0 for book in self._resolved.books if book.is_replayed)
-        return length in conversation.state_ends or length - conversation.window_from <= replayed_max
 
     def _keep_end(self, conversation: Conversation, end: int | None) -> None:
         """The state at a turn's end, past which the next one has come, is kept with those before it."""
@@ -503,6 +496,5 @@ class Checker:
         """A hash of everything that happened; two runs of one seed have the same."""
         digest = 0
         for name in sorted(self.asks):
-            for token in self.asks[name].output:
-                digest = mix(digest, token)
+            digest = reduce(mix, self.asks[name].output, digest)
         return digest

@@ -63,6 +63,7 @@ UNTESTED: dict[str, str] = {
     **dict.fromkeys(_GUESSES, _GUESS),
     "roost.layers.convolution.NOTHING_THERE": "a mark; tests/unit/layers/test_convolution.py",
     "roost.kernels.gated_delta._SOFTPLUS_MAX": _NUMBER,
+    "roost.kernels.gated_delta._BLOCK_CHANNELS": _CUT,
     "roost.layers.gated_delta.NOT_KEPT": "a mark; tests/unit/layers/test_gated_delta.py",
     "roost.layers.gated_delta.NORM_EPS": "how checkpoints were trained; tests/parity/test_families.py",
     "roost.runner.runner._LAYOUTS_MAX": "how much is kept; what is made anew is the same",

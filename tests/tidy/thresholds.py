@@ -188,6 +188,7 @@ TESTED: dict[str, str] = {
     "roost.layers.grouped._WORD_BITS": _INT4 + "test_a_packed_matrix_has_every_value_scale_and_zero_in_its_place",
     "roost.runner.memory.STATES_SHARE": "tests/unit/runner/test_memory.py::"
     "test_states_of_recurrent_layers_and_their_inputs_are_as_large_as_is_counted",
+    "roost.kernels.routing._BLOCK": _KERNELS + "test_experts.py::test_pairs_are_sorted_by_expert_and_stay_in_order",
     "roost.kernels.gated_delta._BLOCK_V": _KERNELS + "test_gated_delta.py::test_chunks_and_rounds",
     "roost.kernels.norm._BLOCK": _KERNELS + "test_norm.py::test_a_norm_of_rows",
     "roost.kernels.rotary._BLOCK": _KERNELS + "test_rotary.py::test_rope_write_turns_and_writes",

@@ -16,7 +16,7 @@ from roost.kernels.gated_activation import ACTIVATION_CODES, gated
 from roost.kernels.routing import sort_by_expert
 from roost.layers.experts import Experts, Routed
 
-_FEW = 128  # pairs of token and expert up to which each is by itself, unless there are more of them than experts
+_FEW = 128  # pairs of token and expert up to which each is by itself, while they are no more than half the experts
 _BLOCK_N, _BLOCK_K = 8, 512  # of few tokens
 _TILE_M, _TILE_N, _TILE_K = 32, 64, 64  # of many
 _SUM_BLOCK = 1024
@@ -38,7 +38,7 @@ def mix_experts(normed: Tensor, routed: Routed, experts: Experts) -> Tensor:
     sizes = {"HIDDEN": hidden, "WIDTH": width, "NUM_ACTIVE": num_active}
     activation = {"ACTIVATION": ACTIVATION_CODES[experts.activation]}
     said = normed.new_empty((num_pairs, hidden))
-    if num_pairs <= min(_FEW, num_experts):
+    if num_pairs <= min(_FEW, num_experts // 2):
         few = {**sizes, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K, "num_warps": 4}
         _gate_up_of_pairs[(num_pairs, triton.cdiv(width, _BLOCK_N))](
             *(normed, normed.stride(0), gate_up, gate_up_bias, ids, gated_pairs), **few, **activation

@@ -2,11 +2,10 @@
 
     S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  said = S^T q        S: [KEY_DIM, VALUE_DIM] of each value head
 
-Two kernels. `_prepare` takes every token that will be folded through the convolution and the norms, each by itself, and
-keeps what the convolution reads where a state is kept. `_gated_delta` folds what that left into a block of columns of
-one head's state, token after token; of a tree each node after its ancestors. The state stays in the registers of one
-warp. No sum depends on where a step began, and products are fused with sums nowhere. Reads a state once, and what was
-prepared once for each block of columns. The reference is `layers.gated_delta`. Called by models.
+One kernel takes each token that will be folded through the convolution and the norms, by itself. The other folds what
+that left into some columns of one head's state, in the registers of one warp, token after token; of a tree each node
+after its ancestors. It reads a state once. No sum depends on where a step began: products are fused with none. The
+reference is `layers.gated_delta`. Called by models.
 """
 
 import torch
@@ -134,10 +133,7 @@ def _prepare(
     is_new, token = place >= num_replayed, place - num_replayed
     number = place // tl.maximum(replayed_max, 1)  # the segment
     if is_new:
-        each = tl.arange(0, BLOCK_SEGMENTS)
-        begins = tl.load(offsets + each, mask=each < num_segments, other=0)
-        lens = tl.load(query_lens + each, mask=each < num_segments, other=0)
-        number = tl.max(tl.where((begins <= token) & (token < begins + lens), each, -1))
+        number = _segment_of(token, offsets, query_lens, num_segments, BLOCK_SEGMENTS)
     is_token = number >= 0
     number = tl.maximum(number, 0)
     node = token - tl.load(offsets + number)
@@ -152,20 +148,15 @@ def _prepare(
         if is_new & (tree >= 0):
             of_node = tree_mask + (tree.to(tl.int64) * NODES + node) * NODES + nodes
             reads = (tl.load(of_node, mask=nodes <= tl.where(is_token, node, -1), other=0) != 0).to(tl.int32)
-            ranks = tl.cumsum(reads, 0) * reads
-            position = start + tl.sum(reads) - 1
-    depth = tl.max(ranks)
-
+            ranks, position = tl.cumsum(reads, 0) * reads, start + tl.sum(reads) - 1
     behind = tl.zeros((), tl.int64)  # the page where what is read behind the token is kept; the null page: it is not
     for each_kept in tl.static_range(NUM_KEPT):
         if tl.load(kept_at + number * kept_at_stride + each_kept) == position + 1:
             behind = tl.load(kept_in + number * kept_in_stride + each_kept).to(tl.int64)
-    is_kept, behind = is_token & (depth == 0) & (behind > 0), tails + behind * TAIL
-
+    is_kept, behind = is_token & (tl.max(ranks) == 0) & (behind > 0), tails + behind * TAIL
     row, source = tl.load(rows + number), tl.load(sources + number * source_stride).to(tl.int64)
     before, own = tails + source * TAIL, inputs + (token - node).to(tl.int64) * input_stride
-    out = prepared + place.to(tl.int64) * INPUT_LEN
-    pages = table + row * table_stride
+    out, pages = prepared + place.to(tl.int64) * INPUT_LEN, table + row * table_stride
     if part < KEY_PARTS:
         heads, dims = part * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK_K)
         channels = heads[:, None] * KEY_DIM + dims[None, :]
@@ -205,13 +196,38 @@ def _prepare(
         rates = own + node * input_stride
         if not is_new:
             rates = _in_slot(slots, pages, position, INPUT_LEN, PAGE_SIZE)
-        forget = tl.load(rates + CHANNELS + values, mask=is_value, other=0.0).to(tl.float32)
-        forget += tl.load(forget_bias + values, mask=is_value, other=0.0)
-        softplus = tl.where(forget > SOFTPLUS_MAX, forget, tl.log(1.0 + tl.exp(tl.minimum(forget, SOFTPLUS_MAX))))
-        stays = tl.exp(tl.load(decay + values, mask=is_value, other=0.0) * softplus)
-        learn = tl.load(rates + CHANNELS + NUM_VALUE_HEADS + values, mask=is_value, other=0.0).to(tl.float32)
-        tl.store(out + CHANNELS + values, stays, mask=is_value)
-        tl.store(out + CHANNELS + NUM_VALUE_HEADS + values, 1.0 / (1.0 + tl.exp(-learn)), mask=is_value)
+        _prepare_rates(
+            rates + CHANNELS, out + CHANNELS, decay, forget_bias, values, is_value, NUM_VALUE_HEADS, SOFTPLUS_MAX
+        )
+
+
+@triton.jit
+def _segment_of(token, offsets, query_lens, num_segments, BLOCK_SEGMENTS: tl.constexpr):
+    """The segment that a token of the batch is in; -1: it is padding."""
+    each = tl.arange(0, BLOCK_SEGMENTS)
+    begins = tl.load(offsets + each, mask=each < num_segments, other=0)
+    lens = tl.load(query_lens + each, mask=each < num_segments, other=0)
+    return tl.max(tl.where((begins <= token) & (token < begins + lens), each, -1))
+
+
+@triton.jit
+def _prepare_rates(
+    rates,
+    out,
+    decay,
+    forget_bias,
+    heads,
+    is_head,
+    NUM_VALUE_HEADS: tl.constexpr,
+    SOFTPLUS_MAX: tl.constexpr,
+):
+    """What stays of a state, and how much it learns, head by head."""
+    forget = tl.load(rates + heads, mask=is_head, other=0.0).to(tl.float32)
+    forget += tl.load(forget_bias + heads, mask=is_head, other=0.0)
+    softplus = tl.where(forget > SOFTPLUS_MAX, forget, tl.log(1.0 + tl.exp(tl.minimum(forget, SOFTPLUS_MAX))))
+    learn = tl.load(rates + NUM_VALUE_HEADS + heads, mask=is_head, other=0.0).to(tl.float32)
+    tl.store(out + heads, tl.exp(tl.load(decay + heads, mask=is_head, other=0.0) * softplus), mask=is_head)
+    tl.store(out + NUM_VALUE_HEADS + heads, 1.0 / (1.0 + tl.exp(-learn)), mask=is_head)
 
 
 @triton.jit
