@@ -7,6 +7,7 @@ terminal event: Finished or Refused. Imported by sched and by everything above i
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from roost.sampling.params import SamplingParams
 
@@ -115,6 +116,19 @@ class FlushCache:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStats:
     """Ask for the engine's statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetFrame:
+    """Ask for what the engine is doing, for people who watch."""
+
+    whole: bool = False  # everything, not only what has changed since the last frame
+    watching: bool = True  # False: nobody watches any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetPages:
+    """Ask who owns each page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,8 +356,15 @@ class Stats:
     step_tokens_max: int | None = None  # the same for tokens, of prefill and rounds together
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the engine is doing, or who owns its pages: numbers and names that JSON can hold; see `sched.live`."""
+
+    told: dict[str, Any]
+
+
 SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
-Command = Submit | Abort | SessionCommand | FlushCache | GetStats | CompileGrammar
+Command = Submit | Abort | SessionCommand | FlushCache | GetStats | GetFrame | GetPages | CompileGrammar
 SessionEvent = SessionState | SessionStates | SessionClosed
-Event = Begun | Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | GrammarCompiled
+Event = Begun | Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | Frame | GrammarCompiled
 Reply = Callable[[Event], None]

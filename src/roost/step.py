@@ -111,6 +111,7 @@ class StepPlan(_ReadOnly):
     # no more than that
     head_width: int = 1
     states: StateColumns | None = None  # None: the model has no recurrent layers
+    shown_row: int = -1  # whose drafted tree is to be brought back, for people who watch; -1: none
 
     @property
     def has_chunks(self) -> bool:
@@ -139,6 +140,16 @@ class LookupColumns(_ReadOnly):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree(_ReadOnly):
+    """The tree that was drafted for one row, and what of it was accepted."""
+
+    place: int  # of the row in the plan
+    tokens: Ints  # [num_nodes] the root's and the drafts'
+    parents: Ints  # [num_nodes] the root's is -1
+    accepted: Ints  # nodes of the accepted path, the root first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult(_ReadOnly):
     """What a step did, row by row, in the plan's order."""
 
@@ -152,6 +163,7 @@ class StepResult(_ReadOnly):
     prompt_logprobs: LogprobColumns | None = None  # of the tokens after those positions of prompts
     num_forced: Ints | None = None  # [num_rows] accepted drafts that a grammar left no choice about; None: none
     lookups: LookupColumns | None = None  # if drafts were looked up
+    tree: DraftTree | None = None  # if the plan asks for one
     errors: Mapping[int, str] = field(default_factory=dict)  # by place: why a row cannot go on, although the step did
 
 

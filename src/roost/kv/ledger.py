@@ -7,6 +7,7 @@ Called by the store and the prefix tree, on the engine thread.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import NewType
 
 from roost.errors import InvariantError, RoostError
@@ -15,7 +16,16 @@ from roost.step import StepId
 
 Account = NewType("Account", int)  # an owner's number and, in the low two bits, its kind
 
-_LEASED, _CACHED, _RETIRING = 1, 2, 3
+
+class Owner(IntEnum):
+    """The kinds of owners a page may have."""
+
+    LEASE = 1
+    NODE = 2  # of the prefix tree
+    STEP = 3  # that is in flight: the page retires
+
+
+_LEASED, _CACHED, _RETIRING = Owner
 FREE = Account(0)
 NULL_ACCOUNT = Account(4)
 
@@ -37,12 +47,18 @@ def retiring(step: StepId) -> Account:
     return Account(step << 2 | _RETIRING)
 
 
+def owner_of(account: Account) -> tuple[Owner, int]:
+    """The kind and number of the owner of a page that is not free."""
+    return Owner(account & 3), account >> 2
+
+
 def describe(account: Account) -> str:
     """An account in words, for error messages."""
     if account in (FREE, NULL_ACCOUNT):
         return "free" if account == FREE else "null page"
-    kind = {_LEASED: "leased by lease", _CACHED: "cached by node", _RETIRING: "retiring until step"}[account & 3]
-    return f"{kind} {account >> 2}"
+    owner, number = owner_of(account)
+    kind = {_LEASED: "leased by lease", _CACHED: "cached by node", _RETIRING: "retiring until step"}[owner]
+    return f"{kind} {number}"
 
 
 class OutOfPages(RoostError):
@@ -63,6 +79,7 @@ class Ledger:
         self._retired: deque[tuple[StepId, BookId, list[PageId]]] = deque()
         self._num_retiring = [0] * len(books)
         self._collected = StepId(-1)
+        self._touched: list[set[PageId]] | None = None  # per book, pages that have moved, while somebody watches
         self._moves: deque[tuple[BookId, Account, Account, tuple[PageId, ...]]] = deque(maxlen=_MOVES_KEPT)
 
     @property
@@ -90,6 +107,12 @@ class Ledger:
         """The accounts of some pages."""
         return [self._accounts[book][page] for page in pages]
 
+    def watch(self, *, is_on: bool = True) -> list[set[PageId]]:
+        """Pages that move from now on, per book: the sets grow until the next call."""
+        touched: list[set[PageId]] = [set() for _ in self._accounts]
+        self._touched = touched if is_on else None
+        return touched
+
     def take(self, book: BookId, count: int, dest: Account) -> list[PageId]:
         """Move `count` free pages to `dest`."""
         free = self._free[book]
@@ -107,6 +130,8 @@ class Ledger:
             if accounts[page] != source:
                 raise InvariantError(self._complaint(book, page, source, dest))
         self._moves.append((book, source, dest, tuple(pages)))
+        if self._touched is not None:
+            self._touched[book].update(pages)
         for page in pages:
             accounts[page] = dest
 

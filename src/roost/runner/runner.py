@@ -30,6 +30,7 @@ from roost.graphs.rounds import RoundGraphs
 from roost.layers.rounds import NOTHING
 from roost.models.model import Head, Model
 from roost.runner.constraint import Constraint, constraint_of
+from roost.runner.shown_tree import TREE_COLUMNS, place_of, shown_tree, tree_columns
 from roost.sampling.logprobs import (
     logprob_columns,
     output_logprobs,
@@ -289,12 +290,15 @@ class Runner:
         prompt = None
         if not layout.is_rounds:
             prompt = prompt_logprobs(_as_laid_out(plan, layout), target.hidden, self.passes.model.logits, self._device)
-        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ())])
+        shown = place_of(plan, layout)
+        tree = tree_columns(shown, target.trees, accepted)
+        fetched = self._device.fetch([result, *(columns or ()), *(prompt or ()), *tree])
         if constraint is not None:
             constraint.follow(fetched)
         has_lookups = self.passes.lookup is not None and plan.query_lens[~plan.is_prefill].max(initial=1) > 1
         num_nodes = layout.query_lens if has_lookups else None
-        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, tokens.shape[1], num_nodes)
+        place = int(layout.sampling[shown]) if tree else -1
+        own = partial(_result, plan, layout.sampling[wanting], prompt is not None, tokens.shape[1], num_nodes, place)
         return partial(own, fetched, constraint)
 
     def _check(self, plan: StepPlan, starts: np.ndarray | None) -> None:
@@ -342,6 +346,7 @@ def _result(
     has_prompt_logprobs: bool,
     accept_max: int,
     num_nodes: np.ndarray | None,
+    shown: int,
     fetched: Fetched,
     constraint: Constraint | None,
 ) -> StepResult:
@@ -350,7 +355,9 @@ def _result(
     accept_lens, lengths, found = result[:, 0], result[:, 1], result[:, 2 : 2 + accept_max]
     tokens = np.zeros((len(result), plan.shape.accept_max), dtype=np.int32)
     tokens[:, : found.shape[1]] = found
-    logprobs = prompt = lookups = None
+    logprobs = prompt = lookups = tree = None
+    if shown >= 0:
+        tree, columns = shown_tree(shown, int(accept_lens[shown]), columns[-TREE_COLUMNS:]), columns[:-TREE_COLUMNS]
     if num_nodes is not None:  # something was looked up
         found_again = result[:, 2 + accept_max :].astype(np.int32)
         lookups = LookupColumns(
@@ -377,5 +384,6 @@ def _result(
         prompt_logprobs=prompt,
         num_forced=None if constraint is None else constraint.num_forced(accept_lens),
         lookups=lookups,
+        tree=tree,
         errors={} if constraint is None else constraint.errors,
     )

@@ -123,12 +123,14 @@ class Engine:
     def _launch(self, launched: LaunchedStep) -> None:
         self._next_step = StepId(self._next_step + 1)
         self.state.in_flight.append(launched)
+        launched.planned_at = self.state.now
         try:
             launched.ticket = self._executor.launch(launched.plan)
         except StepFailure:
             while self.state.in_flight:  # nothing may be launched behind it: settle those before it, then fail it
                 self._collect()
-        self._late_planning.launched(self._clock.now_ns() - self.state.now)
+        launched.launched_at = self._clock.now_ns()
+        self._late_planning.launched(launched.launched_at - self.state.now)
 
     def _collect(self) -> None:
         launched, asked_at = self.state.in_flight.popleft(), self._clock.now_ns()
@@ -136,8 +138,11 @@ class Engine:
             result = self._result_of(launched)
         except StepFailure:
             self._fail(launched)
+            self.state.step_log.note(launched, asked_at, self.state.now, 0, has_failed=True)
             return
         self.state.now = self.state.totals.last_step_at = self._clock.now_ns()  # steps take time
+        num_tokens = int(result.accept_lens.sum())
+        self.state.step_log.note(launched, asked_at, self.state.now, num_tokens, has_failed=False)
         settle(self.state, launched, result)
         if self._late_planning.is_too_late(self.state.now - asked_at):
             self.state.step_times.device_rested()

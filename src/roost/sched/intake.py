@@ -21,6 +21,9 @@ from roost.messages import (
     CompileGrammar,
     FlushCache,
     ForkSession,
+    Frame,
+    GetFrame,
+    GetPages,
     GetSession,
     GetSessions,
     GetStats,
@@ -30,6 +33,7 @@ from roost.messages import (
     Reply,
     RewindSession,
     SessionStates,
+    Stats,
     Submit,
 )
 from roost.sched.client_limits import check_priority, check_queued
@@ -37,6 +41,7 @@ from roost.sched.consistency import check_consistent
 from roost.sched.counters import SpecCounters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
+from roost.sched.live import frame, page_map, stop
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
 from roost.sched.request import Mark, Request, StopStringFinder
@@ -106,10 +111,17 @@ def _carry_out(state: State, command: Command, reply: Reply) -> None:
             state.tell(reply, SessionStates(sessions=session_states(state, command.client)))
         case FlushCache():
             state.tell(reply, flush(state))
-        case GetStats():
-            state.tell(reply, stats(state))
+        case GetStats() | GetFrame() | GetPages():
+            state.tell(reply, _looked_at(state, command))
         case CompileGrammar():
             _start_compiling(state, command, reply)
+
+
+def _looked_at(state: State, command: GetStats | GetFrame | GetPages) -> Stats | Frame:
+    """What an operator asks for."""
+    if isinstance(command, GetFrame):
+        return frame(state, is_whole=command.whole) if command.watching else stop(state)
+    return stats(state) if isinstance(command, GetStats) else page_map(state)
 
 
 def _name(command: Command) -> str:

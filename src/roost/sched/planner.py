@@ -17,6 +17,7 @@ from roost.config.options import SHARED_LOOKUP
 from roost.errors import InvariantError
 from roost.kv.lease import Claim, Lease, TurnId
 from roost.kv.pages import BookId
+from roost.sched.live import row_to_show
 from roost.sched.prefill_shares import WaitingPrompt, prefill_shares
 from roost.sched.request import LaunchedStep, Request
 from roost.sched.reserve import reserve
@@ -254,6 +255,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         lookup_widths=_lookup_widths(chosen),
         head_width=chosen.rounds.width,
         states=state_columns(state, leases),
+        shown_row=row_to_show(state, requests, chosen.widths),
     )
     return LaunchedStep(
         plan=plan,

@@ -115,3 +115,5 @@ class LaunchedStep:
     leases: tuple[Lease, ...]
     chunks: tuple[int, ...]  # tokens of a prefill chunk; 0 for a round
     round_width: int  # nodes of its rounds, but for those whose drafts are looked up
+    planned_at: int = 0  # of the clock, when its planning began
+    launched_at: int = 0

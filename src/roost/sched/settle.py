@@ -11,6 +11,7 @@ from roost.errors import InvariantError
 from roost.kv.lease import Lease
 from roost.messages import NO_LOGPROBS, PromptLogprobs, TokenLogprobs, Tokens
 from roost.sched.ending import abort, finish, start_followers, suspend
+from roost.sched.live import show_tree
 from roost.sched.request import LaunchedStep, Mark, Request
 from roost.sched.state import State
 from roost.step import LogprobColumns, StepId, StepPlan, StepResult
@@ -30,6 +31,7 @@ def settle(state: State, launched: LaunchedStep, result: StepResult) -> None:
     state.rows.collected(plan.step)
     state.totals.steps += 1
     state.step_limits.worked(plan)
+    show_tree(state, launched, result)
     has_window = state.store.window_book is not None
     rounds: list[tuple[int, int, bool]] = []  # of live ones: tokens accepted, nodes, whether its drafts were looked up
     is_looked_up, lookups = _looked_up(plan, result), _lookups(plan, result)

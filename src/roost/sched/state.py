@@ -17,6 +17,8 @@ from roost.sched.counters import SpecCounters, Totals
 from roost.sched.request import LaunchedStep, Mark, NewStopFinder, Request, StartCompiling
 from roost.sched.rows import Rows
 from roost.sched.step_limits import StepLimits
+from roost.sched.step_log import StepLog
+from roost.sched.watched import Watched
 from roost.session.table import Sessions
 from roost.step_times.times import StepTimes
 
@@ -69,6 +71,8 @@ class State:
     stopping: bool = False  # nothing new is accepted
     last_refusal: AdmissionRefusal | None = None  # why the head of the queue was last refused
     waiting_for: str = ""  # why the head of the queue is not running
+    step_log: StepLog = field(default_factory=StepLog)
+    watched: Watched | None = None  # None: nobody watches
     now: int = 0  # of the clock, when the tick began, the last command was read or the last step was collected
 
     def enqueue(self, request: Request) -> None:

@@ -18,6 +18,7 @@ from roost.errors import CapacityError, RequestError
 from roost.server import (
     anthropic,
     health,
+    live_page,
     models,
     native,
     native_sessions,
@@ -33,7 +34,8 @@ from roost.server.host_check import AllowedOrigins, is_same_origin
 from roost.server.responses import error_at, error_body, error_of, json_response
 from roost.server.state import ServerState
 
-_OPEN = ("/health", "/ready")  # probes: need no key, and reveal nothing about users
+# need no key, and reveal nothing about users: probes, and the live page without what it shows
+_OPEN = ("/health", "/ready", "/live", "/live/{file}")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -81,6 +83,10 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/health_generate", health.health_generate),
     ("GET", "/version", health.version),
     ("GET", "/metrics", health.metrics),
+    ("GET", "/v1/pages", live_page.pages),
+    ("GET", "/live", live_page.page),
+    ("GET", "/live/frames", live_page.frames),
+    ("GET", "/live/{file}", live_page.asset),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("GET", "/openapi.json", openapi.openapi),
@@ -155,6 +161,8 @@ def check_origin(request: HTTPConnection) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError | CapacityError)
+    server: ServerState = request.app.state.server
+    server.metrics.refuse(error.status)
     status, body = error_at(request, error.status, error_of(error))
     response = json_response(body, status)
     if error.status in (429, 503):

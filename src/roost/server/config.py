@@ -97,6 +97,9 @@ class ServerConfig:
     log_level: str = field(
         default="warning", metadata={"help": "least severe messages that are logged", "choices": LOG_LEVELS}
     )
+    live_text: bool = field(
+        default=False, metadata={"help": "show the texts of drafted trees on the live page, which are parts of outputs"}
+    )
     log_requests: str = field(
         default="usual",
         metadata={"help": "requests that are logged; usual: all but successful probes", "choices": LOG_REQUESTS},

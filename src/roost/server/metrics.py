@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,10 +25,21 @@ class Metrics:
         self.queued = self._histogram("roost_queue_seconds", "From request to when it begins to run")
         self.first_token = self._histogram("roost_time_to_first_token_seconds", "From request to first token")
         self.between = self._histogram("roost_inter_token_seconds", "Between tokens of one output")
+        self._refused = Counter("roost_refusals", "Requests refused, by status", ["status"], registry=self._registry)
+        self._by_status: dict[str, int] = {}
         self.whole = self._histogram("roost_end_to_end_seconds", "From request to end")
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, registry=self._registry, buckets=_SECONDS)
+
+    def refuse(self, status: int) -> None:
+        """A request was refused."""
+        self._refused.labels(str(status)).inc()
+        self._by_status[str(status)] = self._by_status.get(str(status), 0) + 1
+
+    def refused(self) -> dict[str, int]:
+        """How many were, by status."""
+        return dict(self._by_status)
 
     def exposition(self, stats: Stats) -> bytes:
         """All metrics, in Prometheus' text format."""

@@ -181,6 +181,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/model_info"): Operation(summary="The model as SGLang describes one"),
     ("GET", "/get_model_info"): Operation(summary="The same, by SGLang's older name"),
     ("GET", "/metrics"): Operation(summary="What Prometheus reads", answers="text", media=("text/plain",)),
+    ("GET", "/v1/pages"): Operation(summary="Who owns each page of the KV pools, and the sums of the same moment"),
+    ("GET", "/live"): Operation(summary="A page to chat and to watch the engine", answers="text", media=("text/html",)),
+    ("GET", "/live/{file}"): Operation(summary="A file of that page", answers="text", media=("text/javascript",)),
+    ("GET", "/live/frames"): Operation(
+        summary="What the engine is doing, four times a second", answers="text", media=("text/event-stream",)
+    ),
     ("GET", "/openapi.json"): Operation(summary="This description"),
 }
 

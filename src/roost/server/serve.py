@@ -181,6 +181,7 @@ async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> int:
         place = f"http://{host}:{port}"
         print(f"  {'tool calls':<14} {state.formats.said}", file=sys.stderr)
         print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
+        print(f"roost: chat and watch it at {place}/live", file=sys.stderr)
     await state.engine.is_gone.wait()
     server.should_exit = True
     return 0

@@ -22,6 +22,7 @@ from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.labels import Labels
+from roost.server.live_hub import LiveHub
 from roost.server.metrics import Metrics
 from roost.server.response_store import ResponseStore
 from roost.server.session_table import ChangeLock, SessionTable
@@ -62,6 +63,7 @@ class ServerState:
         self.started_at = int(time.time())  # seconds of the Unix clock
         self.is_draining = False
         self.detached: set[asyncio.Task[None]] = set()  # what runs without an HTTP request that waits for it
+        self.live: LiveHub | None = None  # None: nobody has watched yet
         self._language: Language | None = None
         self._formats: ModelFormats | None = None
 
@@ -72,6 +74,11 @@ class ServerState:
         formats = {"tool_format": self.config.tool_format, "reasoning_format": self.config.reasoning_format}
         self._formats = formats_of(language, **formats)
         self._language = language
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is loaded."""
+        return self._language is not None
 
     def check_alive(self) -> None:
         """503 while the model loads, and after the engine has ended."""

@@ -22,6 +22,9 @@ from roost.messages import (
     FlushCache,
     Flushed,
     ForkSession,
+    Frame,
+    GetFrame,
+    GetPages,
     GetSession,
     GetSessions,
     GetStats,
@@ -52,10 +55,10 @@ class Started:
 
 
 _SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
-_COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats, CompileGrammar)
+_COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats, GetFrame, GetPages, CompileGrammar)
 _SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
 _REQUEST_EVENTS = (Begun, Tokens, PromptLogprobs, Finished, Refused)
-_EVENTS = (*_REQUEST_EVENTS, *_SESSION_EVENTS, Flushed, Stats, GrammarCompiled, Started)
+_EVENTS = (*_REQUEST_EVENTS, *_SESSION_EVENTS, Flushed, Stats, Frame, GrammarCompiled, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*_COMMANDS, *_EVENTS)
 }

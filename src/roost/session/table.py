@@ -53,6 +53,7 @@ class Session:
     waiting: deque[TurnId] = field(default_factory=deque)  # turns that wait for it, in order
     closing: bool = False
     last_used: int = 0  # when a turn last ended, or when it was opened
+    forked_from: str = ""  # what its client called the session that it is a fork of
 
     @property
     def name(self) -> str:
@@ -192,6 +193,7 @@ class Sessions:
             record=session.record.copy(length),
             turns=session.turns[:num_turns],
             last_used=now,
+            forked_from=session.name,
         )
         self.add(fork)
         return fork
