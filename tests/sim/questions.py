@@ -3,11 +3,12 @@
 Statistics must agree with what clients were told; a flush is refused while anything runs.
 """
 
-from roost.messages import Event, FlushCache, Flushed, GetStats, Refused, Stats
+from roost.messages import Event, FlushCache, Flushed, GetFrame, GetStats, Refused, Stats
 from roost.sched.engine import Engine
 from tests.sim.checker import Broken, Checker
 from tests.sim.rules import Rules
 from tests.sim.visits import Visits
+from tests.sim.watcher import Watcher
 
 
 class Questions:
@@ -15,6 +16,7 @@ class Questions:
 
     def __init__(self, engine: Engine, checker: Checker, rules: Rules, visits: Visits, counts: dict[str, int]) -> None:
         self._engine, self._checker, self._rules, self._visits, self._counts = engine, checker, rules, visits, counts
+        self._watcher = Watcher(engine)
         self.num_steps = 0  # collected
         self.num_broken = 0
         self.broken: AssertionError | None = None  # the engine shields itself from clients that raise
@@ -31,8 +33,15 @@ class Questions:
             except AssertionError as broken:
                 self.broken = self.broken or broken
 
+        def look(event: Event) -> None:
+            try:
+                self._watcher.hear(event)
+            except AssertionError as broken:
+                self.broken = self.broken or broken
+
         self._count("stats")
         self._engine.post(GetStats(), reply)
+        self._engine.post(GetFrame(), look)
 
     def _check_activity(self, stats: Stats) -> None:
         state = self._engine.state

@@ -147,6 +147,10 @@ TESTED: dict[str, str] = {
     "roost.kernels.attention.ARRIVALS_MAX": _KERNELS + "test_attention.py::test_splits_fill_the_device_and_no_more",
     "roost.kernels.attention._TILE_CELLS_MAX": _KERNELS
     + "test_attention.py::test_a_token_of_a_chunk_reads_up_to_itself",
+    "roost.sched.step_log.STEPS_KEPT": "tests/sim/test_live_modes.py::"
+    "test_steps_are_told_once_and_the_last_ones_are_kept",
+    "roost.server.live_hub.WATCHERS_MAX": "tests/unit/server/test_live_hub.py::test_only_so_many_watch",
+    "roost.server.live_hub._BEHIND_MAX": "tests/unit/server/test_live_hub.py::test_who_does_not_keep_up_is_let_go",
     "roost.kernels.copy._CELLS": _KERNELS + "test_copy.py::test_slots_change_places_within_a_long_group",
     "roost.kernels.copy._GROUP_LEN_MAX": _KERNELS
     + "test_copy.py::test_a_group_is_as_long_as_the_backend_declares_and_no_longer",

@@ -1,4 +1,7 @@
-"""Watched: what people who watch were told last. Part of the scheduler's state; changed by the live view alone."""
+"""Watched: what people who watch were told last.
+
+A part of the scheduler's state, changed by the live view alone.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -21,7 +21,7 @@ _BEHIND_MAX = 16  # frames that a watcher may be behind
 Json = dict[str, Any]
 
 
-class Host(Protocol):
+class Watchable(Protocol):
     """What the hub needs of its server."""
 
     def tell(self, command: GetFrame) -> None:
@@ -45,7 +45,7 @@ class Host(Protocol):
 class LiveHub:
     """All who watch, and the task that asks for them."""
 
-    def __init__(self, host: Host, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(self, host: Watchable, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._host, self._sleep = host, sleep
         self._watchers: set[asyncio.Queue[Json | None]] = set()
         self._task: asyncio.Task[None] | None = None

@@ -51,7 +51,7 @@ async def frames(request: Request) -> Response:
     check_admin(request)
     server: ServerState = request.app.state.server
     if server.live is None:
-        server.live = LiveHub(_Host(server))
+        server.live = LiveHub(_WatchedServer(server))
     return await event_stream(request, server.live.frames())
 
 
@@ -72,7 +72,7 @@ async def pages(request: Request) -> Response:
     return json_response({"page_size": told["page_size"], "pools": told["pools"]})
 
 
-class _Host:
+class _WatchedServer:
     """The server as the hub sees it."""
 
     def __init__(self, server: ServerState) -> None:
@@ -83,7 +83,11 @@ class _Host:
         """Whether the engine loads, works or is gone."""
         if self._server.engine.is_gone.is_set() or self._server.is_draining:
             return "gone"
-        return "ok" if self._server.is_open else "loading"
+        try:
+            self._server.check_alive()
+        except CapacityError:
+            return "loading"
+        return "ok"
 
     def tell(self, command: GetFrame) -> None:
         """Send a command whose answer nobody waits for."""

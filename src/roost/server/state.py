@@ -75,11 +75,6 @@ class ServerState:
         self._formats = formats_of(language, **formats)
         self._language = language
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the model is loaded."""
-        return self._language is not None
-
     def check_alive(self) -> None:
         """503 while the model loads, and after the engine has ended."""
         if self.engine.is_gone.is_set():
