@@ -26,6 +26,7 @@ class Owner(IntEnum):
 
 
 _LEASED, _CACHED, _RETIRING = Owner
+_OWNERS = {int(owner): owner for owner in Owner}
 FREE = Account(0)
 NULL_ACCOUNT = Account(4)
 
@@ -49,7 +50,7 @@ def retiring(step: StepId) -> Account:
 
 def owner_of(account: Account) -> tuple[Owner, int]:
     """The kind and number of the owner of a page that is not free."""
-    return Owner(account & 3), account >> 2
+    return _OWNERS[account & 3], account >> 2
 
 
 def describe(account: Account) -> str:

@@ -22,6 +22,7 @@ from roost.step import DraftTree, StepResult
 
 KINDS = ("free", "leased", "cached", "retiring", "window", "padding")
 _FREE, _LEASED, _CACHED, _RETIRING, _WINDOW, _PADDING = range(len(KINDS))
+_OF_OWNER = {Owner.LEASE: (_LEASED, "L"), Owner.NODE: (_CACHED, "N"), Owner.STEP: (_RETIRING, "S")}
 ROWS_SHOWN, QUEUE_SHOWN, SESSIONS_SHOWN = 128, 100, 256
 _ID_CHARS, _HEAD, _TAIL = 20, 8, 6
 _MS = 1e6  # nanoseconds
@@ -139,9 +140,8 @@ def _owner(account: Account, *, is_window: bool) -> tuple[int, str]:
     if account in (FREE, NULL_ACCOUNT):
         return (_FREE if account == FREE else _PADDING), ""
     kind, number = owner_of(account)
-    if kind is Owner.LEASE:
-        return (_WINDOW if is_window else _LEASED), f"L{number}"
-    return (_CACHED, f"N{number}") if kind is Owner.NODE else (_RETIRING, f"S{number}")
+    index, letter = _OF_OWNER[kind]
+    return (_WINDOW if is_window and index == _LEASED else index), f"{letter}{number}"
 
 
 def _owners(state: State, runs: list[list[Run]]) -> dict[str, str]:
