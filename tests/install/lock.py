@@ -8,6 +8,7 @@ import platform
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import requires, version
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,10 +29,10 @@ _HEAD = """\
 
 
 def asked() -> list[Requirement]:
-    """What pyproject.toml asks for: to run, to serve, to test."""
+    """What pyproject.toml asks for: to run, and for every extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [Requirement(text) for text in [*project["dependencies"], *extras["server"], *extras["test"]]]
+    extras = project["optional-dependencies"].values()
+    return [Requirement(text) for text in chain(project["dependencies"], *extras)]
 
 
 def closure(first: Iterable[Requirement]) -> dict[str, str]:

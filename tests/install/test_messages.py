@@ -29,7 +29,7 @@ def test_where_roost_is_not_installed_its_folder_is_named(monkeypatch: pytest.Mo
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(serve, "requires", missing)
-    assert serve._server_packages() == "'.[server]' in Roost's folder"
+    assert serve._packages("server") == "'.[server]' in Roost's folder"
 
 
 def test_nothing_says_to_install_roost_from_an_index() -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.install.resolve import ROOT, fetch_pip, plain_environment, resolve
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-ASKED = [asked for asked in [*PROJECT["dependencies"], *EXTRAS["server"], *EXTRAS["test"]] if "roost" not in asked]
+ASKED = [asked for asked in chain(PROJECT["dependencies"], *EXTRAS.values()) if "roost" not in asked]
 TORCH = {"2.11.0": "3.6.0", "2.13.0": "3.7.1"}  # builds for CUDA, and the one Triton that each takes
 
 

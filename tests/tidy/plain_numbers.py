@@ -139,6 +139,7 @@ UNTESTED: dict[str, str] = {
     "roost.server.responses.LOGPROB_LEAST": "the least number that is said, where JSON has none",
     "roost.server.engine_process._STOP_S": "seconds of patience with a process that does not end",
     "roost.server.serve._LAST_WORDS_S": "seconds of patience with answers on their way",
+    "roost.server.tracing._CLOSE_S": "seconds of patience with spans on their way",
     "roost.text.template.REASON_CHARS_MAX": "how much of a template's words a client is told",
     "roost.train.answers.OLD_TEMPERATURE": "what was used for answers whose files do not say it",
     "roost.train.answers.BLOCK": "the order of questions, not which are asked",

@@ -69,6 +69,7 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.weights.gguf": ("gguf",),
     "roost.terminal": ("rich",),
     "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "h11", "prometheus_client"),
+    "roost.server.tracing": ("opentelemetry",),
     "roost.cli": ("rich", "uvicorn"),
 }
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.step_times", "roost.draft_length", "roost.obs")

@@ -296,6 +296,7 @@ TESTED: dict[str, str] = {
     "roost.server.session_table.WAITING_MAX": _SESSION_TABLE + "test_no_more_turns_wait_for_a_session_than_may",
     "roost.server.worker._BATCH_MAX": "tests/unit/server/test_worker.py::"
     "test_events_that_came_together_leave_together_in_order_and_none_is_lost",
+    "roost.server.tracing._SHOWN_LEN": "tests/unit/server/test_tracing.py::test_a_sessions_id_is_shortened",
     "roost.text.template.SOURCE_BYTES_MAX": "tests/unit/text/test_template.py::"
     "test_a_template_longer_than_any_honest_one_is_refused",
     "roost.text.template.TEXT_CHARS_MAX": "tests/unit/text/test_template.py::test_a_text_of_just_the_cap_is_taken",

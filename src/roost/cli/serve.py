@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
+from typing import TYPE_CHECKING
 
 from roost.cli.flag_parser import add_engine, add_group, engine_of, group_of
 from roost.environment import api_keys
@@ -15,6 +16,9 @@ from roost.errors import ConfigError
 from roost.server.config import ServerConfig, check_server, served_names
 from roost.terminal import download_bar
 from roost.weights.pull import find_model
+
+if TYPE_CHECKING:
+    from roost.server.tracing import Tracing
 
 EXAMPLES = """\
   roost serve                                        the default model at http://127.0.0.1:8000
@@ -36,11 +40,12 @@ def run(args: Namespace) -> int:
         from roost.server.listener import bind_listeners  # noqa: PLC0415
         from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the package {error.name} is missing: pip install {_server_packages()}") from error
+        raise ConfigError(f"the package {error.name} is missing: pip install {_packages('server')}") from error
     config = group_of(args, ServerConfig)
     names = served_names(config.served_model_name)
     config = replace(config, api_key=api_keys(config.api_key), served_model_name=names)
     check_server(config)
+    tracing = _tracing(config)
     keys = read_keys(config)
     if keys.warning:
         print(f"roost: warning: {keys.warning}", file=sys.stderr)
@@ -49,13 +54,26 @@ def run(args: Namespace) -> int:
     listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
     with download_bar("fetching") as progress:
         find_model(args.model, progress)
-    return serve(engine_of(args), config, listeners, keys)
+    return serve(engine_of(args), config, listeners, keys, tracing)
 
 
-def _server_packages() -> str:
-    """The extra's packages by name, since Roost itself is in no package index."""
+def _tracing(config: ServerConfig) -> "Tracing | None":
+    """Spans of requests for --otlp-endpoint; without the flag nothing of OpenTelemetry is imported."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from roost.server.tracing import tracing_to  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        needs = f"the package {error.name} is missing: pip install {_packages('otel')}"
+        raise ConfigError(f"--otlp-endpoint: {needs}") from error
+    return tracing_to(config.otlp_endpoint)
+
+
+def _packages(extra: str) -> str:
+    """An extra's packages by name, since Roost itself is in no package index."""
     try:
         asked = [each.partition(";") for each in requires("roost") or ()]
     except PackageNotFoundError:  # run from its sources
-        return "'.[server]' in Roost's folder"
-    return " ".join(f"'{name.strip()}'" for name, _, marker in asked if 'extra == "server"' in marker)
+        asked = []
+    names = [f"'{name.strip()}'" for name, _, marker in asked if f'extra == "{extra}"' in marker]
+    return " ".join(names) or f"'.[{extra}]' in Roost's folder"

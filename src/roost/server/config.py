@@ -104,6 +104,10 @@ class ServerConfig:
         default="usual",
         metadata={"help": "requests that are logged; usual: all but successful probes", "choices": LOG_REQUESTS},
     )
+    otlp_endpoint: str | None = field(
+        default=None,
+        metadata={"help": "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request"},
+    )
 
 
 NAME_LEN_MAX = 256
@@ -112,6 +116,7 @@ _COUNTS = ("max_connections", "max_connections_per_address", "max_responses", "m
 _LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+_COLLECTOR = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/[A-Za-z0-9._~/-]*)?")
 
 
 def is_key(text: str) -> bool:
@@ -138,6 +143,11 @@ def check_server(config: ServerConfig) -> None:
     ):
         if wrong := [each for each in given if not form.fullmatch(each)]:
             raise ConfigError(f"{flag} must be {allowed}, got {wrong[0]!r}")
+    if config.otlp_endpoint is not None and not _COLLECTOR.fullmatch(config.otlp_endpoint):
+        raise ConfigError(
+            "--otlp-endpoint must be http://host[:port][/path] or https://…, without a query; "
+            "credentials go into $OTEL_EXPORTER_OTLP_HEADERS"
+        )
     for name, least in _LEAST.items():
         if (value := getattr(config, name)) is not None:
             at_least("--" + name.replace("_", "-"), value, least)

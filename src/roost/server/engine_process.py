@@ -30,6 +30,13 @@ from roost.server.wire_format import Started, pack_command, unpack
 _STOP_S = 10  # the engine's process gets this long to end by itself
 _ANSWER_S = 2  # an answer to what was read in time gets this long to arrive
 
+Follow = Callable[[Submit, Observer | None], Observer | None]  # who observes a request, given who does already
+
+
+def _only_those(submit: Submit, observer: Observer | None) -> Observer | None:
+    """Nobody else follows requests."""
+    return observer
+
 
 class EngineProcess(EngineClient):
     """An engine in a process of its own."""
@@ -48,6 +55,7 @@ class EngineProcess(EngineClient):
         self._request_ids: dict[tuple[str, str], str] = {}  # of open requests, by client and the client's name for it
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
+        self.follow: Follow = _only_those
         self.is_gone = asyncio.Event()
 
     def _bind(self, socket: "zmq.Socket[Any]", name: str) -> None:
@@ -130,7 +138,8 @@ class EngineProcess(EngineClient):
         if own in self._request_ids:
             raise RequestError(409, "request_id", f"{name!r} is in use by a request that has not ended")
         events: asyncio.Queue[Event] = asyncio.Queue()
-        number, has_ended = self.open_exchange(submit, events.put_nowait, observer), False
+        observer, has_ended = self.follow(submit, observer), False
+        number = self.open_exchange(submit, events.put_nowait, observer)
         self._request_ids[own] = submit.request_id
         try:
             await self._send(number, submit)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -33,6 +33,9 @@ from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
 from roost.server.state import ServerState
 
+if TYPE_CHECKING:  # its packages are an extra of their own
+    from roost.server.tracing import Tracing
+
 HEADER_BYTES_MAX = 32 * 1024
 _SWITCH_S = 0.001  # longest that a thread with large work keeps the GIL from the event loop
 _LAST_WORDS_S = 5  # for responses to be sent, after running requests were aborted
@@ -40,21 +43,34 @@ _BAD_FLAGS = 2  # the exit code where a flag cannot be honoured
 _INTERRUPTED = 128 + signal.SIGINT  # the shells' exit code for it
 
 
-def serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys = NO_KEYS) -> int:
+def serve(
+    engine: EngineConfig,
+    config: ServerConfig,
+    listeners: Listeners,
+    keys: Keys = NO_KEYS,
+    tracing: "Tracing | None" = None,
+) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.set_up(config.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    return asyncio.run(_serve(replace(engine, clients=keys.limits(engine)), config, listeners, keys))
+    engine = replace(engine, clients=keys.limits(engine))
+    try:
+        return asyncio.run(_serve(engine, config, listeners, keys, tracing))
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
-async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys) -> int:
+async def _serve(
+    engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys, tracing: "Tracing | None"
+) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
     state = ServerState(config, EngineProcess(engine), keys)
     app = make_app(state)
     checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
         uvicorn.Config(
-            RequestLog(checked, config.log_requests),
+            RequestLog(checked if tracing is None else tracing.wrap(checked), config.log_requests),
             log_config=None,
             log_level=config.log_level,
             http=partial(Connection, limits=config, connections=listeners.connections),  # type: ignore[arg-type]
@@ -71,7 +87,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listeners: Listener
         state,
         listeners.connections,
     )
-    watcher = asyncio.create_task(_watch(state, server, listeners.port))
+    watcher = asyncio.create_task(_watch(state, server, listeners.port, tracing))
     with _signals(server):
         try:
             await server.serve(listeners.sockets)
@@ -160,7 +176,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> int:
+async def _watch(state: ServerState, server: uvicorn.Server, port: int, tracing: "Tracing | None") -> int:
     """Start the engine, print when it is ready, and end the server if the engine ends, or if a flag does not fit it.
 
     Returns the exit code of the latter.
@@ -173,6 +189,8 @@ async def _watch(state: ServerState, server: uvicorn.Server, port: int) -> int:
             print(f"roost: {error}", file=sys.stderr)
             server.should_exit = True
             return _BAD_FLAGS
+        if tracing is not None:
+            state.engine.follow = partial(tracing.follow, state.model_name)
         started = state.engine.started
         assert started is not None
         for name, value in started.settings.items():
