@@ -72,6 +72,7 @@ class LocalEngine:
     def __init__(self, llm: LLM) -> None:
         self._engine = llm._running.engine
         self._num_ids = 0
+        self.queued_max = CONFIG.sched.max_queued
         self.is_gone = asyncio.Event()
         self.started = Started(
             model_name=llm.name,

@@ -94,6 +94,11 @@ class EngineProcess(EngineClient):
         return self._config.session.max_sessions if own is None else own
 
     @property
+    def queued_max(self) -> int:
+        """How many requests may wait."""
+        return self._config.sched.max_queued
+
+    @property
     def session_tokens_max(self) -> int | None:
         """The most tokens that a session may have; None: what the context allows."""
         return self._config.session.max_session_tokens

@@ -132,7 +132,8 @@ async def metrics(request: Request) -> Response:
     server: ServerState = request.app.state.server
     check_admin(request)
     server.check_alive()
-    return Response(server.metrics.exposition(await _stats(server)), media_type="text/plain; version=0.0.4")
+    text = server.metrics.exposition(await _stats(server), server.engine.queued_max)
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def _stats(server: ServerState) -> Stats:

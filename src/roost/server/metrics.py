@@ -15,10 +15,11 @@ from prometheus_client.registry import Collector
 from roost.messages import Begun, Event, Finished, SpecStats, Stats, Tokens
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_REFUSALS = ("400", "404", "409", "429", "500", "503")  # there from the beginning, at 0: alerts watch what grows
 
 
 class Metrics:
-    """The server's own histograms."""
+    """What the server itself measures and counts."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -26,6 +27,8 @@ class Metrics:
         self.first_token = self._histogram("roost_time_to_first_token_seconds", "From request to first token")
         self.between = self._histogram("roost_inter_token_seconds", "Between tokens of one output")
         self._refused = Counter("roost_refusals", "Requests refused, by status", ["status"], registry=self._registry)
+        for status in _REFUSALS:
+            self._refused.labels(status)
         self._by_status: dict[str, int] = {}
         self.whole = self._histogram("roost_end_to_end_seconds", "From request to end")
 
@@ -41,10 +44,10 @@ class Metrics:
         """How many were, by status."""
         return dict(self._by_status)
 
-    def exposition(self, stats: Stats) -> bytes:
+    def exposition(self, stats: Stats, queued_max: int) -> bytes:
         """All metrics, in Prometheus' text format."""
         engine = CollectorRegistry()
-        engine.register(_EngineStats(stats))
+        engine.register(_EngineStats(stats, queued_max))
         return generate_latest(self._registry) + generate_latest(engine)
 
 
@@ -76,13 +79,16 @@ class LatencyTimer:
 class _EngineStats(Collector):
     """The engine's statistics as metrics."""
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, queued_max: int) -> None:
         self._stats = stats
+        self._queued_max = queued_max
 
     def collect(self) -> Iterator[Metric]:
         """One metric for each number."""
         stats = self._stats
         yield GaugeMetricFamily("roost_queued_requests", "Requests in the queue", stats.queued)
+        text = "Most requests allowed in the queue; one more is refused"
+        yield GaugeMetricFamily("roost_queued_requests_limit", text, self._queued_max)
         yield GaugeMetricFamily("roost_running_requests", "Requests running", stats.running)
         yield from _sessions(stats)
         age_s = stats.step_age_ms / 1000

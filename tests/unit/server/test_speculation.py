@@ -173,12 +173,12 @@ def test_what_an_openai_client_gets_keeps_to_its_schema(llm: LLM) -> None:
 def test_where_nothing_is_drafted_meta_info_says_nothing_and_metrics_are_zero(llm: LLM) -> None:
     assert _speculation(SpecStats()) == _speculation(SpecStats(histogram=(0,))) == {}
     plain = replace(llm.stats(), spec=SpecStats(histogram=(0,)))
-    assert scraped(Metrics().exposition(plain).decode()) == SpecStats(histogram=(0,))
+    assert scraped(Metrics().exposition(plain, 4).decode()) == SpecStats(histogram=(0,))
 
 
 def test_totals_count_what_was_looked_up_beside_a_head_too_and_it_is_said_apart(llm: LLM) -> None:
     assert spec_of(_speculation(MADE)) == MADE
-    text = Metrics().exposition(replace(llm.stats(), spec=MADE)).decode()
+    text = Metrics().exposition(replace(llm.stats(), spec=MADE), 4).decode()
     assert "roost_spec_drafts_offered_total 12.0" in text and "roost_spec_lookup_drafts_offered_total 7.0" in text
     assert "roost_spec_drafts_accepted_total 6.0" in text and "roost_spec_lookup_drafts_accepted_total 5.0" in text
     assert "roost_spec_rounds_total 4.0" in text and "roost_spec_lookup_rounds_total 2.0" in text
@@ -187,7 +187,7 @@ def test_totals_count_what_was_looked_up_beside_a_head_too_and_it_is_said_apart(
 
 
 def test_metrics_hold_a_histogram_of_accept_lengths(llm: LLM) -> None:
-    text = Metrics().exposition(replace(llm.stats(), spec=MADE)).decode()
+    text = Metrics().exposition(replace(llm.stats(), spec=MADE), 4).decode()
     assert scraped(text) == MADE
     assert "# TYPE roost_spec_accept_length histogram" in text
     assert 'roost_spec_accept_length_bucket{le="2.0"} 2.0' in text
@@ -195,7 +195,7 @@ def test_metrics_hold_a_histogram_of_accept_lengths(llm: LLM) -> None:
 
 
 def test_metrics_hold_a_histogram_of_draft_lengths(llm: LLM) -> None:
-    text = Metrics().exposition(replace(llm.stats(), draft_lengths=(3, 0, 2))).decode()
+    text = Metrics().exposition(replace(llm.stats(), draft_lengths=(3, 0, 2)), 4).decode()
     assert 'roost_spec_draft_length_bucket{le="0.0"} 3.0' in text
     assert 'roost_spec_draft_length_bucket{le="2.0"} 5.0' in text
     assert "roost_spec_draft_length_count 5.0" in text and "roost_spec_draft_length_sum 4.0" in text
