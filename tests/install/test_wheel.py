@@ -54,10 +54,18 @@ def test_the_wheel_says_its_licence_and_holds_the_text(wheel: zipfile.ZipFile) -
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_the_wheel_asks_for_the_servers_packages_in_its_extra_alone(wheel: zipfile.ZipFile) -> None:
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("server", ("uvicorn", "starlette", "msgspec", "pyzmq", "prometheus-client")),
+        ("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")),
+    ],
+)
+def test_the_wheel_asks_for_the_packages_of_an_extra_in_it_alone(
+    wheel: zipfile.ZipFile, extra: str, packages: tuple[str, ...]
+) -> None:
     asked = metadata(wheel).get_all("Requires-Dist", [])
-    always = {name for name in asked if "extra ==" not in name}
-    assert any(name.startswith("torch") for name in always)
-    for package in ("uvicorn", "starlette", "msgspec", "pyzmq", "prometheus-client"):
-        assert not any(name.startswith(package) for name in always)
-        assert any(name.startswith(package) and 'extra == "server"' in name for name in asked)
+    assert any(name.startswith("torch") and "extra ==" not in name for name in asked)
+    for package in packages:
+        found = [name for name in asked if name.startswith(package)]
+        assert found and all(f'extra == "{extra}"' in name for name in found)
