@@ -32,6 +32,7 @@ from roost.lazy_import import load_symbol
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
+from roost.obs.trace import Trace
 from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
 from roost.runner.memory import pool_tokens, state_pool, states_bytes, token_bytes, workspace_bytes
@@ -68,8 +69,8 @@ class Running:
     load_s: float
 
 
-def start(config: EngineConfig, progress: Progress = silent) -> Running:
-    """Load the model, downloading it if needed (reported to `progress`), and build the engine."""
+def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None = None) -> Running:
+    """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it."""
     began = time.monotonic()
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
@@ -89,7 +90,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         broken = None if backend.prepare is None else loader.submit(load_symbol(backend.prepare)).exception()
         loaded = loading.result()
     if broken is not None:
-        return _start_without(backend, broken, config, progress)
+        return _start_without(backend, broken, config, progress, trace)
     language, model, head = loaded.language, loaded.model, loaded.head
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
@@ -104,6 +105,7 @@ def start(config: EngineConfig, progress: Progress = silent) -> Running:
         resolved,
         executor,
         SystemClock(),
+        trace,
         new_stop_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
         start_compiling=None if compiler is None else compiler.start,
     )
@@ -124,7 +126,9 @@ def compiler_of(language: Language, resolved: Resolved) -> Compiler:
     return Compiler(language.tokenizer, resolved.vocab_size)
 
 
-def _start_without(backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress) -> Running:
+def _start_without(
+    backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress, trace: Trace | None
+) -> Running:
     """Start with torch in place of a backend whose kernels cannot be prepared, unless it was asked for by name."""
     why = first_line(broken)
     if config.model.backend != AUTO_BACKEND:
@@ -132,7 +136,7 @@ def _start_without(backend: Backend, broken: BaseException, config: EngineConfig
             f"--backend {backend.name}: its kernels cannot be compiled here ({why}); use torch"
         ) from broken
     logger.warning("torch computes: the kernels of --backend %s cannot be compiled here (%s)", backend.name, why)
-    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress)
+    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress, trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

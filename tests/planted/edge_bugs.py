@@ -46,8 +46,8 @@ EDGE_BUGS = (
     Bug(
         "edge_log_escapes",
         "roost.server.logs",
-        '    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in short)',
-        "    return short",
+        '    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)',
+        "    return text",
         "a client's path writes lines of its own into the log",
         "tests/unit/server/test_logs.py::test_nothing_that_a_client_sent_begins_a_line_or_steers_a_terminal",
     ),

@@ -30,6 +30,7 @@ UNTESTED: dict[str, str] = {
     "roost.config.resolve._STATE_INTERVAL": "how much is run again in each step, which changes no answer",
     "roost.front.own_answers._DIGEST_BYTES": _NUMBER,
     "roost.server.request_log._SWITCHED": _NUMBER,
+    "roost.server.logs._NAME_WIDTH": "how a table is laid out",
     "roost.server.response_socket._GOING_AWAY": _NUMBER,
     "roost.server.response_socket._KEPT_BYTES_MAX": "a limit of the store, which is tested with another number",
     "roost.grammar.compiler._NICENESS": "how much a thread gives way, which changes no answer",

@@ -277,6 +277,8 @@ TESTED: dict[str, str] = {
     "roost.server.listener._OWN_FILES": _LISTENER
     + "test_places_are_what_the_system_has_files_for_beside_the_servers_own",
     "roost.server.listener._BURST": _LISTENER + "test_so_many_are_refused_at_a_time_and_no_more",
+    "roost.obs.log_events._LAST_EVENTS": "tests/unit/obs/test_log_events.py::"
+    "test_a_failed_step_comes_with_the_last_events",
     "roost.server.logs._LINES_A_SECOND": _LOGS
     + "test_one_line_of_a_kind_is_written_a_second_and_the_others_are_counted",
     "roost.server.logs._REQUESTS_A_SECOND": _LOGS + "test_request_lines_have_more_room_but_not_all",

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from roost.clock import Clock
 from roost.config.resolved import Resolved
-from roost.errors import InvariantError, StepFailure
+from roost.errors import InvariantError, StepFailure, first_line
 from roost.kv.audit import audit_pages, audit_sums
 from roost.messages import Command, Reply
 from roost.obs.trace import Trace
@@ -136,8 +136,8 @@ class Engine:
         launched, asked_at = self.state.in_flight.popleft(), self._clock.now_ns()
         try:
             result = self._result_of(launched)
-        except StepFailure:
-            self._fail(launched)
+        except StepFailure as error:
+            self._fail(launched, first_line(error))
             self.state.step_log.note(launched, asked_at, self.state.now, 0, has_failed=True)
             return
         self.state.now = self.state.totals.last_step_at = self._clock.now_ns()  # steps take time
@@ -154,7 +154,7 @@ class Engine:
             raise StepFailure(f"step {launched.plan.step} could not be launched")
         return self._executor.collect(launched.ticket)
 
-    def _fail(self, first: LaunchedStep) -> None:
+    def _fail(self, first: LaunchedStep, why: str) -> None:
         """A step broke: those launched after it are void too, but must have left the device."""
         failed = [first, *self.state.in_flight]
         self.state.in_flight = deque()
@@ -162,7 +162,7 @@ class Engine:
             with suppress(StepFailure):
                 self._result_of(launched)
         self.state.now = self._clock.now_ns()
-        self.state.trace.note("fail", "", first.plan.step, failed[-1].plan.step)
+        self.state.trace.note("fail", why, first.plan.step, failed[-1].plan.step)
         fail(self.state, failed, failed[-1].plan.step)
 
     def _audit(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from roost.config.options import at_least
 from roost.errors import ConfigError
+from roost.server.logs import FORMATS, TEXT, LogConfig
 from roost.tools.model_formats import REASONING_FORMATS
 from roost.tools.registry import DETECTED, tool_format_names
 
@@ -108,12 +109,24 @@ class ServerConfig:
         default=None,
         metadata={"help": "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request"},
     )
+    log_format: str = field(
+        default=TEXT, metadata={"help": "text, or JSON with an object in each line", "choices": FORMATS}
+    )
+    log_slow_s: int = field(
+        default=30,
+        metadata={"help": "seconds from which on an output's end is logged at info, like that of a failed one"},
+    )
+
+    @property
+    def log(self) -> LogConfig:
+        """How both processes log."""
+        return LogConfig(level=self.log_level, format=self.log_format, slow_s=self.log_slow_s)
 
 
 NAME_LEN_MAX = 256
 _TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
 _COUNTS = ("max_connections", "max_connections_per_address", "max_responses", "max_response_mb", "response_ttl_s")
-_LEAST = {"drain_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
+_LEAST = {"drain_s": 0, "log_slow_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
 _COLLECTOR = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/[A-Za-z0-9._~/-]*)?")
@@ -156,6 +169,7 @@ def check_server(config: ServerConfig) -> None:
         ("--reasoning-format", config.reasoning_format, REASONING_FORMATS),
         ("--log-level", config.log_level, LOG_LEVELS),
         ("--log-requests", config.log_requests, LOG_REQUESTS),
+        ("--log-format", config.log_format, FORMATS),
     ):
         if value not in choices:
             raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value}")

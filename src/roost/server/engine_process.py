@@ -25,6 +25,8 @@ from roost.config.options import EngineConfig
 from roost.errors import CapacityError, ConfigError, RequestError
 from roost.front.engine_client import EngineClient, Observer
 from roost.messages import Command, Event, Finished, Refused, Submit
+from roost.server.logs import LogConfig
+from roost.server.output_log import OutputLog
 from roost.server.wire_format import Started, pack_command, unpack
 
 _STOP_S = 10  # the engine's process gets this long to end by itself
@@ -41,9 +43,11 @@ def _only_those(submit: Submit, observer: Observer | None) -> Observer | None:
 class EngineProcess(EngineClient):
     """An engine in a process of its own."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, log: LogConfig | None = None) -> None:
         super().__init__()
         self._config = config
+        self._log = log or LogConfig()
+        self._outputs = OutputLog(self._log.slow_s)
         self._folder = Path(tempfile.mkdtemp(prefix="roost-"))  # only this user may enter it
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
@@ -70,7 +74,7 @@ class EngineProcess(EngineClient):
         command = (sys.executable, "-m", "roost.server.worker")
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
         assert self._process.stdin is not None
-        settings = msgspec.json.encode({"folder": str(self._folder), "config": self._config})
+        settings = msgspec.json.encode({"folder": str(self._folder), "config": self._config, "log": self._log})
         self._process.stdin.write(settings + b"\n")
         await self._process.stdin.drain()
         ready = asyncio.Event()
@@ -126,6 +130,11 @@ class EngineProcess(EngineClient):
         await asyncio.wait({answer}, timeout=within_s + _ANSWER_S)
         return answer.result() if answer.done() else None
 
+    def receive(self, number: int, event: Event) -> None:
+        """An event came from the engine: it is handed on, and an output's end is logged."""
+        self._outputs.observe(event)
+        super().receive(number, event)
+
     def tell(self, command: Command) -> None:
         """Send a command that is carried out whenever it is read; nobody waits for an answer."""
         if not self.is_gone.is_set():
@@ -146,6 +155,7 @@ class EngineProcess(EngineClient):
         observer, has_ended = self.follow(submit, observer), False
         number = self.open_exchange(submit, events.put_nowait, observer)
         self._request_ids[own] = submit.request_id
+        self._outputs.begin(submit)
         try:
             await self._send(number, submit)
             while not has_ended:

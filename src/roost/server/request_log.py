@@ -70,7 +70,9 @@ class RequestLog:
         finally:
             _answer.reset(token)
             if self._is_logged(scope["path"], answer.status):
-                _request_log.info("%s", _line(scope, answer))
+                took_s = time.monotonic() - answer.began
+                fields = _fields(scope, answer, took_s)
+                _request_log.info("%s", _line(scope, answer, took_s), extra={"fields": fields})
 
     def _is_logged(self, path: str, status: int) -> bool:
         is_good = 0 < status < 400
@@ -79,8 +81,7 @@ class RequestLog:
         return self._which == "all" or (self._which == "failed" and not is_good)
 
 
-def _line(scope: Scope, answer: _LoggedResponse) -> str:
-    took_s = time.monotonic() - answer.began
+def _line(scope: Scope, answer: _LoggedResponse, took_s: float) -> str:
     parts = [f"{_method(scope)} {_short(scope['path'])} {answer.status or 'unanswered'} {took_s:.3f} s"]
     if answer.status and not answer.is_whole:
         parts.append("cut short")
@@ -88,10 +89,26 @@ def _line(scope: Scope, answer: _LoggedResponse) -> str:
         parts.append(f"{answer.prompt_tokens} + {answer.completion_tokens} tokens")
     if scope["client"] is not None:
         parts.append(scope["client"][0])
-    client: Client | None = scope.get("state", {}).get("client")
-    if client is not None and client.name:
-        parts.append(client.name)
+    if name := _key_name(scope):
+        parts.append(name)
     return ", ".join(parts)
+
+
+def _fields(scope: Scope, answer: _LoggedResponse, took_s: float) -> dict[str, object]:
+    """The same as the line, by name; a status of 0: unanswered."""
+    fields: dict[str, object] = {"method": _method(scope), "path": _short(scope["path"]), "status": answer.status}
+    fields |= {"ms": round(took_s * 1000, 3), "client": scope["client"][0] if scope["client"] else None}
+    if name := _key_name(scope):
+        fields["key"] = name
+    if answer.prompt_tokens or answer.completion_tokens:
+        fields |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+    return {**fields, "is_cut_short": True} if answer.status and not answer.is_whole else fields
+
+
+def _key_name(scope: Scope) -> str:
+    """What the client of the request's key is called; '' without a name."""
+    client: Client | None = scope.get("state", {}).get("client")
+    return "" if client is None else client.name
 
 
 def _method(scope: Scope) -> str:

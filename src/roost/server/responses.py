@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from roost.errors import CapacityError, RequestError
 from roost.front.answer import RepeatedTurn
 from roost.server.generation import while_connected
+from roost.server.output_log import log_refusal
 from roost.server.refusals import error_for_path
 from roost.server.state import ServerState
 
@@ -40,7 +41,8 @@ def error_body(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 
 def error_of(error: RequestError | CapacityError) -> dict[str, Any]:
-    """The body of an error of ours."""
+    """The body of an error of ours, which is logged."""
+    log_refusal(error)
     if not isinstance(error, RequestError):
         return error_body(error.status, str(error), None)
     body = error_body(error.status, str(error), error.param)

@@ -41,6 +41,7 @@ _SWITCH_S = 0.001  # longest that a thread with large work keeps the GIL from th
 _LAST_WORDS_S = 5  # for responses to be sent, after running requests were aborted
 _BAD_FLAGS = 2  # the exit code where a flag cannot be honoured
 _INTERRUPTED = 128 + signal.SIGINT  # the shells' exit code for it
+_notices = logging.getLogger(logs.NOTICES)
 
 
 def serve(
@@ -51,7 +52,7 @@ def serve(
     tracing: "Tracing | None" = None,
 ) -> int:
     """Serve until told to stop; returns the exit code."""
-    logs.set_up(config.log_level)
+    logs.set_up(config.log)
     sys.setswitchinterval(_SWITCH_S)
     engine = replace(engine, clients=keys.limits(engine))
     try:
@@ -65,7 +66,7 @@ async def _serve(
     engine: EngineConfig, config: ServerConfig, listeners: Listeners, keys: Keys, tracing: "Tracing | None"
 ) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
-    state = ServerState(config, EngineProcess(engine), keys)
+    state = ServerState(config, EngineProcess(engine, config.log), keys)
     app = make_app(state)
     checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
@@ -142,7 +143,7 @@ class _Server(uvicorn.Server):
     def stop(self, number: signal.Signals) -> None:
         """Stop at a signal; at once if it is a second Ctrl-C."""
         if self.should_exit and number == signal.SIGINT:
-            print("roost: stopped at once", file=sys.stderr, flush=True)
+            _notices.info("stopped at once")
             self._state.engine.kill()
             logging.shutdown()
             os._exit(_INTERRUPTED)  # offload threads cannot be interrupted
@@ -150,7 +151,7 @@ class _Server(uvicorn.Server):
             num_left = len(self.server_state.tasks)
             whose = "1 running request gets" if num_left == 1 else f"{num_left} running requests get"
             waits = f"; {whose} up to {self._state.config.drain_s} s (Ctrl-C again ends it at once)" if num_left else ""
-            print(f"roost: stopping{waits}", file=sys.stderr, flush=True)
+            _notices.info("stopping%s", waits)
         self.should_exit = True
 
 
@@ -186,20 +187,19 @@ async def _watch(state: ServerState, server: uvicorn.Server, port: int, tracing:
         try:
             state.open()
         except ConfigError as error:
-            print(f"roost: {error}", file=sys.stderr)
+            _notices.error("%s", error)
             server.should_exit = True
             return _BAD_FLAGS
         if tracing is not None:
             state.engine.follow = partial(tracing.follow, state.model_name)
         started = state.engine.started
         assert started is not None
-        for name, value in started.settings.items():
-            print(f"  {name:<14} {value}", file=sys.stderr)
         host = f"[{state.config.host}]" if ":" in state.config.host else state.config.host
         place = f"http://{host}:{port}"
-        print(f"  {'tool calls':<14} {state.formats.said}", file=sys.stderr)
-        print(f"roost: {started.model_name} is ready at {place} after {started.load_s:.1f} s", file=sys.stderr)
-        print(f"roost: chat and watch it at {place}/live", file=sys.stderr)
+        choices = {**started.settings, "tool calls": state.formats.said}
+        ready = (started.model_name, place, started.load_s)
+        _notices.info("%s is ready at %s after %.1f s", *ready, extra={"fields": choices})
+        _notices.info("chat and watch it at %s/live", place)
     await state.engine.is_gone.wait()
     server.should_exit = True
     return 0

@@ -5,6 +5,7 @@ that have accumulated. When standard input ends, the server is gone, and this pr
 `server.engine_process`.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -21,13 +22,17 @@ import zmq
 from roost.config.options import EngineConfig
 from roost.errors import ConfigError
 from roost.messages import Event, Reply
+from roost.obs.log_events import last_events, logged_trace
 from roost.sched.engine import Engine
+from roost.server.logs import ENGINE, NOTICES, LogConfig, set_up
 from roost.server.wire_format import Started, pack, unpack_command
 from roost.startup import Running, start
 
 _BATCH_MAX = 512  # events in one message
 
 Outbox = SimpleQueue[tuple[int, Event | Started]]
+
+_log, _notices = logging.getLogger(ENGINE), logging.getLogger(NOTICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,7 @@ class Settings:
 
     folder: str
     config: EngineConfig
+    log: LogConfig
 
 
 def main() -> int:
@@ -43,18 +49,24 @@ def main() -> int:
     threading.excepthook = _die_with_thread
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the server decides
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    set_up(settings.log)
+    trace = logged_trace()
     threading.Thread(target=_die_with_server, args=(Path(settings.folder),), daemon=True).start()
     try:
-        running = start(settings.config)
+        running = start(settings.config, trace=trace)
     except ConfigError as error:
-        print(f"roost: {error}", file=sys.stderr)
+        _notices.error("%s", error)
         return 2
     context, folder = zmq.Context(), Path(settings.folder)
     outbox: Outbox = SimpleQueue()
     threading.Thread(target=_write, args=(context, folder, outbox), daemon=True).start()
     threading.Thread(target=_read, args=(context, folder, running.engine, outbox), daemon=True).start()
     outbox.put((0, _started(running)))
-    running.engine.run()
+    try:
+        running.engine.run()
+    except Exception:  # noqa: BLE001 (a bug, or the device is lost: nothing can go on)
+        _log.critical("the engine failed", exc_info=True, extra={"fields": {"last_events": last_events(trace)}})
+        return 1
     return 0
 
 
@@ -71,7 +83,8 @@ def _started(running: Running) -> Started:
 
 def _die_with_thread(args: threading.ExceptHookArgs) -> None:
     """End at once when a thread dies, so that the server refuses what waits instead of never answering."""
-    sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    error = args.exc_value or args.exc_type()
+    _log.critical("a thread of the engine failed", exc_info=(args.exc_type, error, args.exc_traceback))
     os._exit(1)
 
 

@@ -21,6 +21,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"health_step_s": 0}, "--health-step-s"),
     ({"log_level": "loud"}, "--log-level"),
     ({"log_requests": "some"}, "--log-requests"),
+    ({"log_format": "xml"}, "--log-format"),
+    ({"log_slow_s": -1}, "--log-slow-s"),
     ({"header_s": 0}, "--header-s"),
     ({"body_s": 0}, "--body-s"),
     ({"keep_alive_s": 0}, "--keep-alive-s"),
