@@ -29,7 +29,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
 
 
-def api_keys(given: tuple[str, ...]) -> tuple[str, ...]:
-    """The keys of a server: those given, or the one in $ROOST_API_KEY."""
-    own = os.environ.get("ROOST_API_KEY")
-    return given or ((own,) if own else ())
+def option(name: str) -> tuple[str, str]:
+    """The variable of an option, by its field's name, and its value; '' if it has none."""
+    variable = f"ROOST_{name.upper()}"
+    return variable, os.environ.get(variable, "")
+
+
+def api_key() -> str:
+    """The key for a running server: the one in $ROOST_API_KEY; '' without it."""
+    return os.environ.get("ROOST_API_KEY", "")

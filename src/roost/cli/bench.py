@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from roost.cli.config_file import add_config, completed
 from roost.cli.flag_parser import add_engine, check_no_engine, engine_of
 from roost.cli.http_client import HttpClient, NotJson
 from roost.cli.prompts import PROMPTS, read_turns
@@ -57,6 +58,7 @@ def add_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there too")
+    add_config(parser)
     add_engine(parser)
 
 
@@ -183,7 +185,7 @@ def run(args: Namespace) -> int:
         return _report([measure(server, prompts, args, n) for n in levels], args)
     options = Options(max_new_tokens=args.new_tokens, temperature=args.temperature, ignore_eos=True)
     with download_bar() as progress:
-        llm = LLM(config=engine_of(args), progress=progress)
+        llm = LLM(config=engine_of(completed(args)), progress=progress)
     with llm:
         return _report([measure(EngineTarget(llm, options), prompts, args, n) for n in levels], args)
 

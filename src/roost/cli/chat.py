@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from roost.cli import generation_flags
+from roost.cli.config_file import add_config, completed
 from roost.cli.flag_parser import add_engine, check_no_engine, engine_of
 from roost.cli.input_lines import MessageReader, is_command
 from roost.cli.remote_sessions import RemoteServer
@@ -92,6 +93,7 @@ def add_flags(parser: ArgumentParser) -> None:
         help="a running server, whose key is in $ROOST_API_KEY; a model in this process if absent",
     )
     generation_flags.add_flags(parser, temperature=0.7, max_new_tokens=512)
+    add_config(parser)
     add_engine(parser)
 
 
@@ -120,7 +122,7 @@ def _model(args: Namespace) -> Iterator[ChatModel]:
         yield RemoteServer(args.url)
         return
     with download_bar() as progress:
-        llm = LLM(config=engine_of(args), progress=progress)
+        llm = LLM(config=engine_of(completed(args)), progress=progress)
     with llm:
         yield llm
 

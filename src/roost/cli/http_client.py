@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-from roost.environment import api_keys
+from roost.environment import api_key
 from roost.errors import CapacityError, ConfigError, RequestError
 
 _TIMEOUT_S = 600
@@ -36,8 +36,8 @@ class HttpClient:
             raise ConfigError(f"--url must be like http://host:port, got {url}")
         self._base = place.path.rstrip("/").removesuffix("/v1")  # OpenAI's base URLs end in /v1
         self._secure = place.scheme == "https"
-        keys = api_keys(())
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {keys[0]}"} if keys else {})
+        key = api_key()
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def get(self, path: str) -> Any:
         """The response to a GET."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
 from typing import TYPE_CHECKING
 
+from roost.cli.config_file import add_config, completed
 from roost.cli.flag_parser import add_engine, add_group, engine_of, group_of
-from roost.environment import api_keys
 from roost.errors import ConfigError
 from roost.server.config import ServerConfig, check_server, served_names
 from roost.terminal import download_bar
@@ -24,11 +24,13 @@ EXAMPLES = """\
   roost serve                                        the default model at http://127.0.0.1:8000
   roost serve --model ./Llama-3.2-1B --port 9000     a Hugging Face folder
   roost serve --context 4096 --max-running 16        less memory
-  roost serve --spec none                            without speculation"""
+  roost serve --spec none                            without speculation
+  roost serve --config roost.toml                    options from a file"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
+    add_config(parser)
     add_group(parser, ServerConfig)
     add_engine(parser)
 
@@ -41,9 +43,10 @@ def run(args: Namespace) -> int:
         from roost.server.serve import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"the package {error.name} is missing: pip install {_packages('server')}") from error
-    config = group_of(args, ServerConfig)
+    args = completed(args)
+    config, engine = group_of(args, ServerConfig), engine_of(args)
     names = served_names(config.served_model_name)
-    config = replace(config, api_key=api_keys(config.api_key), served_model_name=names)
+    config = replace(config, served_model_name=names)
     check_server(config)
     tracing = _tracing(config)
     keys = read_keys(config)
@@ -53,8 +56,8 @@ def run(args: Namespace) -> int:
         print(f"keys: {keys.names}", flush=True)  # a log that is a file would have it only at the end
     listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
     with download_bar("fetching") as progress:
-        find_model(args.model, progress)
-    return serve(engine_of(args), config, listeners, keys, tracing)
+        find_model(engine.model.model, progress)
+    return serve(engine, config, listeners, keys, tracing)
 
 
 def _tracing(config: ServerConfig) -> "Tracing | None":

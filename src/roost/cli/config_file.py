@@ -1,0 +1,118 @@
+"""Config file: options that the command line leaves out, from a TOML file and from the environment.
+
+Flags are over the file, and the file is over the environment. A key is an option's flag without its dashes; one that no
+command has is refused with what is near it. Values are checked here as the parser checks those of flags, by the fields
+they are for. Called by the commands that take an engine.
+"""
+
+import difflib
+import tomllib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from roost.cli.flag_parser import ENGINE_GROUPS, choices_of, kind_of, number_or_word
+from roost.environment import option
+from roost.errors import ConfigError
+from roost.server.config import ServerConfig
+
+_SWITCHES = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_EITHER = "a whole number or a word"
+
+
+def add_config(parser: ArgumentParser) -> None:
+    """Add the flag that names the file."""
+    text = "a TOML file with options, which flags override; $ROOST_<OPTION> is for what neither says (docs/SERVER.md)"
+    parser.add_argument("--config", default=None, metavar="FILE", help=text)
+
+
+def completed(args: Namespace) -> Namespace:
+    """Parsed flags, with values from the file and the environment for those that were not given."""
+    known = {option.name: option for option in _options()}
+    in_file = {} if args.config is None else _read(Path(args.config), known)
+    values = dict(vars(args))
+    for name, each in known.items():
+        if name in values and values[name] is None:  # a key may be another command's
+            values[name] = in_file[name] if name in in_file else each.from_environment()
+    return Namespace(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A field that has a flag."""
+
+    group: type
+    field: "Field[Any]"
+
+    @property
+    def name(self) -> str:
+        """Its name among parsed flags."""
+        return self.field.name
+
+    def checked(self, value: Any, place: str) -> Any:
+        """A value of the file."""
+        kind = kind_of(self.group, self.field)
+        if isinstance(self.field.default, tuple):
+            each = value if isinstance(value, list) else [value]
+            if not all(isinstance(one, str) for one in each):
+                raise ConfigError(f"{place} must be a text or a list of texts, got {_shown(value)}")
+            return each
+        if kind is number_or_word:
+            if type(value) not in (int, str):
+                raise ConfigError(f"{place} must be {_EITHER}, got {_shown(value)}")
+        elif not (type(value) is kind or (kind is float and type(value) is int)):
+            raise ConfigError(f"{place} must be {_NAMES[kind]}, got {_shown(value)}")
+        choices = choices_of(self.field)
+        if choices is not None and value not in choices:
+            raise ConfigError(f"{place} must be one of {', '.join(map(str, choices))}, got {_shown(value)}")
+        return value
+
+    def from_environment(self) -> Any:
+        """Its value there; None without one."""
+        variable, text = option(self.name)
+        if not text:
+            return None
+        place, kind = f"${variable}", kind_of(self.group, self.field)
+        if kind is bool:
+            return self.checked(_SWITCHES.get(text.lower(), text), place)
+        if kind in (int, float, number_or_word):
+            try:
+                return self.checked(kind(text), place)
+            except ValueError:
+                pass
+        return self.checked(text, place)
+
+
+def _options() -> Iterable[_Option]:
+    for group in (ServerConfig, *ENGINE_GROUPS.values()):
+        for field in fields(group):
+            yield _Option(group, field)
+
+
+def _read(path: Path, known: dict[str, _Option]) -> dict[str, Any]:
+    """The file's values, by the names of their fields."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not text
+        raise ConfigError(f"--config {path}: is not TOML: {error}") from error
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name, place = key.replace("-", "_"), f"--config {path}: {key}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            raise ConfigError(f"{place}: there is no such option{hint}")
+        if name in found:
+            raise ConfigError(f"{place} is given twice, with - and with _")
+        found[name] = known[name].checked(value, place)
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
