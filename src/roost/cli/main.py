@@ -6,22 +6,14 @@
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from types import ModuleType
 
 import roost
+from roost.cli.commands import COMMANDS, load_command
 from roost.errors import ConfigError, RequestError, RoostError
 
 Command = Callable[[Namespace], int]
 
-COMMANDS = {
-    "serve": "Serve a model over HTTP: OpenAI's API and SGLang's.",
-    "chat": "Chat with a model in the terminal.",
-    "generate": "Generate text from a prompt.",
-    "pull": "Download the default model and print where it is.",
-    "bench": "Measure a running server, or an engine in this process.",
-    "train-draft": "Train a draft head for a model on its own answers.",
-}
+_POSITIONAL = {"generate": " [prompt]", "completion": " {bash,zsh,fish}"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, formatter_class=RawDescriptionHelpFormatter)
         if name == chosen:  # only its modules are imported: the server's process needs none that run a model
-            module = _module(name)
+            module = load_command(name)
             module.add_flags(command)
             command.epilog = f"examples:\n{module.EXAMPLES}"
-            command.usage = f"roost {name} [options]" + (" [prompt]" if name == "generate" else "")
+            command.usage = f"roost {name} [options]" + _POSITIONAL.get(name, "")
     args, unknown = parser.parse_known_args(words)
     if unknown:  # reported by the command's own parser, with its usage
         commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    run: Command = _module(args.command).run
+    run: Command = load_command(args.command).run
     try:
         return run(args)
     except RequestError as error:
@@ -61,7 +53,3 @@ def _failed(command: str, message: str, code: int) -> int:
     """One line, as the parser would write it."""
     print(f"roost {command}: error: {message}", file=sys.stderr)
     return code
-
-
-def _module(name: str) -> ModuleType:
-    return import_module(f"roost.cli.{name.replace('-', '_')}")
