@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 _SPINS = "3000"  # a few microseconds: 90 % of pure spinning on a quiet machine, as good as sleeping on a busy one
+# variables whose values may be shown to others; of further ones of Roost's, only that they are set
+_SHOWN = ("ROOST_CACHE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables that set how OpenMP's threads wait
 
 
@@ -38,3 +40,18 @@ def option(name: str) -> tuple[str, str]:
 def api_key() -> str:
     """The key for a running server: the one in $ROOST_API_KEY; '' without it."""
     return os.environ.get("ROOST_API_KEY", "")
+
+
+def triton_folder() -> Path:
+    """Where Triton keeps compiled kernels, by its own variables."""
+    own = os.environ.get("TRITON_CACHE_DIR")
+    return Path(own) if own else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def shown_variables() -> dict[str, str]:
+    """Variables that change how Roost runs, without the values of those that may hold a secret."""
+    return {
+        name: value if name in _SHOWN else "set"
+        for name, value in sorted(os.environ.items())
+        if name in _SHOWN or name.startswith("ROOST_")
+    }

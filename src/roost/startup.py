@@ -69,9 +69,19 @@ class Running:
     load_s: float
 
 
-def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None = None) -> Running:
-    """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it."""
-    began = time.monotonic()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoices:
+    """What is chosen, and checked, before anything large is read."""
+
+    config: EngineConfig  # with its drafter
+    name: str  # that the model is served as
+    path: Path
+    device: torch.device
+    backend: Backend
+
+
+def choose(config: EngineConfig, progress: Progress = silent) -> EngineChoices:
+    """Find the model, downloading it if needed (reported to `progress`), and choose who computes it where."""
     config = _with_drafter(config)
     name, path = find_model(config.model.model, progress)
     device = device_of(config.model)
@@ -79,9 +89,18 @@ def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None
     _check_weights(config.model, device, backend)
     check_device_options(config, device)
     check_capability(config, backend, capability_of(device))
+    if config.model.threads is not None and config.model.threads < 1:
+        raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
+    return EngineChoices(config=config, name=name, path=path, device=device, backend=backend)
+
+
+def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None = None) -> Running:
+    """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it."""
+    began = time.monotonic()
+    chosen = choose(config, progress)
+    config, name, path = chosen.config, chosen.name, chosen.path
+    device, backend = chosen.device, chosen.backend
     if config.model.threads is not None:
-        if config.model.threads < 1:
-            raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
         torch.set_num_threads(config.model.threads)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="load") as loader:
         # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the

@@ -1,1 +1,1 @@
-"""Command line: `roost serve | chat | generate | pull | bench`."""
+"""Command line: `roost serve | chat | generate | pull | doctor | bench`."""

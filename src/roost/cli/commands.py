@@ -12,6 +12,7 @@ COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "generate": "Generate text from a prompt.",
     "pull": "Download the default model and print where it is.",
+    "doctor": "Check this machine and the installation; the output is for a bug report.",
     "bench": "Measure a running server, or an engine in this process.",
     "train-draft": "Train a draft head for a model on its own answers.",
     "completion": "Print a script for completion in bash, zsh or fish.",

@@ -21,6 +21,11 @@ def capability_of(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+def name_of(device: torch.device) -> str:
+    """What its maker calls a device."""
+    return torch.cuda.get_device_name(device)
+
+
 def memory_of(device: torch.device) -> tuple[int, int]:
     """Bytes that the driver has left and that torch keeps unused; and all there are."""
     free, total = torch.cuda.mem_get_info(device)

@@ -29,6 +29,15 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
     return cuda.capability_of(device)
 
 
+def name_of(device: torch.device) -> str | None:
+    """What the maker of a CUDA device calls it; None where there is no such thing."""
+    if device.type == "cpu":
+        return None
+    from roost.device import cuda  # noqa: PLC0415 (only there is there a CUDA to name)
+
+    return cuda.name_of(device)
+
+
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes that are free on a device, and all there are; None where nobody counts them."""
     if device.type == "cpu":

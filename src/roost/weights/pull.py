@@ -47,9 +47,14 @@ def find_head(model: str) -> Path | None:
     return folder if model == "default" and folder.is_dir() else None
 
 
+def default_file() -> Path:
+    """Where the default model's file is kept, or would be."""
+    return cache_folder() / Path(MEMBER).name
+
+
 def default_model(progress: Progress = silent) -> Path:
     """The file of the default model; downloaded if it is not there yet."""
-    path = cache_folder() / Path(MEMBER).name
+    path = default_file()
     if path.is_file():
         return path
     try:

@@ -436,7 +436,7 @@ def test_a_command_is_needed_and_help_lists_all(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("serve", "chat", "generate", "pull", "bench"))
+    assert all(name in printed for name in ("serve", "chat", "generate", "pull", "doctor", "bench"))
 
 
 def test_python_runs_the_package_and_passes_its_code_on(folder: Path) -> None:

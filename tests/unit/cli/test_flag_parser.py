@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.cli import bench, chat, generate, serve
+from roost.cli import bench, chat, doctor, generate, serve
 from roost.cli.commands import COMMANDS
 from roost.cli.flag_parser import engine_of, group_of
 from roost.cli.main import main
@@ -45,8 +45,9 @@ def parser(command: object) -> ArgumentParser:
         (chat, ENGINE_GROUPS),
         (generate, ENGINE_GROUPS),
         (bench, ENGINE_GROUPS),
+        (doctor, ENGINE_GROUPS),
     ],
-    ids=["serve", "chat", "generate", "bench"],
+    ids=["serve", "chat", "generate", "bench", "doctor"],
 )
 def test_every_field_of_the_configuration_has_a_flag_with_its_help(command: object, groups: tuple[type, ...]) -> None:
     actions = {option: action for action in parser(command)._actions for option in action.option_strings}
