@@ -1,8 +1,5 @@
 """What is built is whole: the code and its types, the draft heads, the licence, and what the server needs besides."""
 
-import shutil
-import subprocess
-import sys
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -15,15 +12,7 @@ from tests.install.resolve import ROOT
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built of a copy of what git knows."""
-    folder = tmp_path_factory.mktemp("build")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(folder)], check=True)
-    (built,) = folder.glob("*.whl")
+def wheel(built: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
