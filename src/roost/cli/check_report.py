@@ -5,6 +5,7 @@ taken out. Knows no check. Called by `doctor` and the checks.
 """
 
 import getpass
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -46,6 +47,8 @@ def checked(title: str, check: Callable[[Section], None]) -> Section:
     section = Section(title=title)
     try:
         check(section)
+    except ModuleNotFoundError as error:
+        section.broken(f"this cannot be checked: {error.name} is missing", f"pip install {error.name}")
     except Exception as error:  # noqa: BLE001 (what is examined may be broken in any way)
         section.broken(f"this check failed: {type(error).__name__}: {first_line(error)}", "report it, with this output")
     return section
@@ -62,11 +65,11 @@ class Privacy:
     @classmethod
     def of_this_machine(cls) -> "Privacy":
         """The one for whoever runs this process, here."""
-        home, host = Path.home(), socket.gethostname()
+        home, host = os.path.expanduser("~"), socket.gethostname()  # which stays ~ for a user without one
         names = {host: "HOST", host.partition(".")[0]: "HOST"}
         with suppress(KeyError, OSError):  # a user without a name, as in containers
             names[getpass.getuser()] = "USER"
-        return cls((str(home), str(home.resolve())), {str(Path(roost.__file__).parent): "ROOST", **names})
+        return cls((home, os.path.realpath(home)), {str(Path(roost.__file__).parent): "ROOST", **names})
 
     def clean(self, value: Any) -> Any:
         """The same value, without what is private."""
@@ -76,14 +79,14 @@ class Privacy:
                 text = pattern.sub(stand_in, text)
             return text
         if isinstance(value, Mapping):
-            return {key: self.clean(each) for key, each in value.items()}
+            return {self.clean(key): self.clean(each) for key, each in value.items()}
         return [self.clean(each) for each in value] if isinstance(value, list | tuple) else value
 
     def cleaned(self, section: Section) -> Section:
         """A section that may be shown to anybody."""
-        problems = [Problem(**self.clean(asdict(each))) for each in section.problems]
-        facts, notes = self.clean(section.facts), self.clean(section.notes)
-        return Section(title=section.title, facts=facts, notes=notes, problems=problems)
+        facts = {name: self.clean(value) for name, value in section.facts.items()}
+        problems = [Problem(what=self.clean(each.what), remedy=self.clean(each.remedy)) for each in section.problems]
+        return Section(title=section.title, facts=facts, notes=self.clean(section.notes), problems=problems)
 
 
 def _whole(name: str) -> re.Pattern[str]:
@@ -92,8 +95,8 @@ def _whole(name: str) -> re.Pattern[str]:
 
 
 def as_text(section: Section) -> str:
-    """A section as lines."""
-    lines = [section.title, *(f"  {_label(name):<18} {_shown(name, value)}" for name, value in section.facts.items())]
+    """What a section says, as lines."""
+    lines = [f"  {_label(name):<18} {_shown(name, value)}" for name, value in section.facts.items()]
     lines += [f"  note: {note}" for note in section.notes]
     for problem in section.problems:
         lines += [f"  PROBLEM: {problem.what}", f"    what to do: {problem.remedy}"]

@@ -39,9 +39,11 @@ def run(args: Namespace) -> int:
     """Print the report."""
     privacy, sections = Privacy.of_this_machine(), []
     for title, check in _checks(args):
+        if not args.json:
+            print(title, flush=True)  # what comes may take a while
         sections.append(privacy.cleaned(checked(title, check)))
         if not args.json:
-            print(as_text(sections[-1]), flush=True)
+            print(as_text(sections[-1]))
     said = as_data(sections)
     if args.json:
         print(json.dumps(said, indent=2))

@@ -24,6 +24,8 @@ from roost.server.config import ServerConfig
 
 _EXTRAS = {"server": "roost serve needs them", "grammar": "output cannot be held to a schema without them"}
 _ALWAYS = ("torch", "numpy", "llvmlite", "triton")  # shown where the list of dependencies cannot be read, too
+_DRIVER = Path("/proc/driver/nvidia/version")
+_COMPILERS = ("cc", "gcc", "clang")
 _FEATURES = re.compile(r"avx2|fma|f16c|avx512\w*|avx_vnni|amx_\w+|asimddp|i8mm|bf16|sve\w*")
 _BLOCK_BYTES = 1 << 20
 
@@ -136,7 +138,11 @@ def gpus(section: Section) -> None:
         major, minor = capability_of(device) or (0, 0)
         section.facts[f"device_{number}"] = f"{name_of(device)}, compute capability {major}.{minor}"
         section.facts[f"device_{number}_memory_bytes"], section.facts[f"device_{number}_free_bytes"] = total, free
-    if count == 0 and Path("/proc/driver/nvidia/version").is_file():
+    if count and not any(map(shutil.which, _COMPILERS)):
+        section.notes.append(f"Triton needs a C compiler, and none of {', '.join(_COMPILERS)} is on the path")
+    driver = _DRIVER.read_text() if _DRIVER.is_file() else ""
+    section.facts["nvidia_driver"] = next(iter(re.findall(r"\d+\.\d[.\d]*", driver)), "none")
+    if count == 0 and driver:
         why = "torch is built for CPUs alone" if torch.version.cuda is None else "torch finds no device"
         section.notes.append(
             f"an NVIDIA driver is loaded, but {why}: install a build of torch for CUDA, or look at "

@@ -14,11 +14,13 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+import torch
 
 from roost.cli import engine_checks, machine_checks
 from roost.cli.check_report import Privacy, Section, as_text, checked
 from roost.cli.main import main
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig
+from roost.device import open as open_device
 from roost.server.config import ServerConfig
 from roost.weights import pull
 from tests.support.chain_model import save_chain
@@ -145,6 +147,7 @@ def test_what_is_missing_is_said_by_a_doctor_that_does_without_it(package: str, 
     versions = section_of("versions", ran.stdout)
     assert re.search(rf"{package} +missing", versions)
     assert f"pip install {package}" in versions
+    assert ("this cannot be checked: torch is missing" in ran.stdout) == (package == "torch")
     assert ("roost serve needs them" in versions) == (package == "uvicorn")
 
 
@@ -211,6 +214,42 @@ def test_a_check_that_fails_is_a_problem_of_its_own() -> None:
     section = checked("sums", breaks)
     assert section.facts == {"one": 1}
     assert section.problems[0].what == "this check failed: ZeroDivisionError: of all things"
+
+
+def test_a_gpu_is_named_with_its_memory_and_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for name, said in {"name_of": "A GPU", "capability_of": (9, 0), "memory_of": (3, 4)}.items():
+        monkeypatch.setattr(open_device, name, lambda device, said=said: said)
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: None)
+    section = checked("gpu", machine_checks.gpus)
+    assert section.facts["devices"] == 2 and section.facts["device_1"] == "A GPU, compute capability 9.0"
+    assert (section.facts["device_1_memory_bytes"], section.facts["device_1_free_bytes"]) == (4, 3)
+    assert section.problems == [] and "C compiler" in section.notes[0]
+
+
+def test_a_gpu_that_torch_does_not_see_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(machine_checks, "_DRIVER", tmp_path / "version")
+    assert checked("gpu", machine_checks.gpus).notes == []
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\nGCC version: 12.3.0"
+    )
+    section = checked("gpu", machine_checks.gpus)
+    assert section.facts["nvidia_driver"] == "580.95.05" and section.facts["devices"] == 0
+    assert section.notes[0].startswith("an NVIDIA driver is loaded, but torch ")
+
+
+def test_a_containers_limits_are_said_and_too_many_threads_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"cpu.max": f"{torch.get_num_threads() * 50_000} 100000", "memory.max": "1000"}
+    monkeypatch.setattr(machine_checks, "_cgroup", limits.__getitem__)
+    cpu, memory = checked("cpu", machine_checks.processor), checked("memory", machine_checks.memory)
+    assert cpu.facts["cores_of_quota"] == torch.get_num_threads() / 2
+    assert any("give --threads" in note for note in cpu.notes)
+    assert memory.facts["container_limit_bytes"] == 1000
+    monkeypatch.setattr(machine_checks, "_cgroup", {"cpu.max": "max 100000", "memory.max": "max"}.__getitem__)
+    assert "cores_of_quota" not in checked("cpu", machine_checks.processor).facts
+    assert "container_limit_bytes" not in checked("memory", machine_checks.memory).facts
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------
@@ -284,7 +323,7 @@ def test_two_texts_of_one_prompt_are_a_problem_where_results_are_exact(
         ("/houses/anna/models", "/houses/anna/models"),
         ("ann@box and Annie", "USER@HOST and Annie"),
         (Path("/houses/ann"), "~"),
-        (["ann", {"by": "ann"}, 7, None], ["USER", {"by": "USER"}, 7, None]),
+        (["ann", {"of-ann": "ann"}, 7, None], ["USER", {"of-USER": "USER"}, 7, None]),
     ],
 )
 def test_what_is_private_is_taken_out_where_it_is_a_word(value: object, shown: object) -> None:
@@ -295,7 +334,6 @@ def test_facts_are_lines_with_sizes_that_people_can_read() -> None:
     section = Section(title="things", facts={"free_bytes": 2_500_000_000, "is_on": True, "kinds": [], "ROOST_X": None})
     section.facts["files_bytes"] = {"a_b.gguf": 98_362_432}
     assert [" ".join(line.split()) for line in as_text(section).splitlines()] == [
-        "things",
         "free 2.5 GB",
         "is on yes",
         "kinds none",
