@@ -22,7 +22,11 @@ from roost.environment import cache_folder, shown_variables, triton_folder
 from roost.errors import first_line
 from roost.server.config import ServerConfig
 
-_EXTRAS = {"server": "roost serve needs them", "grammar": "output cannot be held to a schema without them"}
+_EXTRAS = {  # what is lost without the packages of each
+    "server": "roost serve needs them",
+    "grammar": "output cannot be held to a schema without them",
+    "otel": "requests cannot be traced without them",
+}
 _ALWAYS = ("torch", "numpy", "llvmlite", "triton")  # shown where the list of dependencies cannot be read, too
 _DRIVER = Path("/proc/driver/nvidia/version")
 _COMPILERS = ("cc", "gcc", "clang")

@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -24,6 +25,7 @@ from roost.device import open as open_device
 from roost.server.config import ServerConfig
 from roost.weights import pull
 from tests.support.chain_model import save_chain
+from tests.tidy.source import ROOT
 
 ENGINE = ("--weights", "fp32", "--threads", "1", "--pool-tokens", "2048", "--backend", "torch")
 PATIENCE_S = 300  # kernels may be compiled
@@ -149,6 +151,11 @@ def test_what_is_missing_is_said_by_a_doctor_that_does_without_it(package: str, 
     assert f"pip install {package}" in versions
     assert ("this cannot be checked: torch is missing" in ran.stdout) == (package == "torch")
     assert ("roost serve needs them" in versions) == (package == "uvicorn")
+
+
+def test_every_extra_that_users_install_is_looked_at() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(machine_checks._EXTRAS) == set(extras) - {"test"}
 
 
 def test_a_doctor_run_from_the_sources_alone_needs_no_list_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
