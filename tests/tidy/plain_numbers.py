@@ -128,6 +128,16 @@ UNTESTED: dict[str, str] = {
     "roost.cli.chat.DIGITS_MAX": "so that no endless number is read; one that is too large is refused the same way",
     "roost.cli.http_client._ERROR_BYTES_MAX": "so that no endless error is read; a longer one is shown cut short",
     "roost.cli.http_client._TIMEOUT_S": "seconds of patience with a server that says nothing",
+    "roost.cli.http_client._SILENCE_S": "seconds of patience with a server that says nothing",
+    **dict.fromkeys(
+        (f"roost.cli.top.{name}" for name in ("_RETRY_S", "_LOOK_S", "_DRAW_S")), "how often is looked, asked or drawn"
+    ),
+    **dict.fromkeys(
+        (f"roost.cli.watch_screen.{name}" for name in ("_ID_WIDTH", "_STATE_WIDTH")),
+        "how wide a column is, which tests of whole lines show",
+    ),
+    "roost.cli.watch_screen._HOLDERS": "how many are named",
+    "roost.cli.watched_server.UNKNOWN_KIND": _SIGN,
     "roost.cli.input_lines._PASTE_S": "how fast people type: a test on both sides of it would measure the machine",
     "roost.cli.remote_sessions._POLL_S": "how often is looked",
     "roost.cli.remote_sessions._ABANDONED_S_MAX": "seconds of patience with a server that does not notice who has left",

@@ -33,6 +33,8 @@ _SOCKET = "tests/unit/server/test_response_socket.py::"
 _STORED = "tests/unit/server/test_stored_responses.py::"
 _OWN_ANSWERS = "tests/unit/front/test_own_answers.py::test_the_least_recently_used_go_first_by_number_and_by_tokens"
 _GRAMMARS = "tests/unit/grammar/test_compiler.py::"
+_WATCHED = "tests/unit/cli/test_watched_server.py::"
+_SCREEN = "tests/unit/cli/test_watch_screen.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
@@ -353,6 +355,15 @@ TESTED: dict[str, str] = {
     "roost.values._SHOWN_MAX": "tests/unit/test_values.py::test_a_value_is_repeated_in_a_message_but_not_at_length",
     "roost.values._WHOLE_BITS_MAX": "tests/unit/test_values.py::test_a_whole_number_has_so_many_bits_and_no_more",
     # --- cli, train ---
+    "roost.cli.top._FIRST_FRAMES": "tests/unit/cli/test_top.py::test_an_engine_in_a_long_step_is_waited_for_a_little",
+    "roost.cli.watched_server.RATE_MS": _WATCHED + "test_rates_are_those_of_the_last_five_seconds",
+    "roost.cli.watched_server.STEPS_KEPT": _WATCHED
+    + "test_rates_of_a_server_with_many_steps_are_those_of_the_steps_that_are_kept",
+    "roost.cli.watched_server.LABELS_MAX": _WATCHED
+    + "test_labels_of_owners_that_own_nothing_are_forgotten_when_there_are_many",
+    "roost.cli.watch_screen._INDENT_MAX": _SCREEN + "test_deep_forks_are_not_indented_out_of_sight",
+    "roost.cli.watch_screen._PLACES_MAX": _SCREEN + "test_of_many_places_the_first_are_shown",
+    "roost.cli.watch_screen._LEAST": _SCREEN + "test_where_the_height_is_short_each_list_has_three_lines",
     "roost.train.composed_prompts.PASSAGE_CHARS_MIN": "tests/unit/train/test_composed_prompts.py::"
     "test_passages_are_long_lines_without_their_labels_and_code_is_code",
     "roost.train.losses._EXPONENT_MAX": "tests/unit/train/test_losses.py::test_the_largest_logits_stay_finite",

@@ -1,1 +1,1 @@
-"""Command line: `roost serve | chat | generate | pull | doctor | bench`."""
+"""Command line: `roost serve | chat | generate | top | pages | pull | doctor | bench | …`."""

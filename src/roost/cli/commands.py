@@ -11,6 +11,8 @@ COMMANDS = {
     "serve": "Serve a model over HTTP: OpenAI's API and SGLang's.",
     "chat": "Chat with a model in the terminal.",
     "generate": "Generate text from a prompt.",
+    "top": "Watch a running server in the terminal.",
+    "pages": "List who owns each KV page of a running server.",
     "pull": "Download the default model and print where it is.",
     "doctor": "Check this machine and the installation; the output is for a bug report.",
     "bench": "Measure a running server, or an engine in this process.",
