@@ -29,7 +29,7 @@ class Problem:
 
 
 @dataclass(slots=True, kw_only=True)
-class Section:
+class ReportSection:
     """What one check has found."""
 
     title: str
@@ -42,9 +42,9 @@ class Section:
         self.problems.append(Problem(what=what, remedy=remedy))
 
 
-def checked(title: str, check: Callable[[Section], None]) -> Section:
+def checked(title: str, check: Callable[[ReportSection], None]) -> ReportSection:
     """The section that a check fills; a check that fails itself is a problem, and the others go on."""
-    section = Section(title=title)
+    section = ReportSection(title=title)
     try:
         check(section)
     except ModuleNotFoundError as error:
@@ -82,11 +82,11 @@ class Privacy:
             return {self.clean(key): self.clean(each) for key, each in value.items()}
         return [self.clean(each) for each in value] if isinstance(value, list | tuple) else value
 
-    def cleaned(self, section: Section) -> Section:
+    def cleaned(self, section: ReportSection) -> ReportSection:
         """A section that may be shown to anybody."""
         facts = {name: self.clean(value) for name, value in section.facts.items()}
         problems = [Problem(what=self.clean(each.what), remedy=self.clean(each.remedy)) for each in section.problems]
-        return Section(title=section.title, facts=facts, notes=self.clean(section.notes), problems=problems)
+        return ReportSection(title=section.title, facts=facts, notes=self.clean(section.notes), problems=problems)
 
 
 def _whole(name: str) -> re.Pattern[str]:
@@ -94,7 +94,7 @@ def _whole(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])")
 
 
-def as_text(section: Section) -> str:
+def as_text(section: ReportSection) -> str:
     """What a section says, as lines."""
     lines = [f"  {_label(name):<18} {_shown(name, value)}" for name, value in section.facts.items()]
     lines += [f"  note: {note}" for note in section.notes]
@@ -103,7 +103,7 @@ def as_text(section: Section) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_data(sections: list[Section]) -> dict[str, Any]:
+def as_data(sections: list[ReportSection]) -> dict[str, Any]:
     """The same as data."""
     return {
         "ok": not any(section.problems for section in sections),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from roost.cli import engine_checks, machine_checks
-from roost.cli.check_report import Privacy, Section, as_data, as_text, checked
+from roost.cli.check_report import Privacy, ReportSection, as_data, as_text, checked
 from roost.cli.flag_parser import add_engine, engine_of
 from roost.server.config import ServerConfig, check_server
 
@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
     return 0 if said["ok"] else 1
 
 
-def _checks(args: Namespace) -> Iterator[tuple[str, Callable[[Section], None]]]:
+def _checks(args: Namespace) -> Iterator[tuple[str, Callable[[ReportSection], None]]]:
     """The checks in their order, by the titles of their sections."""
     config, must_be_free = engine_of(args), args.port is not None
     server = ServerConfig(port=args.port) if must_be_free else ServerConfig()

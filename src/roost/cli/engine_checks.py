@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from roost.attention.registry import AUTO_BACKEND, BACKENDS
-from roost.cli.check_report import Section
+from roost.cli.check_report import ReportSection
 from roost.config.options import AUTO, EngineConfig
 from roost.errors import RoostError
 
@@ -43,7 +43,7 @@ def runnable(config: EngineConfig) -> Iterator[tuple[EngineConfig, bool]]:
         yield replace(config, model=replace(config.model, model=folder)), True
 
 
-def choices(section: Section, config: EngineConfig) -> None:
+def choices(section: ReportSection, config: EngineConfig) -> None:
     """What the engine would choose, and why; no weights are read."""
     from roost.startup import choose, choose_weights, forms_of  # noqa: PLC0415 (needs torch)
     from roost.weights.load import open_source  # noqa: PLC0415
@@ -96,7 +96,7 @@ def _why_drafter(chosen: "EngineChoices", config: EngineConfig) -> str:
     return "the model comes with a draft head" if chosen.config.spec.draft else "there is no separate draft head"
 
 
-def self_test(section: Section, config: EngineConfig) -> None:
+def self_test(section: ReportSection, config: EngineConfig) -> None:
     """Start an engine in a process of its own and have it generate the same twice."""
     with runnable(config) as (tried, is_random):
         said = _run(section, tried)
@@ -115,7 +115,7 @@ def self_test(section: Section, config: EngineConfig) -> None:
         section.broken("the same prompt gave two different texts", "report it, with this output")
 
 
-def _run(section: Section, config: EngineConfig) -> dict[str, Any] | None:
+def _run(section: ReportSection, config: EngineConfig) -> dict[str, Any] | None:
     """What the self-test's process says; None if it failed, which is a problem then."""
     command = [sys.executable, "-m", "roost.cli.self_test"]
     try:

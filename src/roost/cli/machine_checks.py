@@ -17,7 +17,7 @@ from pathlib import Path
 
 import roost
 from roost.attention.registry import NUMBA
-from roost.cli.check_report import Section
+from roost.cli.check_report import ReportSection
 from roost.environment import cache_folder, shown_variables, triton_folder
 from roost.errors import first_line
 from roost.server.config import ServerConfig
@@ -34,7 +34,7 @@ _FEATURES = re.compile(r"avx2|fma|f16c|avx512\w*|avx_vnni|amx_\w+|asimddp|i8mm|b
 _BLOCK_BYTES = 1 << 20
 
 
-def versions(section: Section) -> None:
+def versions(section: ReportSection) -> None:
     """Roost's version, Python's, and those of all packages that it uses; which are missing."""
     facts = section.facts
     facts["roost"], facts["python"] = roost.__version__, platform.python_version()
@@ -75,12 +75,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def variables(section: Section) -> None:
+def variables(section: ReportSection) -> None:
     """Environment variables that change how Roost runs."""
     section.facts.update(shown_variables() or {"set": "none of those that Roost knows"})
 
 
-def processor(section: Section) -> None:
+def processor(section: ReportSection) -> None:
     """The CPU, what of it the kernels use, and how many threads there can be."""
     facts, said = section.facts, _cpu_info()
     facts["name"] = said.get("model name", platform.processor() or platform.machine())
@@ -116,7 +116,7 @@ def _cgroup(name: str) -> str:
     return path.read_text().strip() if path.is_file() else ""
 
 
-def memory(section: Section) -> None:
+def memory(section: ReportSection) -> None:
     """How much memory there is, and how much of it is free."""
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -127,7 +127,7 @@ def memory(section: Section) -> None:
         section.facts["container_limit_bytes"] = int(limit)
 
 
-def gpus(section: Section) -> None:
+def gpus(section: ReportSection) -> None:
     """GPUs that torch can use."""
     torch = import_module("torch")
     from roost.device.open import capability_of, memory_of, name_of  # noqa: PLC0415 (needs torch)
@@ -154,7 +154,7 @@ def gpus(section: Section) -> None:
         )
 
 
-def models(section: Section) -> None:
+def models(section: ReportSection) -> None:
     """The folder of downloaded models, and whether the default one is whole."""
     from roost.weights.pull import SHA256, default_file, find_head  # noqa: PLC0415 (rarely needed)
 
@@ -181,7 +181,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def kernels(section: Section) -> None:
+def kernels(section: ReportSection) -> None:
     """Where compiled kernels are kept, and whether they can be."""
     try:
         folder = import_module("roost.numba_kernels.support").compiled_folder()
@@ -199,14 +199,14 @@ def kernels(section: Section) -> None:
         )
 
 
-def _check_writable(section: Section, folder: Path, remedy: str) -> None:
+def _check_writable(section: ReportSection, folder: Path, remedy: str) -> None:
     """A folder that cannot be written, or made, is a problem."""
     place = next(each for each in (folder, *folder.parents) if each.exists())
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         section.broken(f"{folder} cannot be written", remedy)
 
 
-def port(section: Section, config: ServerConfig, *, must_be_free: bool) -> None:
+def port(section: ReportSection, config: ServerConfig, *, must_be_free: bool) -> None:
     """Whether a server could listen; where that need not be, one may run already."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -51,7 +51,7 @@ async def frames(request: Request) -> Response:
     check_admin(request)
     server: ServerState = request.app.state.server
     if server.live is None:
-        server.live = LiveHub(_WatchedServer(server))
+        server.live = LiveHub(_WatchedEngine(server))
     return await event_stream(request, server.live.frames())
 
 
@@ -72,7 +72,7 @@ async def pages(request: Request) -> Response:
     return json_response({"page_size": told["page_size"], "pools": told["pools"]})
 
 
-class _WatchedServer:
+class _WatchedEngine:
     """The server as the hub sees it."""
 
     def __init__(self, server: ServerState) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from roost.cli import engine_checks, machine_checks
-from roost.cli.check_report import Privacy, Section, as_text, checked
+from roost.cli.check_report import Privacy, ReportSection, as_text, checked
 from roost.cli.main import main
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig
 from roost.device import open as open_device
@@ -206,7 +206,7 @@ def test_a_port_in_use_is_a_problem_where_it_was_asked_for_and_else_a_note() -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = ServerConfig(port=taken.getsockname()[1])
-        asked, usual = Section(title="port"), Section(title="port")
+        asked, usual = ReportSection(title="port"), ReportSection(title="port")
         machine_checks.port(asked, config, must_be_free=True)
         machine_checks.port(usual, config, must_be_free=False)
     assert len(asked.problems) == 1 and asked.notes == [] and "another --port" in asked.problems[0].remedy
@@ -214,7 +214,7 @@ def test_a_port_in_use_is_a_problem_where_it_was_asked_for_and_else_a_note() -> 
 
 
 def test_a_check_that_fails_is_a_problem_of_its_own() -> None:
-    def breaks(section: Section) -> None:
+    def breaks(section: ReportSection) -> None:
         section.facts["one"] = 1
         raise ZeroDivisionError("of all things")
 
@@ -267,7 +267,7 @@ def test_where_no_model_was_downloaded_a_random_one_is_run_and_nothing_is_fetche
 ) -> None:
     monkeypatch.setattr(pull, "_fetch", lambda *args, **kwargs: pytest.fail("nothing may be downloaded"))
     config = EngineConfig(model=ModelConfig(backend="torch", threads=1), memory=MemoryConfig(pool_tokens=2048))
-    chosen, ran = Section(title="engine"), Section(title="self-test")
+    chosen, ran = ReportSection(title="engine"), ReportSection(title="self-test")
     engine_checks.choices(chosen, config)
     engine_checks.self_test(ran, config)
     assert chosen.problems == ran.problems == []
@@ -300,7 +300,7 @@ def test_an_engine_that_ends_is_a_problem_with_its_cause(
     folder: Path, ended: list[str], code: str, what: str, remedy: str
 ) -> None:
     ended[1] = code
-    section = Section(title="self-test")
+    section = ReportSection(title="self-test")
     engine_checks.self_test(section, EngineConfig(model=ModelConfig(model=str(folder))))
     (problem,) = section.problems
     assert what in problem.what and remedy in problem.remedy
@@ -315,7 +315,7 @@ def test_two_texts_of_one_prompt_are_a_problem_where_results_are_exact(
     settings = {"device": device, "weights": weights, "warnings": ["slow"]}
     said = {"model": "m", "same_twice": False, "failed_steps": 0, "settings": settings}
     ended[1] = f"print({json.dumps(said)!r})"
-    section = Section(title="self-test")
+    section = ReportSection(title="self-test")
     engine_checks.self_test(section, EngineConfig(model=ModelConfig(model=str(folder))))
     assert bool(section.problems) == is_broken and section.notes == ["slow"]
 
@@ -338,7 +338,9 @@ def test_what_is_private_is_taken_out_where_it_is_a_word(value: object, shown: o
 
 
 def test_facts_are_lines_with_sizes_that_people_can_read() -> None:
-    section = Section(title="things", facts={"free_bytes": 2_500_000_000, "is_on": True, "kinds": [], "ROOST_X": None})
+    section = ReportSection(
+        title="things", facts={"free_bytes": 2_500_000_000, "is_on": True, "kinds": [], "ROOST_X": None}
+    )
     section.facts["files_bytes"] = {"a_b.gguf": 98_362_432}
     assert [" ".join(line.split()) for line in as_text(section).splitlines()] == [
         "free 2.5 GB",
