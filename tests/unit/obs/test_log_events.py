@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from roost.messages import Submit
 from roost.obs.log_events import _LAST_EVENTS, _LINES, last_events, logged_trace
+from tests.support.engine_client import engine_client, resolved, witness
 from tests.tidy.source import product
+from tests.unit.sched.test_engine import Breaking
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -53,6 +56,19 @@ def test_a_failed_step_comes_with_the_last_events(caplog: pytest.LogCaptureFixtu
     assert found["last_events"] == last_events(trace)
     assert len(found["last_events"]) == _LAST_EVENTS
     assert found["last_events"][0] == "admit r1 0 4" and found["last_events"][-1] == "fail out of memory 8 9"
+
+
+def test_an_engine_tells_of_a_step_that_broke_and_of_whom_it_sent_back(caplog: pytest.LogCaptureFixture) -> None:
+    at = engine_client(Breaking(witness(resolved()), lambda plan: plan.step == 2, at_launch=False))
+    at.engine.state.trace = logged_trace()
+    with caplog.at_level("DEBUG", "roost.engine"):
+        at.send(Submit(request_id="r1", tokens=(41, 42, 43), max_new_tokens=6))
+        at.run()
+    told = [fields(record) for record in caplog.records]
+    assert [each["event"] for each in told] == ["admit", "fail", "suspend", "admit", "end_length"]
+    assert told[1]["reason"] == "broken" and told[1]["first_step"] == 2
+    assert told[1]["last_events"][0].startswith("admit r1 ")
+    assert told[4] == {"event": "end_length", "id": "r1", "completion_tokens": 6}
 
 
 def test_an_event_that_nobody_has_described_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
