@@ -219,7 +219,7 @@ def test_help_has_choices_defaults_and_examples_that_can_be_parsed(
     for action in made._actions:
         if action.dest != "help":
             assert action.help, action.dest
-            says_default = action.default in (None, []) or action.dest == "chat" or "(default: " in action.help
+            says_default = action.default in (None, False, []) or action.dest == "chat" or "(default: " in action.help
             assert says_default, action.dest
     if command in ("serve", "chat", "generate", "bench"):
         assert "--weights {auto,int8,fp32,bf16,fp8,int4,gguf}" in options and "(default: 64)" in options
