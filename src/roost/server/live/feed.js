@@ -1,0 +1,72 @@
+/** The stream of frames: opened, watched for silence, and opened again whenever it breaks. */
+
+import { ApiError, ask, events } from "./api.js";
+
+const SILENCE_MS = 1800; // frames or pings come at least once a second
+const CONNECT_MS = 10_000;
+const RETRY_MS = [200, 400, 800, 1000];
+
+export class Feed {
+  /** `onFrame(frame)`, `onLost()`, `onRefused(status, message)`: what the page does about it. */
+  constructor({ onFrame, onLost, onRefused }) {
+    this.onFrame = onFrame;
+    this.onLost = onLost;
+    this.onRefused = onRefused;
+    this.controller = null;
+  }
+
+  /** Begin, unless it has begun. */
+  start() {
+    if (this.controller !== null) return;
+    this.controller = new AbortController();
+    this.#run(this.controller.signal);
+  }
+
+  /** End; nothing is told any more. */
+  stop() {
+    this.controller?.abort();
+    this.controller = null;
+  }
+
+  async #run(stopped) {
+    for (let failures = 0; !stopped.aborted; failures += 1) {
+      const refusal = await this.#read(stopped, () => (failures = 0));
+      if (stopped.aborted) return;
+      if (refusal?.status === 401) {
+        this.stop();
+        this.onRefused(refusal.status, refusal.message);
+        return;
+      }
+      if (refusal instanceof ApiError) this.onRefused(refusal.status, refusal.message);
+      else this.onLost();
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+    }
+  }
+
+  /** Read one stream until it ends; gives the error that ended it. */
+  async #read(stopped, onAlive) {
+    const connection = new AbortController();
+    const end = () => connection.abort();
+    stopped.addEventListener("abort", end);
+    const giveUp = setTimeout(end, CONNECT_MS);
+    let silence = setTimeout(() => this.onLost(), SILENCE_MS);
+    try {
+      const response = await ask("GET", "live/frames", { signal: connection.signal });
+      clearTimeout(giveUp);
+      for await (const data of events(response)) {
+        if (stopped.aborted) return null;
+        clearTimeout(silence);
+        silence = setTimeout(() => (this.onLost(), end()), SILENCE_MS);
+        onAlive();
+        this.onFrame(data === null ? null : JSON.parse(data));
+      }
+      return null;
+    } catch (error) {
+      return error;
+    } finally {
+      clearTimeout(giveUp);
+      clearTimeout(silence);
+      stopped.removeEventListener("abort", end);
+    }
+  }
+}
