@@ -5,13 +5,15 @@ import { Conversation, newId } from "./conversation.js";
 import { byId, make, say } from "./dom.js";
 
 export class Chat {
-  /** `onDenied()` is called when the server wants a key. */
-  constructor(onDenied) {
+  /** `onDenied(message)` is called when the server wants a key, `onShown()` when another session is shown. */
+  constructor(onDenied, onShown) {
     this.onDenied = onDenied;
+    this.onShown = onShown;
     this.conversations = [];
     this.names = 0;
     this.hooks = {
       changed: () => this.draw(),
+      denied: (message) => this.onDenied(hasKey() ? message : ""),
       said: (text) => this.#send(text),
       fork: (conversation, numTurns) => this.#try(() => this.#fork(conversation, numTurns)),
       rewind: (conversation, turn) => this.#try(() => this.#rewind(conversation, turn)),
@@ -58,6 +60,7 @@ export class Chat {
     byId("stop").hidden = shown.running === null;
     byId("send").disabled = shown.running !== null;
     byId("chat").dataset.session = shown.id ?? "";
+    this.onShown();
   }
 
   async #send(text) {
@@ -89,7 +92,7 @@ export class Chat {
     try {
       await action();
     } catch (error) {
-      if (error.status === 401) this.onDenied(hasKey() ? error.message : "");
+      if (error.status === 401) this.hooks.denied(error.message);
       say(byId("chat-note"), error.message);
     }
     this.draw();

@@ -10,7 +10,7 @@ const COMMITTED = ["stop", "length"];
 let made = 0;
 
 export class Conversation {
-  /** `hooks`: changed(), fork(conversation, turns), said(text). */
+  /** `hooks`, of the chat: changed(), denied(message), said(text), fork(conversation, numTurns), rewind(conversation, turn). */
   constructor(hooks, name, { id = null, turns = [] } = {}) {
     this.hooks = hooks;
     this.name = name;
@@ -144,6 +144,7 @@ export class Conversation {
   #fail(shown, error, wasStopped) {
     shown.classList.add("loose");
     if (error.status === 404) this.isGone = true;
+    if (error.status === 401) this.hooks.denied(error.message);
     let why = wasStopped ? "stopped; the session is where it was before" : error.message;
     if (this.isGone) why = "the server no longer has this session; begin a new conversation";
     else if (error instanceof TypeError && !wasStopped) why = "the server cannot be reached";

@@ -4,14 +4,13 @@ import { ApiError, ask, events } from "./api.js";
 
 const SILENCE_MS = 1800; // frames or pings come at least once a second
 const CONNECT_MS = 10_000;
+const ENDED = "ended";
 const RETRY_MS = [200, 400, 800, 1000];
 
 export class Feed {
-  /** `onFrame(frame)`, `onLost()`, `onRefused(status, message)`: what the page does about it. */
-  constructor({ onFrame, onLost, onRefused }) {
-    this.onFrame = onFrame;
-    this.onLost = onLost;
-    this.onRefused = onRefused;
+  /** What the page does about a frame (null: a sign of life), an engine that ended, silence, and an HTTP error. */
+  constructor({ onFrame, onEnded, onLost, onRefused }) {
+    Object.assign(this, { onFrame, onEnded, onLost, onRefused });
     this.controller = null;
   }
 
@@ -37,13 +36,14 @@ export class Feed {
         this.onRefused(refusal.status, refusal.message);
         return;
       }
-      if (refusal instanceof ApiError) this.onRefused(refusal.status, refusal.message);
+      if (refusal === ENDED) this.onEnded();
+      else if (refusal instanceof ApiError) this.onRefused(refusal.status, refusal.message);
       else this.onLost();
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
     }
   }
 
-  /** Read one stream until it ends; gives the error that ended it. */
+  /** Read one stream until it ends; gives what ended it. */
   async #read(stopped, onAlive) {
     const connection = new AbortController();
     const end = () => connection.abort();
@@ -57,8 +57,10 @@ export class Feed {
         if (stopped.aborted) return null;
         clearTimeout(silence);
         silence = setTimeout(() => (this.onLost(), end()), SILENCE_MS);
+        const frame = data === null ? null : ended(data) ? undefined : JSON.parse(data);
+        if (frame === undefined) return ENDED;
         onAlive();
-        this.onFrame(data === null ? null : JSON.parse(data));
+        this.onFrame(frame);
       }
       return null;
     } catch (error) {
@@ -70,3 +72,6 @@ export class Feed {
     }
   }
 }
+
+/** Whether the server says that nothing more comes, or never did. */
+const ended = (data) => data === "[DONE]" || data === "null";

@@ -1,6 +1,6 @@
 /** The live view: reads frames while the page is seen, and has each panel show its part of them. */
 
-import { useKey } from "./api.js";
+import { hasKey, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId, say } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -17,20 +17,21 @@ const WORDS = {
   ok: "live",
   stalled: "engine stalled",
   loading: "engine loading",
-  gone: "engine gone",
+  gone: "engine gone · reconnecting",
   lost: "server gone · reconnecting",
   denied: "API key needed",
   refused: "refused",
 };
 
+let drawing = 0;
 const state = new LiveState();
-const pageMap = new PageMap(state);
 const timeline = new Timeline(state);
 const figures = new Figures(state);
-const chat = new Chat(askForKey);
-const feed = new Feed({ onFrame, onLost: () => show("lost"), onRefused });
+const chat = new Chat(askForKey, () => (drawing ||= requestAnimationFrame(drawAll)));
+const pageMap = new PageMap(state, () => chat.shown.id);
+const feed = new Feed({ onFrame, onEnded: () => show("gone"), onLost: () => show("lost"), onRefused });
 
-let drawing = 0;
+let frames = 0;
 let frameMs = 0;
 let isAnew = true; // everything is to be drawn, not only what has changed
 
@@ -42,6 +43,7 @@ function show(status, words = WORDS[status]) {
 function onFrame(frame) {
   if (frame !== null) {
     state.merge(frame);
+    frames += 1;
     frameMs = performance.now();
     drawing ||= requestAnimationFrame(drawAll);
   }
@@ -49,7 +51,7 @@ function onFrame(frame) {
 }
 
 function onRefused(status, message) {
-  if (status === 401) askForKey(sessionStorage.length ? message : "");
+  if (status === 401) askForKey(hasKey() ? message : "");
   else show("refused", message);
 }
 
@@ -67,7 +69,7 @@ function drawAll() {
   const has = (part) => isAnew || changed.has(part);
   say(byId("model"), about.model ?? "");
   say(byId("about"), about.version ? `Roost ${about.version}` : "");
-  if (has("pools")) pageMap.draw(isAnew);
+  pageMap.draw(isAnew);
   if (has("sessions")) drawSessions(state, (id) => chat.isOwn(id));
   if (has("rows")) drawRequests(state);
   if (has("steps")) timeline.draw();
@@ -98,6 +100,8 @@ function tick() {
   drawIdleTimes(state, engineMs());
 }
 
+byId("sessions").addEventListener("pointerover", (event) => pageMap.point(event.target.closest("li")?.dataset.session ?? ""));
+byId("sessions").addEventListener("pointerleave", () => pageMap.point(""));
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value);
@@ -123,6 +127,7 @@ if (!document.hidden) feed.start();
 window.roostLive = Object.freeze({
   state: () => ({
     status: document.body.dataset.status,
+    frames,
     pools: Object.fromEntries([...state.pools].map(([book, pool]) => [book, { ...pool.sums, total: pool.total, cells: state.counts(book) }])),
     sessions: [...state.sessions.values()],
     owners: state.owners.size,

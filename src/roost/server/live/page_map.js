@@ -6,14 +6,26 @@ const CELLS = [15, 13, 11, 9, 8, 7, 6, 5, 4, 3]; // sizes in px, the gap include
 const HEIGHT = 230; // what the map takes if the pages allow
 
 export class PageMap {
-  constructor(state) {
+  /** `shownId()`: the session whose pages are marked. */
+  constructor(state, shownId) {
     this.state = state;
+    this.shownId = shownId;
     this.maps = new Map(); // by book
+    this.pointedId = ""; // the session that is pointed at elsewhere
+  }
+
+  /** Show which pages a session has; "" for none. */
+  point(id) {
+    if (id === this.pointedId) return;
+    this.pointedId = id;
+    this.draw();
   }
 
   /** Show what has changed; everything, if the colours or the size have. */
   draw(all = false) {
     const books = [...this.state.pools.keys()];
+    this.marked = this.#keysOf(this.shownId());
+    this.pointed = this.#keysOf(this.pointedId);
     sync(byId("books"), books, (book) => book, (book) => this.#build(book), () => {});
     for (const book of this.maps.keys()) if (!this.state.pools.has(book)) this.maps.delete(book);
     for (const book of books) this.#drawBook(this.maps.get(book), this.state.pools.get(book), all);
@@ -21,11 +33,18 @@ export class PageMap {
     say(byId("pages-note"), size ? `${plural(size, "token")} each` : "");
   }
 
+  /** The owners that are a session's. */
+  #keysOf(id) {
+    const keys = new Set();
+    if (id) for (const [key, label] of this.state.owners) if (label.startsWith(`session ${id},`)) keys.add(key);
+    return keys;
+  }
+
   #build(book) {
     const canvas = make("canvas", { tabindex: "0", role: "img", "data-book": book });
     const tip = make("p", { class: "tip", role: "status" });
     const legend = make("ul", { class: "legend", "data-book": book });
-    const map = { book, canvas, tip, legend, chosen: -1, owner: "", cell: 0, width: 0 };
+    const map = { book, canvas, tip, legend, chosen: -1, seen: "", cell: 0, width: 0 };
     const say_at = (event) => this.#choose(map, this.#pageAt(map, event));
     canvas.addEventListener("pointermove", say_at);
     canvas.addEventListener("pointerdown", say_at);
@@ -42,12 +61,14 @@ export class PageMap {
     const width = map.canvas.clientWidth;
     const cell = CELLS.find((size) => Math.ceil(pool.pages.length / Math.floor(width / size)) * size <= HEIGHT) ?? 3;
     const owner = map.chosen < 0 ? "" : pool.owners[map.chosen];
-    const anew = all || map.pool !== pool || cell !== map.cell || width !== map.width || owner !== map.owner;
-    Object.assign(map, { cell, width, owner, pool, columns: Math.max(Math.floor(width / cell), 1) });
+    const lit = owner ? new Set([owner]) : this.pointed;
+    const seen = JSON.stringify([cell, width, [...lit], [...this.marked]]);
+    const anew = all || map.pool !== pool || seen !== map.seen;
+    Object.assign(map, { cell, width, lit, seen, pool, columns: Math.max(Math.floor(width / cell), 1) });
     const height = Math.ceil(pool.pages.length / map.columns) * cell;
     const { context } = fit(map.canvas, height);
     if (anew) context.clearRect(0, 0, width, height);
-    const colours = this.state.about.kinds.map((kind) => colour(kind));
+    const colours = [...this.state.about.kinds, "panel"].map((kind) => colour(kind));
     for (const [first, end] of anew ? [[0, pool.pages.length]] : pool.dirty) {
       for (let page = first; page < end; page += 1) this.#drawPage(context, map, pool, page, colours);
     }
@@ -60,10 +81,16 @@ export class PageMap {
     const y = Math.floor(page / map.columns) * map.cell;
     const size = map.cell - (map.cell > 4 ? 2 : 1);
     context.clearRect(x, y, map.cell, map.cell);
-    context.globalAlpha = map.owner === "" || pool.owners[page] === map.owner ? 1 : 0.28;
+    const owner = pool.owners[page];
+    context.globalAlpha = map.lit.size === 0 || map.lit.has(owner) ? 1 : 0.28;
     context.fillStyle = colours[pool.pages[page]];
     context.fillRect(x, y, size, size);
     context.globalAlpha = 1;
+    if (this.marked.has(owner) && size > 4) {
+      const dot = Math.max(Math.floor(size / 3), 2);
+      context.fillStyle = colours.at(-1);
+      context.fillRect(x + (size - dot) / 2, y + (size - dot) / 2, dot, dot);
+    }
     if (page !== map.chosen) return;
     context.strokeStyle = colour("ink");
     context.lineWidth = 1.5;
@@ -75,6 +102,7 @@ export class PageMap {
     const kinds = Object.keys(counts).filter((kind) => counts[kind] > 0 || ["free", "leased", "cached"].includes(kind));
     const build = (kind) => make("li", { "data-kind": kind });
     sync(map.legend, kinds, (kind) => kind, build, (item, kind) => say(item, `${kind} ${count(counts[kind])}`));
+    map.legend.classList.toggle("marked", this.marked.size > 0);
     if (this.state.pools.size > 1) map.legend.dataset.title = map.book;
     const said = `${count(pool.total)} pages: ${kinds.map((kind) => `${count(counts[kind])} ${kind}`).join(", ")}`;
     if (map.canvas.getAttribute("aria-label") !== said) map.canvas.setAttribute("aria-label", said);

@@ -82,7 +82,7 @@ export function drawSpeculation({ spec }) {
 function shares(histogram, lengths) {
   const from = (counts, place) => counts.slice(place).reduce((sum, each) => sum + each, 0);
   const places = Array.from({ length: Math.max(histogram.length - 1, 0) }, (_, index) => index + 1);
-  const known = places.map((place) => ({ place, of: from(lengths, place) || from(histogram, 0) }));
+  const known = places.map((place) => ({ place, of: from(lengths, place) }));
   return known.filter(({ of }) => of > 0).map(({ place, of }) => ({ place, share: Math.min(from(histogram, place) / of, 1) }));
 }
 

@@ -107,18 +107,15 @@ export class LiveState {
   }
 
   #mergeRequests(frame) {
-    this.rows = frame.rows ?? this.rows;
-    this.queue = frame.queue ?? this.queue;
-    this.changed.add("rows");
+    for (const [part, panel] of [["rows", "rows"], ["queue", "rows"], ["tree", "tree"], ["spec", "spec"]]) {
+      if (!frame[part] || JSON.stringify(frame[part]) === JSON.stringify(this[part])) continue;
+      this[part] = frame[part];
+      this.changed.add(panel);
+    }
     if (frame.steps?.length) {
       this.steps.push(...frame.steps);
       this.steps.splice(0, this.steps.length - STEPS_KEPT);
       this.changed.add("steps");
-    }
-    for (const part of ["tree", "spec"]) {
-      if (!frame[part]) continue;
-      this[part] = frame[part];
-      this.changed.add(part);
     }
   }
 

@@ -1,4 +1,5 @@
-/** The timeline: a bar for each of the last steps, of what the host, the device and the fetch of its result took. */
+/** The timeline: a bar for each of the last steps, of the host's time and the device's; collect is the part of that for
+ *  which the host had nothing to do but wait. */
 
 import { byId, colour, count, fit, milliseconds, plural, say } from "./dom.js";
 import { STEPS_KEPT } from "./state.js";
@@ -8,6 +9,12 @@ const HEIGHT = 150;
 const LANE = 22; // of prompt tokens, below
 const SLOTS_MIN = 128; // few steps are not drawn as broad blocks
 const PARTS = [[HOST, "host"], [DEVICE, "device"], [COLLECT, "collect"]];
+const BARS = [
+  ["host", (step) => step[HOST]],
+  ["device", (step) => Math.max(step[DEVICE] - step[COLLECT], 0)],
+  ["collect", (step) => step[COLLECT]],
+];
+const took = (step) => step[HOST] + Math.max(step[DEVICE], step[COLLECT]);
 
 export class Timeline {
   constructor(state) {
@@ -28,11 +35,11 @@ export class Timeline {
     context.clearRect(0, 0, width, HEIGHT);
     this.slots = Math.min(Math.max(steps.length, SLOTS_MIN), STEPS_KEPT);
     this.slot = width / this.slots;
-    const scale = niceAbove(percentile(steps.map((step) => step[HOST] + step[DEVICE] + step[COLLECT]), 0.98));
+    const scale = niceAbove(percentile(steps.map(took), 0.98));
     const tall = HEIGHT - LANE - 16;
     const chunkMax = Math.max(1, ...steps.map((step) => step[CHUNK]));
     this.#drawGrid(context, width, tall, scale);
-    const colours = PARTS.map(([part, name]) => [part, colour(name)]);
+    const bars = BARS.map(([name, of]) => [colour(name), of]);
     const [chunk, failed, ink] = [colour("chunk"), colour("wrong"), colour("ink")];
     const gap = this.slot > 3 ? 1 : 0;
     steps.forEach((step, index) => {
@@ -40,8 +47,8 @@ export class Timeline {
       const x = Math.round(place * this.slot);
       const bar = Math.max(Math.round((place + 1) * this.slot) - x - gap, 1);
       let y = tall;
-      for (const [part, fill] of colours) {
-        const high = Math.min((step[part] / scale) * tall, y);
+      for (const [fill, of] of bars) {
+        const high = Math.min((of(step) / scale) * tall, y);
         context.fillStyle = step[FAILED] ? failed : fill;
         context.fillRect(x, y - high, bar, high);
         y -= high;
@@ -78,7 +85,7 @@ export class Timeline {
     const times = PARTS.map(([part, name]) => `${name} ${milliseconds(step[part])}`).join(", ");
     const parts = [`step ${step[NUMBER]}`, times, plural(step[ROWS], "row")];
     if (step[CHUNK]) parts.push(plural(step[CHUNK], "prompt token"));
-    parts.push(`width ${step[WIDTH]}`, `${count(step[TOKENS])} new`);
+    parts.push(`width ${step[WIDTH]}`, plural(step[TOKENS], "new token"));
     if (step[FAILED]) parts.push("failed");
     return say(byId("steps-tip"), parts.join(" · "));
   }
