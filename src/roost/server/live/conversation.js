@@ -138,7 +138,7 @@ export class Conversation {
     fork.setAttribute("aria-label", `fork after turn ${number}`);
     back.addEventListener("click", () => this.hooks.rewind(this, number));
     fork.addEventListener("click", () => this.hooks.fork(this, number + 1));
-    shown.querySelector("footer").append(back, fork);
+    shown.querySelector("footer").append(make("span", { class: "actions" }, back, fork));
   }
 
   #fail(shown, error, wasStopped) {

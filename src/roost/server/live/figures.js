@@ -71,7 +71,7 @@ export class Figures {
       ["sessions reclaimed", count(totals.sessions_reclaimed)],
       ["ended", pairs(totals.endings)],
       ["refused", pairs(totals.refusals)],
-      ["the queue's first waits for", totals.waiting_for || "–"],
+      ["queue waits for", totals.waiting_for || "–"],
     ];
     const build = ([name]) => make("div", { "data-name": name }, make("dt", { text: name }), make("dd"));
     sync(byId("counters"), entries, ([name]) => name, build, (item, [, value, isWrong = false]) => {

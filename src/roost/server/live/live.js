@@ -38,15 +38,18 @@ let isAnew = true; // everything is to be drawn, not only what has changed
 function show(status, words = WORDS[status]) {
   document.body.dataset.status = status;
   say(byId("status"), words);
+  if (!["gone", "lost"].includes(status)) return;
+  state.health = status === "gone" ? "gone" : "not known";
+  state.rest();
+  figures.draw();
 }
 
 function onFrame(frame) {
-  if (frame !== null) {
-    state.merge(frame);
-    frames += 1;
-    frameMs = performance.now();
-    drawing ||= requestAnimationFrame(drawAll);
-  }
+  if (frame === null) return;
+  state.merge(frame);
+  frames += 1;
+  frameMs = performance.now();
+  drawing ||= requestAnimationFrame(drawAll);
   show(state.health in WORDS ? state.health : "ok");
 }
 

@@ -7,6 +7,7 @@ import { STEPS_KEPT } from "./state.js";
 const [NUMBER, , HOST, DEVICE, COLLECT, ROWS, CHUNK, WIDTH, TOKENS, FAILED] = Array(10).keys();
 const HEIGHT = 150;
 const LANE = 22; // of prompt tokens, below
+const LEFT = 46; // of the bars, for the scale
 const SLOTS_MIN = 128; // few steps are not drawn as broad blocks
 const PARTS = [[HOST, "host"], [DEVICE, "device"], [COLLECT, "collect"]];
 const BARS = [
@@ -34,7 +35,7 @@ export class Timeline {
     const { context, width } = fit(this.canvas, HEIGHT);
     context.clearRect(0, 0, width, HEIGHT);
     this.slots = Math.min(Math.max(steps.length, SLOTS_MIN), STEPS_KEPT);
-    this.slot = width / this.slots;
+    this.slot = (width - LEFT) / this.slots;
     const scale = niceAbove(percentile(steps.map(took), 0.98));
     const tall = HEIGHT - LANE - 16;
     const chunkMax = Math.max(1, ...steps.map((step) => step[CHUNK]));
@@ -44,8 +45,8 @@ export class Timeline {
     const gap = this.slot > 3 ? 1 : 0;
     steps.forEach((step, index) => {
       const place = this.slots - steps.length + index;
-      const x = Math.round(place * this.slot);
-      const bar = Math.max(Math.round((place + 1) * this.slot) - x - gap, 1);
+      const x = LEFT + Math.round(place * this.slot);
+      const bar = Math.max(LEFT + Math.round((place + 1) * this.slot) - x - gap, 1);
       let y = tall;
       for (const [fill, of] of bars) {
         const high = Math.min((of(step) / scale) * tall, y);
@@ -67,14 +68,15 @@ export class Timeline {
     context.strokeStyle = colour("line");
     context.fillStyle = colour("soft");
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.textAlign = "right";
     context.lineWidth = 1;
     for (const part of [0, 0.5, 1]) {
       const y = Math.round(tall * (1 - part)) + 0.5;
       context.beginPath();
-      context.moveTo(0, y);
+      context.moveTo(LEFT, y);
       context.lineTo(width, y);
       context.stroke();
-      if (part) context.fillText(`${+(scale * part).toPrecision(2)} ms`, 2, y + 11);
+      context.fillText(`${+(scale * part).toPrecision(2)} ms`, LEFT - 8, Math.max(y + 4, 10));
     }
   }
 
@@ -92,7 +94,7 @@ export class Timeline {
 
   #at(x) {
     const { steps } = this.state;
-    const index = Math.floor(x / this.slot) - (this.slots - steps.length);
+    const index = Math.floor((x - LEFT) / this.slot) - (this.slots - steps.length);
     return steps[index]?.[NUMBER] ?? null;
   }
 
