@@ -208,6 +208,8 @@ def test_the_chat_holds_a_conversation_rewinds_and_forks(chain: Server, open_pag
     assert page.locator("#tabs [role='tab']").count() == 3
     page.locator("#tabs .close").nth(1).click()
     wait_until(lambda: chain.http.get(f"/v1/sessions/{fork}").status_code == 404)
+    page.close(run_before_unload=True)
+    wait_until(lambda: chain.http.get(f"/v1/sessions/{session}").status_code == 404)
 
 
 def test_an_answer_that_is_stopped_leaves_the_session_where_it_was(chain: Server, open_page: OpenPage) -> None:
@@ -248,6 +250,19 @@ def test_an_engine_that_dies_is_shown_and_the_page_recovers(start_tiny: StartTin
     state = live.until(lambda state: state["totals"]["steps"] == 0 and cells_are_the_pools(state))
     assert state["sessions"] == []
     again.check_rest()
+
+
+def test_a_page_that_nobody_sees_asks_for_nothing(chain: Server, open_page: OpenPage) -> None:
+    live = open_page(chain.url).is_live()
+    ended: list[str] = []
+    live.page.on("requestfailed", lambda request: ended.append(request.url))
+    live.page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    live.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    live.until(lambda state: f"{chain.url}/live/frames" in ended)
+    seen = live.state()["frames"]
+    live.page.evaluate("Object.defineProperty(document, 'hidden', {value: false})")
+    live.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    live.until(lambda state: state["frames"] > seen and state["status"] == "ok")
 
 
 def test_a_wrong_key_is_asked_for_again(friendly: Server, open_page: OpenPage) -> None:

@@ -5,13 +5,14 @@ import { Conversation, newId } from "./conversation.js";
 import { byId, make, say } from "./dom.js";
 
 export class Chat {
-  /** `onDenied(message)` is called when the server wants a key, `onShown()` when another session is shown. */
-  constructor(onDenied, onShown) {
+  /** `onDenied(message)`: the server wants a key; `onShown()`: another session is shown; `acceptOf(id)`: of a running turn. */
+  constructor({ onDenied, onShown, acceptOf }) {
     this.onDenied = onDenied;
     this.onShown = onShown;
     this.conversations = [];
     this.names = 0;
     this.hooks = {
+      acceptOf,
       changed: () => this.draw(),
       denied: (message) => this.onDenied(hasKey() ? message : ""),
       said: (text) => this.#send(text),

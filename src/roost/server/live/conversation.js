@@ -10,7 +10,7 @@ const COMMITTED = ["stop", "length"];
 let made = 0;
 
 export class Conversation {
-  /** `hooks`, of the chat: changed(), denied(message), said(text), fork(conversation, numTurns), rewind(conversation, turn). */
+  /** `hooks`, of the chat: changed(), acceptOf(id), denied(message), said(text), fork(conversation, numTurns), rewind(conversation, turn). */
   constructor(hooks, name, { id = null, turns = [] } = {}) {
     this.hooks = hooks;
     this.name = name;
@@ -31,7 +31,7 @@ export class Conversation {
     const shown = this.#show({ user, answer: "", figures: "" });
     this.running = controller;
     this.hooks.changed();
-    const live = new LiveAnswer(shown);
+    const live = new LiveAnswer(shown, () => this.hooks.acceptOf(this.id));
     try {
       await this.#open();
       const last = await this.#stream(user, temperature, controller.signal, live);
@@ -169,8 +169,10 @@ export class Conversation {
 
 /** An answer on its way: text that grows, drawn once a frame, and its figures. */
 class LiveAnswer {
-  constructor(shown) {
+  /** `accept()`: the accept length of the request so far, as the engine tells it. */
+  constructor(shown, accept) {
     this.shown = shown;
+    this.accept = accept;
     this.node = document.createTextNode("");
     shown.querySelector(".answer").append(this.node);
     shown.classList.add("live");
@@ -206,7 +208,7 @@ class LiveAnswer {
     if (spec?.rounds) parts.push(`accept ${spec.accept_length.toFixed(2)}`);
     parts.push(`first ${milliseconds((this.firstMs ?? this.lastMs) - this.beganMs)}`);
     const { prompt_tokens: prompt, prompt_tokens_details: details } = usage;
-    parts.push(`${count(details.cached_tokens)} of ${count(prompt)} in cache`);
+    parts.push(`${count(details.cached_tokens)}/${count(prompt)} cached`);
     if (finish_reason === "length") parts.push("cut at its maximum");
     return parts.join(" · ");
   }
@@ -222,8 +224,10 @@ class LiveAnswer {
     const log = this.shown.parentElement;
     const follows = log !== null && log.scrollHeight - log.scrollTop - log.clientHeight < 48;
     this.node.appendData(this.text.slice(this.node.length));
-    const tokens = `${count(this.numTokens)} tokens`;
-    say(this.shown.querySelector(".figures-line"), this.#rate() ? `${tokens} · ${this.#rate()} tok/s` : tokens);
+    const parts = [`${count(this.numTokens)} tokens`];
+    if (this.#rate()) parts.push(`${this.#rate()} tok/s`);
+    if (this.accept()) parts.push(`accept ${this.accept().toFixed(2)}`);
+    say(this.shown.querySelector(".figures-line"), parts.join(" · "));
     if (follows) log.scrollTop = log.scrollHeight;
   }
 }

@@ -1,8 +1,8 @@
-/** Figures: rates with their last two minutes, and what was counted since the start. */
+/** Figures: rates with their last minute, and what was counted since the start. */
 
 import { byId, colour, count, fit, make, milliseconds, rate, say, sync } from "./dom.js";
 
-const SECONDS = 120;
+const SECONDS = 60;
 const HEIGHT = 26;
 const NAMES = ["output", "prompt", "accept", "load", "steps"];
 

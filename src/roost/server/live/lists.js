@@ -7,7 +7,7 @@ const DEPTH_MAX = 6; // of the indent
 
 /** Sessions: their length, what of it is resident, where turns ended. */
 export function drawSessions(state, isOwn) {
-  const ordered = family(state.sessions);
+  const ordered = family(state.sessions, isOwn);
   const longest = Math.max(64, ...ordered.map(({ session }) => session.length));
   sync(byId("sessions"), ordered, ({ session }) => session.id, buildSession, (item, entry) => {
     updateSession(item, entry, longest);
@@ -26,8 +26,8 @@ export function drawIdleTimes(state, nowMs) {
   }
 }
 
-/** Sessions in the order of their tree, each with its depth; one whose parent is gone is a root. */
-function family(sessions) {
+/** Sessions in the order of their tree, each with its depth; one whose parent is gone is a root. One's own come first. */
+function family(sessions, isOwn) {
   const children = new Map();
   const roots = [];
   for (const session of sessions.values()) {
@@ -36,6 +36,7 @@ function family(sessions) {
     else if (children.has(parent)) children.get(parent).push(session);
     else children.set(parent, [session]);
   }
+  roots.sort((a, b) => isOwn(b.id) - isOwn(a.id));
   const ordered = [];
   const rest = roots.reverse().map((session) => ({ session, depth: 0 }));
   while (rest.length) {

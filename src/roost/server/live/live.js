@@ -27,7 +27,11 @@ let drawing = 0;
 const state = new LiveState();
 const timeline = new Timeline(state);
 const figures = new Figures(state);
-const chat = new Chat(askForKey, () => (drawing ||= requestAnimationFrame(drawAll)));
+const chat = new Chat({
+  onDenied: askForKey,
+  onShown: () => (drawing ||= requestAnimationFrame(drawAll)),
+  acceptOf: (id) => state.rows.find((row) => row.session === id)?.accept,
+});
 const pageMap = new PageMap(state, () => chat.shown.id);
 const feed = new Feed({ onFrame, onEnded: () => show("gone"), onLost: () => show("lost"), onRefused });
 

@@ -2,8 +2,8 @@
 
 import { byId, colour, count, fit, make, plural, say, sync } from "./dom.js";
 
-const CELLS = [15, 13, 11, 9, 8, 7, 6, 5, 4, 3]; // sizes in px, the gap included
-const HEIGHT = 230; // what the map takes if the pages allow
+const CELLS = [18, 15, 13, 11, 9, 8, 7, 6, 5, 4, 3]; // sizes in px, the gap included
+const HEIGHT = 190; // what the map takes if the pages allow
 
 export class PageMap {
   /** `shownId()`: the session whose pages are marked. */

@@ -6,6 +6,7 @@ const DX = 56; // between levels and between leaves of the tree
 const DY = 26;
 const MARGIN = 14;
 const LABEL_CHARS = 10;
+const extent = { width: 0, height: 0 }; // of the largest tree so far, so that the picture keeps its scale
 
 /** The tree: the root on the left, what was accepted drawn in full. */
 export function drawTree({ tree }) {
@@ -13,9 +14,12 @@ export function drawTree({ tree }) {
   if (tree === null) return say(byId("tree-note"), "no drafts yet");
   const accepted = new Set(tree.accepted);
   const places = layOut(tree.parents);
-  const width = Math.max(...places.map(({ depth }) => depth)) * DX + 2 * MARGIN + (tree.texts ? DX : 0);
-  const height = (Math.max(...places.map(({ leaf }) => leaf)) + 1) * DY + MARGIN;
-  const at = ({ depth, leaf }) => [MARGIN + depth * DX, MARGIN + leaf * DY];
+  const ownHeight = Math.max(...places.map(({ leaf }) => leaf)) * DY + 2 * MARGIN;
+  const ownWidth = Math.max(...places.map(({ depth }) => depth)) * DX + 2 * MARGIN + (tree.texts ? DX : 0);
+  const width = (extent.width = Math.max(extent.width, ownWidth));
+  const height = (extent.height = Math.max(extent.height, ownHeight));
+  const top = MARGIN + (height - ownHeight) / 2;
+  const at = ({ depth, leaf }) => [MARGIN + depth * DX, top + leaf * DY];
   const [edges, nodes] = [[], []];
   places.forEach((place, node) => {
     const [x, y] = at(place);
@@ -96,7 +100,7 @@ function drawCosts(costs, chosen) {
   const msMax = Math.max(...points.map(([, ms]) => ms), 0.1);
   const at = ([nodes, ms]) => [34 + (nodes / nodesMax) * (width - 44), height - 18 - (ms / msMax) * (height - 30)];
   const drawn = [draw("path", { class: "axis", d: `M34 6V${height - 18}H${width}` })];
-  drawn.push(draw("text", { x: 30, y: 16, "text-anchor": "end" }, msMax.toPrecision(2)));
+  drawn.push(draw("text", { x: 30, y: 16, "text-anchor": "end" }, String(+msMax.toPrecision(2))));
   drawn.push(draw("text", { x: 30, y: height - 18, "text-anchor": "end" }, "0 ms"));
   drawn.push(draw("text", { x: width - 10, y: height - 4, "text-anchor": "end" }, plural(nodesMax, "node")));
   drawn.push(draw("polyline", { points: points.map((point) => at(point).join(",")).join(" ") }));

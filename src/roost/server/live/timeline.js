@@ -5,9 +5,9 @@ import { byId, colour, count, fit, milliseconds, plural, say } from "./dom.js";
 import { STEPS_KEPT } from "./state.js";
 
 const [NUMBER, , HOST, DEVICE, COLLECT, ROWS, CHUNK, WIDTH, TOKENS, FAILED] = Array(10).keys();
-const HEIGHT = 150;
-const LANE = 22; // of prompt tokens, below
-const LEFT = 46; // of the bars, for the scale
+const HEIGHT = 124;
+const LANE = 20; // of prompt tokens, below
+const LEFT = 54; // of the bars, for the scale
 const SLOTS_MIN = 128; // few steps are not drawn as broad blocks
 const PARTS = [[HOST, "host"], [DEVICE, "device"], [COLLECT, "collect"]];
 const BARS = [
