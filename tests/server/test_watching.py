@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -22,11 +22,11 @@ def with_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def conversation(server: Server) -> Iterator[None]:
     """Two sessions, the second a fork of the first."""
-    body = {"text": "a b c d e f g h", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
-    assert server.post("/v1/sessions", {"id": "walk"}).status_code == 200
-    assert server.post("/v1/sessions/walk/generate", body).status_code == 200
-    assert server.post("/v1/sessions/walk/fork", {"id": "copy"}).status_code == 200
+    body = {"text": "a b c d e f g h", "max_tokens": 20, "ignore_eos": True}
     try:
+        for path, said in (("", {"id": "walk"}), ("/walk/generate", body), ("/walk/fork", {"id": "copy"})):
+            answer = server.post(f"/v1/sessions{path}", said)
+            assert answer.is_success, answer.text
         yield
     finally:
         server.close_sessions()
@@ -35,12 +35,10 @@ def conversation(server: Server) -> Iterator[None]:
 @pytest.mark.usefixtures("with_key")
 def test_top_shows_sessions_rows_steps_and_pages(friendly: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with conversation(friendly):
-        stream = Stream(
-            friendly, "/generate", {"text": "a", "sampling_params": ENDLESS, "stream": True}, friendly.http.headers
-        )
-        stream.next()
-        assert main(["top", "--once", "--url", friendly.url]) == 0
-        stream.close()
+        body = {"text": "a", "sampling_params": ENDLESS, "stream": True}
+        with closing(Stream(friendly, "/generate", body, friendly.http.headers)) as stream:
+            stream.next()
+            assert main(["top", "--once", "--url", friendly.url]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^sessions 2 .*\n  walk +idle .*\n  └ copy +idle ", printed, re.MULTILINE)
     assert re.search(r"^running 1\n  \S+ +(prefill|decode) ", printed, re.MULTILINE)
