@@ -26,7 +26,7 @@ from rich.live import Live
 from roost.cli.http_client import HttpClient, NotJson, Unreachable, explained
 from roost.cli.pages import add_url
 from roost.cli.watch_screen import picture
-from roost.cli.watched_server import WatchedServer
+from roost.cli.watched_server import LiveState
 from roost.errors import CapacityError, RoostError
 from roost.server.logs import printable
 
@@ -65,9 +65,9 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _first_state(frames: Frames) -> WatchedServer:
+def _first_state(frames: Frames) -> LiveState:
     """A server whose first frames have been read: a whole one, if its engine answers soon."""
-    server = WatchedServer()
+    server = LiveState()
     for frame in islice(frames, _FIRST_FRAMES):
         server.merge(frame)
         if server.is_known or server.health != "stalled":
@@ -77,7 +77,7 @@ def _first_state(frames: Frames) -> WatchedServer:
     return server
 
 
-def _print(server: WatchedServer, url: str, width: int) -> None:
+def _print(server: LiveState, url: str, width: int) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the encoding has no block characters
     for line in picture(server, server.now_ms, url=printable(url), width=width):
@@ -119,7 +119,7 @@ class _FrameReader:
 class _Screen:
     """The picture on the terminal."""
 
-    def __init__(self, server: WatchedServer, reader: _FrameReader, url: str) -> None:
+    def __init__(self, server: LiveState, reader: _FrameReader, url: str) -> None:
         self._server = server
         self._reader = reader
         self._url = printable(url)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from roost.cli.watched_server import UNKNOWN_KIND, WatchedPool, WatchedServer, WatchedSession
+from roost.cli.watched_server import UNKNOWN_KIND, LiveState, WatchedPool, WatchedSession
 
 _KINDS = {  # character and colour of a page
     "free": ("·", "bright_black"),
@@ -36,8 +36,8 @@ _LEAST = 3  # lines of each list, where the height is short
 
 
 @dataclass(slots=True, kw_only=True)
-class _Section:
-    """A heading and its lines; only a list is cut where the height is short."""
+class _Panel:
+    """A heading and its lines: only a list is cut where the height is short."""
 
     lines: list[Text]
     is_list: bool = False
@@ -52,16 +52,16 @@ class _Section:
 
 
 def picture(
-    server: WatchedServer, now_ms: float, *, url: str, note: str = "", width: int, height: int | None = None
+    server: LiveState, now_ms: float, *, url: str, note: str = "", width: int, height: int | None = None
 ) -> list[Text]:
     """The lines of the picture; `note` says what is wrong with the connection; without a height nothing is cut."""
-    sections = [_Section(lines=_head(server, now_ms, url, note))]
+    sections = [_Panel(lines=_head(server, now_ms, url, note))]
     if server.is_known:
         map_lines = 4 if height is None else max(1, height // 10)
-        sections += [_Section(lines=_pool(server, each, width, map_lines)) for each in server.pools.values()]
-        sections += [_Section(lines=_steps(server, width)), _Section(lines=_drafts(server))]
+        sections += [_Panel(lines=_pool(server, each, width, map_lines)) for each in server.pools.values()]
+        sections += [_Panel(lines=_steps(server, width)), _Panel(lines=_drafts(server))]
         bar_width = max(_BAR_LEAST, min(width // 4, _BAR_MOST))
-        sections += [_Section(lines=[Text()]), _sessions(server, now_ms, bar_width), _rows(server, bar_width)]
+        sections += [_Panel(lines=[Text()]), _sessions(server, now_ms, bar_width), _rows(server, bar_width)]
         sections.append(_queue(server))
     lines = _fitted([each for each in sections if each.lines or each.is_list], height)
     for line in lines if height is not None else ():
@@ -70,7 +70,7 @@ def picture(
     return lines
 
 
-def _fitted(sections: list[_Section], height: int | None) -> list[Text]:
+def _fitted(sections: list[_Panel], height: int | None) -> list[Text]:
     """The lines of all sections; lists get what height is left, one line in turn."""
     lists = [each for each in sections if each.is_list]
     shares = [len(each.lines) if height is None else min(len(each.lines), _LEAST) for each in lists]
@@ -90,7 +90,7 @@ def _fitted(sections: list[_Section], height: int | None) -> list[Text]:
 # --- what all of it does ---------------------------------------------------------------------------------------
 
 
-def _head(server: WatchedServer, now_ms: float, url: str, note: str) -> list[Text]:
+def _head(server: LiveState, now_ms: float, url: str, note: str) -> list[Text]:
     title = Text("roost")
     title.stylize("bold")
     title.append(f" {server.version}  {server.model}  " if server.is_known else "  ")
@@ -137,7 +137,7 @@ def _count(totals: dict[str, Any], name: str) -> str:
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
-def _pool(server: WatchedServer, pool: WatchedPool, width: int, lines_max: int) -> list[Text]:
+def _pool(server: LiveState, pool: WatchedPool, width: int, lines_max: int) -> list[Text]:
     """The sums of a pool, its map, and who holds most of it."""
     unit = pool.book if pool.book == "states" else f"{pool.book} pages of {server.page_size}"
     lines = [Text(), Text(f"{pool.total:,} {unit}", "bold")]
@@ -159,7 +159,7 @@ def _pool(server: WatchedServer, pool: WatchedPool, width: int, lines_max: int) 
     return lines
 
 
-def _cell(server: WatchedServer, kinds: bytearray) -> tuple[str, str]:
+def _cell(server: LiveState, kinds: bytearray) -> tuple[str, str]:
     """The character and the colour of the commonest kind of some pages."""
     kind = max(set(kinds), key=kinds.count)
     if kind == UNKNOWN_KIND:
@@ -170,7 +170,7 @@ def _cell(server: WatchedServer, kinds: bytearray) -> tuple[str, str]:
 # --- steps and drafts ------------------------------------------------------------------------------------------
 
 
-def _steps(server: WatchedServer, width: int) -> list[Text]:
+def _steps(server: LiveState, width: int) -> list[Text]:
     """Times and sizes of the last steps, the newest at the right."""
     steps = list(server.steps)
     if not steps:
@@ -219,7 +219,7 @@ def _level(share: float) -> str:
     return _LEVELS[max(0, min(int(share * len(_LEVELS)), len(_LEVELS) - 1))]
 
 
-def _drafts(server: WatchedServer) -> list[Text]:
+def _drafts(server: LiveState) -> list[Text]:
     """Accept length, acceptance by place, learned costs, and the last draft tree that is told of."""
     spec, tree = server.spec or {}, server.tree
     if not spec.get("rounds"):
@@ -270,7 +270,7 @@ def _tree(tree: dict[str, Any]) -> Text:
 # --- sessions, rows, queue -------------------------------------------------------------------------------------
 
 
-def _sessions(server: WatchedServer, now_ms: float, bar_width: int) -> _Section:
+def _sessions(server: LiveState, now_ms: float, bar_width: int) -> _Panel:
     num_sessions = max(server.totals.get("sessions", 0), len(server.sessions))
     heading = Text(f"sessions {num_sessions:,}", "bold")
     if num_sessions > len(server.sessions):
@@ -278,7 +278,7 @@ def _sessions(server: WatchedServer, now_ms: float, bar_width: int) -> _Section:
     heading.append("  (━ resident, ╌ not, ┿ ┼ a turn's end)" if server.sessions else "", _DIM)
     longest = max((each.length for each in server.sessions.values()), default=0)
     lines = [_session(each, depth, now_ms, bar_width, longest) for depth, each in server.family()]
-    return _Section(heading=heading, lines=lines, is_list=True)
+    return _Panel(heading=heading, lines=lines, is_list=True)
 
 
 def _session(session: WatchedSession, depth: int, now_ms: float, bar_width: int, longest: int) -> Text:
@@ -303,12 +303,12 @@ def _session(session: WatchedSession, depth: int, now_ms: float, bar_width: int,
     return line
 
 
-def _rows(server: WatchedServer, bar_width: int) -> _Section:
+def _rows(server: LiveState, bar_width: int) -> _Panel:
     lines = [_row(each, bar_width) for each in server.rows]
     num_running = max(server.totals.get("running", 0), len(lines))
     heading = Text(f"running {num_running:,}", "bold")
     heading.append(f"  (the first {len(lines):,} of them)" if num_running > len(lines) else "", _DIM)
-    return _Section(heading=heading, lines=lines, is_list=True)
+    return _Panel(heading=heading, lines=lines, is_list=True)
 
 
 def _row(row: dict[str, Any], bar_width: int) -> Text:
@@ -330,7 +330,7 @@ def _row(row: dict[str, Any], bar_width: int) -> Text:
     return line
 
 
-def _queue(server: WatchedServer) -> _Section:
+def _queue(server: LiveState) -> _Panel:
     lines = []
     for each in server.queue:
         line = Text(f"  {each['id']}")
@@ -341,7 +341,7 @@ def _queue(server: WatchedServer) -> _Section:
     num_queued = max(server.totals.get("queued", 0), len(lines))
     heading = Text(f"queued {num_queued:,}", "bold")
     heading.append(f"  (the first {len(lines):,} of them)" if num_queued > len(lines) else "", _DIM)
-    return _Section(heading=heading, lines=lines, is_list=True)
+    return _Panel(heading=heading, lines=lines, is_list=True)
 
 
 def _pad(line: Text, width: int) -> None:

@@ -76,7 +76,7 @@ class WatchedPool:
             self.owners[first:end] = [owner or ""] * (end - first)
 
 
-class WatchedServer:
+class LiveState:
     """All that is known of a server, as of its last frame."""
 
     def __init__(self) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from roost.cli.watch_screen import picture
-from roost.cli.watched_server import WatchedServer
+from roost.cli.watched_server import LiveState
 from tests.support.watched_frames import TOTALS, pool, row, session, step, whole
 
 
 def drawn(*frames: Any, width: int = 100, height: int | None = None, note: str = "") -> list[str]:
-    server = WatchedServer()
+    server = LiveState()
     for frame in frames:
         server.merge(frame)
     lines = picture(server, server.now_ms, url="http://here", note=note, width=width, height=height)
@@ -168,7 +168,7 @@ def test_without_a_height_everything_is_there() -> None:
 
 
 def test_characters_of_double_width_do_not_move_what_follows() -> None:
-    server = WatchedServer()
+    server = LiveState()
     server.merge(whole(sessions=[session("会" * 30, length=5), session("a", length=5)]))
     lines = picture(server, server.now_ms, url="", width=80, height=60)
     wide, plain = (line for line in lines if "0/5 tokens" in line.plain)

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from roost.cli import watched_server
-from roost.cli.watched_server import FrameError, WatchedServer
+from roost.cli.watched_server import FrameError, LiveState
 from tests.support.watched_frames import change, pool, row, session, step, whole
 
 
-def server_of(*frames: Any) -> WatchedServer:
-    server = WatchedServer()
+def server_of(*frames: Any) -> LiveState:
+    server = LiveState()
     for frame in frames:
         server.merge(frame)
     return server
 
 
-def kinds(server: WatchedServer) -> str:
+def kinds(server: LiveState) -> str:
     return "".join(server.kinds[kind][0] for kind in server.pools["full"].kinds)
 
 
