@@ -1,7 +1,9 @@
 """`roost top` and `roost pages` with a real server: they show what is there."""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -65,7 +67,7 @@ def test_top_stays_when_the_engine_is_gone_and_says_so(start_tiny: StartTiny) ->
     terminal = Terminal("top", "--url", server.url, term="xterm-256color", size=(50, 120))
     try:
         terminal.until("  \x1b[32mok")
-        server.process.kill()
+        os.kill(server.engine_pid, signal.SIGKILL)
         terminal.until("lost for ")
         terminal.type("q")
         assert terminal.end() == 0

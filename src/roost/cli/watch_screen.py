@@ -37,9 +37,10 @@ _LEAST = 3  # lines of each list, where the height is short
 
 @dataclass(slots=True, kw_only=True)
 class _Panel:
-    """A heading and its lines: only a list is cut where the height is short."""
+    """A heading and its lines; where the height is short a list is cut, and the last lines of others are left out."""
 
     lines: list[Text]
+    spare: int = 0  # of these, lines at the end that may be left out
     is_list: bool = False
     heading: Text = field(default_factory=Text)
 
@@ -58,8 +59,8 @@ def picture(
     sections = [_Panel(lines=_head(server, now_ms, url, note))]
     if server.is_known:
         map_lines = 4 if height is None else max(1, height // 10)
-        sections += [_Panel(lines=_pool(server, each, width, map_lines)) for each in server.pools.values()]
-        sections += [_Panel(lines=_steps(server, width)), _Panel(lines=_drafts(server))]
+        sections += [_pool(server, each, width, map_lines) for each in server.pools.values()]
+        sections += [_Panel(lines=_steps(server, width), spare=5), _Panel(lines=_drafts(server), spare=3)]
         bar_width = max(_BAR_LEAST, min(width // 4, _BAR_MOST))
         sections += [_Panel(lines=[Text()]), _sessions(server, now_ms, bar_width), _rows(server, bar_width)]
         sections.append(_queue(server))
@@ -76,6 +77,10 @@ def _fitted(sections: list[_Panel], height: int | None) -> list[Text]:
     shares = [len(each.lines) if height is None else min(len(each.lines), _LEAST) for each in lists]
     if height is not None:
         left = height - sum(len(each.lines) for each in sections if not each.is_list) - sum(shares) - len(lists)
+        for each in reversed(sections):
+            num_dropped = max(0, min(each.spare, len(each.lines) - 1, -left))
+            del each.lines[len(each.lines) - num_dropped :]
+            left += num_dropped
         while left > 0 and any(len(each.lines) > share for each, share in zip(lists, shares, strict=True)):
             for number, each in enumerate(lists):
                 if left > 0 and shares[number] < len(each.lines):
@@ -137,7 +142,7 @@ def _count(totals: dict[str, Any], name: str) -> str:
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
-def _pool(server: LiveState, pool: WatchedPool, width: int, lines_max: int) -> list[Text]:
+def _pool(server: LiveState, pool: WatchedPool, width: int, lines_max: int) -> _Panel:
     """The sums of a pool, its map, and who holds most of it."""
     unit = pool.book if pool.book == "states" else f"{pool.book} pages of {server.page_size}"
     lines = [Text(), Text(f"{pool.total:,} {unit}", "bold")]
@@ -156,7 +161,7 @@ def _pool(server: LiveState, pool: WatchedPool, width: int, lines_max: int) -> l
     if holders := server.holders(pool, _HOLDERS):
         said = "; ".join(f"{label} {count:,}" for label, count in holders)
         lines.append(Text(f"held most: {said}", _DIM))
-    return lines
+    return _Panel(lines=lines, spare=1 if holders else 0)
 
 
 def _cell(server: LiveState, kinds: bytearray) -> tuple[str, str]:
@@ -180,8 +185,8 @@ def _steps(server: LiveState, width: int) -> list[Text]:
     lines = [Text(), heading]
     failed = [step.failed for step in steps]
     for name, style, values in (
-        ("host", "cyan", [step.host_ms for step in steps]),
         ("device", "green", [step.device_ms for step in steps]),
+        ("host", "cyan", [step.host_ms for step in steps]),
         ("collect", "magenta", [step.collect_ms for step in steps]),
         ("rows", "white", [step.rows for step in steps]),
         ("chunk", "yellow", [step.chunk_tokens for step in steps]),

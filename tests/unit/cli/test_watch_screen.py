@@ -127,13 +127,13 @@ def test_without_drafts_nothing_is_said_of_them(changed: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("width", [20, 36, 80, 200])
-@pytest.mark.parametrize("height", [36, 50, 100])
+@pytest.mark.parametrize("height", [24, 36, 50, 100])
 def test_the_picture_fits_and_says_what_does_not(width: int, height: int) -> None:
     sessions = [session(f"session-{number}", length=number) for number in range(200)]
     queue = [{"id": f"q{number}", "session": None, "waits": "its turn"} for number in range(100)]
     lines = drawn(whole(sessions=sessions, queue=queue, rows=[row("only")]), width=width, height=height)
     assert len(lines) == height and max(map(len, lines)) <= width
-    assert sum("… " in line and " more" in line for line in lines) == 2
+    assert sum(line.startswith("  … ") for line in lines) == 2
     assert any(line.startswith("  only") for line in lines)
 
 
@@ -146,6 +146,13 @@ def test_where_the_height_is_short_each_list_has_three_lines() -> None:
         *("r0", "r1", "r2"),
     ]
     assert "  … 2 more" in lines
+
+
+def test_where_the_height_is_short_times_and_drafts_give_way_to_rows_and_the_queue() -> None:
+    low, high = drawn(whole(), height=24), drawn(whole(), height=60)
+    assert len(low) == 24 and line_of(low, "device") and line_of(low, "77aa…")
+    assert not [line for line in low if "tree of" in line or line.startswith("  width")]
+    assert line_of(high, "tree of") and line_of(high, "width") and line_of(high, "held most")
 
 
 def test_deep_forks_are_not_indented_out_of_sight() -> None:
