@@ -1,10 +1,11 @@
 """The live view: frames add up to what there is, and nothing is kept while nobody watches."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from roost.messages import Frame, GetFrame, GetPages, GetStats, Stats
+from roost.messages import CloseSession, Frame, GetFrame, GetPages, GetStats, OpenSession, Stats
 from roost.sched.live import QUEUE_SHOWN, SESSIONS_SHOWN, short
 from roost.sched.step_log import STEPS_KEPT
 from roost.spec_shape import PLAIN
@@ -128,9 +129,26 @@ def test_of_many_sessions_and_waiting_requests_some_are_shown() -> None:
     script.tick()
     (first,) = found
     assert len(first.told["sessions"]) == SESSIONS_SHOWN and len(first.told["queue"]) == QUEUE_SHOWN
-    assert all(len(each["id"]) < 20 for each in first.told["sessions"])
+    assert all(len(each["id"]) < 24 for each in first.told["sessions"])
     script.run()
 
 
 def test_long_ids_are_shortened() -> None:
     assert short("walk") == "walk" and short("0123456789abcdef0123456789abcdef") == "01234567…abcdef"
+
+
+def test_sessions_of_one_name_are_told_apart() -> None:
+    script = Script(Setting(page_size=4, num_pages=200, context=96))
+    found: list[Frame] = []
+
+    def look() -> dict[str, Any]:
+        script.engine.post(GetFrame(), found.append)  # type: ignore[arg-type]
+        script.tick()
+        return found[-1].told
+
+    for client in ("a", "b"):
+        script.engine.post(OpenSession(session_id="walk", client=client), lambda event: None)
+    assert [each["id"] for each in look()["sessions"]] == ["walk", "walk #2"]
+    script.engine.post(CloseSession(session_id="walk", client="a"), lambda event: None)
+    told = look()
+    assert [each["id"] for each in told["sessions"]] == ["walk"] and told["sessions_gone"] == ["walk #2"]

@@ -5,6 +5,7 @@ frame brings back a drafted tree. No texts and no tokens, but for the tree's whe
 Called by intake and settle.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
@@ -202,11 +203,14 @@ def _session_changes(state: State, watched: Watched) -> Json:
     shown: Iterable[Session] = table
     if len(table) > SESSIONS_SHOWN:
         shown = nlargest(SESSIONS_SHOWN, table, key=lambda each: (each.turn is not None, each.last_used))
-    found = {each.id: _session(state, each) for each in shown}
-    gone = [watched.sessions[name]["id"] for name in watched.sessions if name not in found]
+    found, times = {each.id: _session(state, each) for each in shown}, Counter[str]()
+    for told in found.values():  # another client's may have the same name, and long ones look alike
+        times[told["id"]] += 1
+        told["id"] += f" #{number}" if (number := times[told["id"]]) > 1 else ""
+    before, now = ({told["id"] for told in each.values()} for each in (watched.sessions, found))
     changed = [told for name, told in found.items() if watched.sessions.get(name) != told]
     watched.sessions = found
-    return {"sessions": changed, "sessions_gone": gone}
+    return {"sessions": changed, "sessions_gone": sorted(before - now)}
 
 
 def _session(state: State, session: Session) -> Json:
