@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from configparser import ConfigParser
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,14 +36,15 @@ def of(name: str) -> list[str]:
     return [rest for each, rest in instructions() if each == name]
 
 
-def served(*flags: str) -> Namespace:
+def served(*flags: str) -> ServerConfig:
     """What `roost serve` makes of these flags; whatever it would refuse at once fails here."""
     parser = ArgumentParser()
     serve.add_flags(parser)
     args = parser.parse_args(flags)
-    check_server(group_of(args, ServerConfig))
+    config = group_of(args, ServerConfig)
+    check_server(config)
     assert engine_of(args).model.model == "default"
-    return args
+    return config
 
 
 def reaches_the_build(path: str) -> bool:
@@ -99,10 +100,10 @@ def test_an_image_serves_as_its_own_user_at_the_port_that_it_names() -> None:
     (script,) = json.loads(entry)
     name, *flags = json.loads(command)
     assert script in PROJECT["scripts"] and name == "serve"
-    args = served(*flags)
-    assert args.host == "0.0.0.0" and of("EXPOSE") == [str(args.port)]
+    config = served(*flags)
+    assert config.host == "0.0.0.0" and of("EXPOSE") == [str(config.port)]
     (probe,) = (rest for rest in of("HEALTHCHECK"))
-    (path,) = re.findall(rf"127\.0\.0\.1:{args.port}(/\w+)", probe)
+    (path,) = re.findall(rf"127\.0\.0\.1:{config.port}(/\w+)", probe)
     assert path in _OPEN, "it needs no key"
     compile(json.loads(probe.partition("CMD ")[2])[2], "probe", "exec")
     assert of("USER")[-1] == "roost" and any("useradd" in run and " roost " in run for run in of("RUN"))

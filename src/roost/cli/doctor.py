@@ -11,6 +11,7 @@ from functools import partial
 
 from roost.cli import engine_checks, machine_checks
 from roost.cli.check_report import Privacy, ReportSection, as_data, as_text, checked
+from roost.cli.config_file import add_config, completed
 from roost.cli.flag_parser import add_engine, engine_of
 from roost.server.config import ServerConfig, check_server
 
@@ -18,11 +19,13 @@ EXAMPLES = """\
   roost doctor                                what to paste into a bug report
   roost doctor --no-self-test                 at once, without running a model
   roost doctor --model ./Llama-3.2-1B         what the engine would choose for a model, and whether it runs
+  roost doctor --config roost.toml            the same for the options of a file
   roost doctor --json --port 9000             as data; port 9000 must be free"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
+    add_config(parser)
     parser.add_argument(
         "--port",
         type=int,
@@ -38,7 +41,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the report."""
     privacy, sections = Privacy.of_this_machine(), []
-    for title, check in _checks(args):
+    for title, check in _checks(completed(args)):
         if not args.json:
             print(title, flush=True)  # what comes may take a while
         sections.append(privacy.cleaned(checked(title, check)))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from roost.attention.registry import AUTO_BACKEND, BACKENDS
 from roost.cli.check_report import ReportSection
 from roost.config.options import AUTO, EngineConfig
+from roost.drafters.registry import NO_DRAFTER
 from roost.errors import RoostError
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def _why_drafter(chosen: "EngineChoices", config: EngineConfig) -> str:
         return _ASKED
     if config.spec.draft is not None:
         return "the head that --draft names"
-    return "the model comes with a draft head" if chosen.config.spec.draft else "there is no separate draft head"
+    if chosen.config.spec.spec == NO_DRAFTER:
+        return "no draft head is known for this model"
+    return "the model comes with a draft head"
 
 
 def self_test(section: ReportSection, config: EngineConfig) -> None:

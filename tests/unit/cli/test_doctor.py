@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -17,8 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from roost.cli import engine_checks, machine_checks
+from roost.cli import doctor, engine_checks, machine_checks
 from roost.cli.check_report import Privacy, ReportSection, as_text, checked
+from roost.cli.flag_parser import engine_of
 from roost.cli.main import main
 from roost.config.options import EngineConfig, MemoryConfig, ModelConfig
 from roost.device import open as open_device
@@ -124,6 +126,16 @@ def test_a_problem_is_said_with_what_to_do_and_the_exit_code_is_1(capsys: pytest
     printed = capsys.readouterr().out
     assert "PROBLEM: --model: there is no file or folder nowhere" in printed and "what to do: " in printed
     assert printed.endswith("1 problem found: see PROBLEM above\n")
+
+
+def test_options_of_a_file_and_of_the_environment_are_the_doctors_too(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "roost.toml").write_text(f'model = "{folder}"\nweights = "fp32"\nhost = "0.0.0.0"\n')
+    monkeypatch.setenv("ROOST_BACKEND", "torch")
+    assert main(["doctor", "--no-self-test", "--json", "--config", str(tmp_path / "roost.toml")]) == 0
+    engine = json.loads(capsys.readouterr().out)["sections"]["engine"]
+    assert (engine["backend"], engine["weights"]) == ("torch (as asked for)", "fp32 (as asked for)")
 
 
 def test_a_port_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,6 +285,25 @@ def test_where_no_model_was_downloaded_a_random_one_is_run_and_nothing_is_fetche
     assert chosen.problems == ran.problems == []
     assert chosen.facts["model"] == ran.facts["model"] == "a tiny random one"
     assert ran.facts["same_twice"] is True and ran.facts["tokens"] == 64 and ran.facts["pool_tokens"] == [2048]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "said"),
+    [
+        ("", "speculation", "none (no draft head is known for this model)"),
+        ("--spec ngram", "speculation", "ngram (as asked for)"),
+        ("--device cpu", "device", "cpu (as asked for)"),
+        ("--weights bf16", "weights", "bf16 (as asked for)"),
+        ("--weights bf16", "backend", "torch (numba does not take these weights or this KV)"),
+        ("--backend torch", "backend", "torch (as asked for)"),
+        ("--threads 1", "threads", 1),
+    ],
+)
+def test_each_choice_has_its_reason(flags: str, name: str, said: object, folder: Path) -> None:
+    section, parser = ReportSection(title="engine"), ArgumentParser()
+    doctor.add_flags(parser)
+    engine_checks.choices(section, engine_of(parser.parse_args(["--model", str(folder), *flags.split()])))
+    assert section.problems == [] and section.facts[name] == said
 
 
 @pytest.fixture
