@@ -309,6 +309,22 @@ def test_a_wrong_key_is_asked_for_again(friendly: Server, open_page: OpenPage) -
     live.is_live()
 
 
+def test_a_client_that_may_not_watch_may_chat(start_tiny: StartTiny, open_page: OpenPage, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[operator]\nkeys = ["sk-operator"]\nadmin = true\n[alice]\nkeys = ["sk-alice"]\n')
+    keys.chmod(0o600)
+    live = open_page(start_tiny("--api-keys", str(keys)).url, allowed=NETWORK)
+    live.until(lambda state: state["status"] == "denied")
+    live.page.fill("#key", "sk-alice")
+    live.page.press("#key", "Enter")
+    live.page.wait_for_selector("#key-error:not(:empty)")
+    live.say("hello")
+    live.page.wait_for_selector('.log:visible [data-turn="0"]')
+    live.page.fill("#key", "sk-operator")
+    live.page.press("#key", "Enter")
+    live.is_live()
+
+
 def test_drafts_and_what_they_cost_are_shown(drafting: Server, open_page: OpenPage) -> None:
     live = open_page(drafting.url, scheme="dark").is_live()
     live.say("Count from one to twenty.")

@@ -31,7 +31,7 @@ export class Feed {
     for (let failures = 0; !stopped.aborted; failures += 1) {
       const refusal = await this.#read(stopped, () => (failures = 0));
       if (stopped.aborted) return;
-      if (refusal?.status === 401) {
+      if ([401, 403].includes(refusal?.status)) {
         this.stop();
         this.onRefused(refusal.status, refusal.message);
         return;

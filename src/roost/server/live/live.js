@@ -58,7 +58,7 @@ function onFrame(frame) {
 }
 
 function onRefused(status, message) {
-  if (status === 401) askForKey(hasKey() ? message : "");
+  if (status === 401 || status === 403) askForKey(hasKey() ? message : "");
   else show("refused", message);
 }
 
