@@ -152,3 +152,15 @@ def test_sessions_of_one_name_are_told_apart() -> None:
     script.engine.post(CloseSession(session_id="walk", client="a"), lambda event: None)
     told = look()
     assert [each["id"] for each in told["sessions"]] == ["walk"] and told["sessions_gone"] == ["walk #2"]
+
+
+def test_a_tree_is_asked_for_of_a_round_and_not_of_a_chunk_before_it() -> None:
+    script = Script(Setting(page_size=4, num_pages=300, context=192, chunk=8, overlap=False))
+    long, short = script.submit(prompt_of(150), 4), script.submit(prompt_of(5, 1), 30)
+    script.until(lambda: len(short.tokens) > 2)
+    script.engine.post(GetFrame(), lambda event: None)
+    script.tick()
+    row, plan = script.request(short).row, script.watch.plans[-1]
+    assert plan.is_prefill.tolist() == [True, False] and plan.shown_row == row
+    assert script.request(long).in_prefill
+    script.run()

@@ -89,11 +89,12 @@ def page_map(state: State) -> Frame:
 # --- drafted trees -------------------------------------------------------------------------------------------------
 
 
-def row_to_show(state: State, requests: Iterable[Request], widths: Iterable[int]) -> int:
-    """The row whose drafted tree a step brings back; -1: none."""
+def row_to_show(state: State, requests: Iterable[Request], chunks: Iterable[int], widths: Iterable[int]) -> int:
+    """The row whose drafted tree a step brings back, of rounds that carry drafts; -1: none."""
     if state.watched is None or not state.watched.wants_tree:
         return -1
-    shown = (request.row for request, width in zip(requests, widths, strict=True) if width > 1)
+    rows = zip(requests, chunks, widths, strict=True)
+    shown = (request.row for request, chunk, width in rows if not chunk and width > 1)
     return next((row for row in shown if row is not None), -1)
 
 

@@ -255,7 +255,7 @@ def _build_step(state: State, step: StepId, chosen: Chosen) -> LaunchedStep:
         lookup_widths=_lookup_widths(chosen),
         head_width=chosen.rounds.width,
         states=state_columns(state, leases),
-        shown_row=row_to_show(state, requests, chosen.widths),
+        shown_row=row_to_show(state, requests, chosen.chunks, chosen.widths),
     )
     return LaunchedStep(
         plan=plan,
