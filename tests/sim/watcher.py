@@ -53,10 +53,11 @@ class Watcher:
                 owner, number = owner_of(account)
                 assert cells[page][1] == f"{'?LNS'[owner]}{number}", (pool.name, page, cells[page])
                 assert self.owners[cells[page][1]], cells[page]
-        assert {each["id"] for each in self.sessions.values()} == {each.name for each in state.sessions.table.values()}
-        for session in state.sessions.table.values():
-            told = self.sessions[session.name]
-            assert told["length"] == len(session.record) and told["turns"] == [turn.end_len for turn in session.turns]
+        told = [(each["id"].partition(" #")[0], each["length"], each["turns"]) for each in self.sessions.values()]
+        assert sorted(told) == sorted(
+            (each.name, len(each.record), [turn.end_len for turn in each.turns])
+            for each in state.sessions.table.values()
+        )
         assert [row["id"] for row in self.told["rows"]] == [request.id for request in state.running]
         assert [each["id"] for each in self.told["queue"]] == [request.id for request in state.queued]
         assert [each[0] for each in self.steps] == sorted({each[0] for each in self.steps})
