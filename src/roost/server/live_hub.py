@@ -74,7 +74,7 @@ class LiveHub:
                 await self._sleep(PERIOD_S)
         finally:
             for queue in self._watchers:  # the engine is gone, or this is a bug: they come back
-                _put(queue, None)
+                _end(queue)
             self._wants_whole = True
             with suppress(CapacityError):
                 self._host.tell(GetFrame(watching=False))
@@ -96,8 +96,14 @@ class LiveHub:
         for queue in list(self._watchers):
             if not _put(queue, told):
                 self._watchers.discard(queue)
-                queue.get_nowait()
-                _put(queue, None)
+                _end(queue)
+
+
+def _end(queue: "asyncio.Queue[Json | None]") -> None:
+    """Have a watcher hear that there is nothing more; a frame that it has not read makes room for that."""
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(None)
 
 
 def _put(queue: "asyncio.Queue[Json | None]", told: Json | None) -> bool:

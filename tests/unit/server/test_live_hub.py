@@ -132,6 +132,25 @@ def test_who_does_not_keep_up_is_let_go() -> None:
     asyncio.run(watch())
 
 
+@pytest.mark.parametrize("number", range(12, 20))  # some fill the queue, and some are too many for it
+def test_who_is_behind_hears_of_the_end(number: int) -> None:
+    async def watch() -> None:
+        engine = Engine()
+
+        async def until_gone(seconds: float) -> None:
+            engine.health = "gone" if len(engine.asked) >= number else "ok"
+            await asyncio.sleep(0)
+
+        behind = LiveHub(engine, until_gone).frames()
+        await anext(behind)
+        for _ in range(number):
+            await _rest()
+        async with asyncio.timeout(5):
+            assert len([told async for told in behind]) < number
+
+    asyncio.run(watch())
+
+
 def test_only_so_many_watch() -> None:
     async def watch() -> None:
         hub = LiveHub(Engine(), soon)
