@@ -127,6 +127,7 @@ class Engine:
         try:
             launched.ticket = self._executor.launch(launched.plan)
         except StepFailure:
+            launched.launched_at = self._clock.now_ns()  # that was tried: it is logged
             while self.state.in_flight:  # nothing may be launched behind it: settle those before it, then fail it
                 self._collect()
         launched.launched_at = self._clock.now_ns()

@@ -91,6 +91,18 @@ def test_a_request_that_breaks_every_step_ends_alone(overlap: bool, at_launch: b
     assert _tokens(at.events, "c") == _tokens(good.events, "c")
 
 
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_broken_step_is_logged_with_its_times(overlap: bool, at_launch: bool) -> None:
+    at = engine_client(Breaking(witness(resolved(overlap=overlap)), _breaks(1), at_launch), overlap=overlap)
+    at.send(_submit("a", 1))
+    while at.engine.has_work:
+        at.wait(1)
+    logged = at.engine.state.step_log.since(-1)
+    assert [step.number for step in logged if step.has_failed] == [1]
+    assert all(min(step.host, step.device, step.collect) >= 0 for step in logged)
+
+
 def _breaks(*steps: int) -> Callable[[StepPlan], bool]:
     return lambda plan: plan.step in steps
 
