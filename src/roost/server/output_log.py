@@ -5,6 +5,7 @@ an output or a value that a client sent. Called by the engine's client, and wher
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from roost.server.logs import OUTPUTS, REFUSALS
 
 _outputs, _refusals = logging.getLogger(OUTPUTS), logging.getLogger(REFUSALS)
 _FAILED = ("error", "timeout")
+_PARAM = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")  # whatever else a client names a field may be a text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +76,9 @@ class OutputLog:
 
 def log_refusal(error: RequestError | CapacityError) -> None:
     """A request is refused; what is said of a parameter may repeat its value, so only its name is logged."""
-    reason = f"parameter {error.param}" if isinstance(error, RequestError) else str(error)
+    reason = str(error)
+    if isinstance(error, RequestError):
+        reason = f"parameter {error.param}" if _PARAM.fullmatch(error.param) else "a parameter that there is not"
     _refusals.info("a request was refused", extra={"fields": {"status": error.status, "reason": reason}})
 
 

@@ -75,8 +75,10 @@ def test_a_refused_output_has_no_end(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_refusal_says_why_but_not_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "roost.refusals"):
         log_refusal(RequestError(400, "temperature", "must be a number, got 'my secret'"))
+        log_refusal(RequestError(400, "tools[0].my secret", "unknown"))
         log_refusal(CapacityError(429, "the queue is full: --max-queued 4"))
     assert [record.__dict__["fields"] for record in caplog.records] == [
         {"status": 400, "reason": "parameter temperature"},
+        {"status": 400, "reason": "a parameter that there is not"},
         {"status": 429, "reason": "the queue is full: --max-queued 4"},
     ]
