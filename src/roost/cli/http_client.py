@@ -93,7 +93,7 @@ class HttpClient:
         with self._request("GET", path, None, _SILENCE_S) as response:
             if response.headers.get_content_type() != "text/event-stream":
                 raise NotJson(f"--url: the server's {path} is {response.headers.get_content_type()[:100]}")
-            yield from _events(response)
+            yield from (event for event in _events(response) if event is not None)  # null: it has ended at once
 
     @contextmanager
     def _request(

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -146,8 +147,11 @@ def test_an_engine_in_a_long_step_is_waited_for_a_little(
         assert said in capsys.readouterr().out
 
 
-def test_a_stream_without_frames_is_said_to_have_ended(server: FrameServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.first, server.next = change(health=""), [None]
+@pytest.mark.parametrize("first", [change(health=""), None])
+def test_a_stream_without_frames_is_said_to_have_ended(
+    first: Any, server: FrameServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.first, server.next = first, [None]
     assert main(["top", "--once", "--url", server.url]) == 1
     assert "the stream has ended: the server stops, or its engine is gone" in capsys.readouterr().err
 
