@@ -133,6 +133,20 @@ def test_of_many_sessions_and_waiting_requests_some_are_shown() -> None:
     script.run()
 
 
+def test_a_node_that_is_split_is_named_anew() -> None:
+    script = Script(Setting(page_size=4, num_pages=60, context=96))
+    watcher, owners, prompt = _watched(script), dict[str, str](), prompt_of(24)
+    for tokens in (prompt, (*prompt[:12], *(token + 1 for token in prompt[12:]))):
+        script.submit(tokens, 1)
+        script.run()
+        _look(script, watcher)
+        owners |= watcher.told["owners"]
+    nodes = script.state.store.tree.nodes.values()
+    named = {f"N{node.id}": f"prefix cache, tokens {node.start} to {node.end}" for node in nodes if any(node.pages)}
+    assert any(node.start for node in nodes), "the first one was split"
+    assert {key: owners[key] for key in named} == named
+
+
 def test_long_ids_are_shortened() -> None:
     assert short("walk") == "walk" and short("0123456789abcdef0123456789abcdef") == "01234567…abcdef"
 

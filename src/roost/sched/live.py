@@ -149,6 +149,9 @@ def _owner(account: Account, *, is_window: bool) -> tuple[int, str]:
 def _owners(state: State, runs: list[list[Run]]) -> dict[str, str]:
     """The owners of some pages in words, and those of all leases, whose holders change."""
     keys = {key for of_book in runs for *_, key in of_book if key and key[0] != "L"}
+    nodes = [state.store.tree.nodes.get(NodeId(int(key[1:]))) for key in keys if key[0] == "N"]
+    # one that was split begins later, although none of its pages has moved: those of the new node above it have
+    keys |= {f"N{below.id}" for node in nodes if node is not None for below in node.children.values()}
     found = {key: _in_words(state, key) for key in keys}
     for number, lease in state.store.leases.items():
         if isinstance(lease.holder, str):
