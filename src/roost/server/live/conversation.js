@@ -234,6 +234,6 @@ class LiveAnswer {
 
 /** A name for a session, short enough to be read on the page. */
 export function newId(kind = "chat") {
-  const [random] = crypto.getRandomValues(new Uint16Array(1));
-  return `${kind}-${random.toString(16).padStart(4, "0")}`;
+  const [random] = crypto.getRandomValues(new Uint32Array(1));
+  return `${kind}-${random.toString(16).padStart(8, "0")}`;
 }
