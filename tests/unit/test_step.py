@@ -68,7 +68,7 @@ def _plan() -> StepPlan:
 
 
 def _columns() -> list[str]:
-    others = ("step", "shape", "setups", "deltas", "head_width", "states")
+    others = ("step", "shape", "setups", "deltas", "head_width", "shown_row", "states")
     return [field.name for field in fields(StepPlan) if field.name not in others]
 
 
