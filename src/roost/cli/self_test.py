@@ -1,11 +1,10 @@
 """Self-test: an engine that generates the same text twice, and says how fast.
 
 Runs in a process of its own, so that whatever ends it, be it an instruction that the CPU does not have, is something
-that can be reported. Reads a pickled configuration and writes one line of JSON. Started by `engine_checks`.
+that can be reported. Reads a configuration and writes what came of it, both JSON. Started by `engine_checks`.
 """
 
 import json
-import pickle
 import sys
 import time
 from typing import Any
@@ -48,7 +47,9 @@ def _generate(llm: LLM, salt: str) -> tuple[Output, float]:
 
 def main() -> int:
     """Read the configuration and write what came of it, or why nothing did."""
-    config = pickle.load(sys.stdin.buffer)
+    default = EngineConfig()
+    groups = {name: type(getattr(default, name))(**given) for name, given in json.load(sys.stdin).items()}
+    config = EngineConfig(**groups)
     try:
         said = self_test(config)
     except RoostError as error:

@@ -19,13 +19,8 @@ from tests.tidy.source import product
 
 RUNS_WHAT_IT_READS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 PICKLES_INSIDE = {"multiprocessing", "concurrent.futures.process"}
-# what training and the doctor hand the processes that they start themselves, over pipes that nobody else can open; they
-# serve nobody
-TO_OWN_CHILDREN = {
-    ("src/roost/train/answering.py", "multiprocessing"),
-    ("src/roost/cli/engine_checks.py", "pickle"),
-    ("src/roost/cli/self_test.py", "pickle"),
-}
+# what training hands the processes that it starts itself, over pipes that nobody else can open; it serves nobody
+TO_OWN_CHILDREN = {("src/roost/train/answering.py", "multiprocessing")}
 CALLS = {"recv_pyobj", "send_pyobj", "torch.load", "torch.save", "eval", "exec", "numpy.load", "np.load"}
 
 
