@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, silu
 from roost.layers import host_gumbel, host_lookup, host_rounds
 from roost.layers.experts import Experts, Routed, best_experts, mix_experts
 from roost.layers.gated_delta import DeltaWeights, Recurrence, gated_delta
+from roost.layers.group import ALONE, Group
 from roost.layers.gumbel import RowDraws, best_drafts, draft_scores, draw
 from roost.layers.linear import Linear
 from roost.layers.lookup import Found, Texts, find_drafts
@@ -140,6 +141,7 @@ class Ops:
     chain_places: Callable[[Tensor, Tensor, int, Pages], ChainPlaces]
     # (rows, row state, that batch, drawn tokens, padding row, page table): what they accept
     settle_chains: Callable[[Tensor, RowState, ChainInputs, Tensor, int, Pages], SettledChains]
+    group: Group = ALONE  # the ranks that share the model
 
 
 def _keep(project: Linear, is_gated: bool) -> Linear:
