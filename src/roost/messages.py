@@ -39,6 +39,8 @@ class Submit:
     cache_salt: str = ""  # prefixes are shared only under the same salt; a session has its own
     grammar: str = ""  # what the output must match, as llguidance writes it: compiled before; '': anything
     client: str = ""  # name of the API key that asks, which has its own sessions, cache and limits; '' without names
+    known_len: int | None = None  # tokens that its session has before it, as the sender knows; others: refused with 409
+    note: str = ""  # kept beside the turn in the journal, for `GetHistory`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class OpenSession:
     max_tokens: int | None = None  # maximum length of its history; absent: --max-session-tokens
     shares: bool = False  # the KV of each committed turn goes to the prefix cache at once, for forks to find
     client: str = ""  # its owner, whose limits apply
+    journaled: bool = True  # whether it goes on after the engine has ended, where there is a journal; so do its forks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,14 @@ class ForkSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSession:
     """Ask for the state of a session."""
+
+    session_id: str
+    client: str = ""  # whose session it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetHistory:
+    """Ask for the committed turns of a session, by somebody who has not seen them; answered with SessionHistory."""
 
     session_id: str
     client: str = ""  # whose session it is
@@ -290,6 +301,24 @@ class SessionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastTurn:
+    """A committed turn of a session."""
+
+    end_len: int  # tokens of the session after it
+    last_token: int
+    usage: Usage
+    note: str  # what was submitted with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHistory:
+    """What a session consists of, without a turn that runs."""
+
+    length: int
+    turns: tuple[PastTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStates:
     """The states of all sessions, in the order they were opened."""
 
@@ -363,8 +392,8 @@ class Frame:
     told: dict[str, Any]
 
 
-SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetSessions
+SessionCommand = OpenSession | CloseSession | RewindSession | ForkSession | GetSession | GetHistory | GetSessions
 Command = Submit | Abort | SessionCommand | FlushCache | GetStats | GetFrame | GetPages | CompileGrammar
-SessionEvent = SessionState | SessionStates | SessionClosed
+SessionEvent = SessionState | SessionHistory | SessionStates | SessionClosed
 Event = Begun | Tokens | PromptLogprobs | Finished | Refused | SessionEvent | Flushed | Stats | Frame | GrammarCompiled
 Reply = Callable[[Event], None]

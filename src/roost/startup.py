@@ -37,6 +37,7 @@ from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
 from roost.runner.memory import pool_tokens, state_pool, states_bytes, token_bytes, workspace_bytes
 from roost.sched.engine import Engine
+from roost.session.journal_files import open_journal
 from roost.text.language import Language
 from roost.text.stream import StopFinder
 from roost.weights.draft import (
@@ -99,6 +100,7 @@ def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None
     began = time.monotonic()
     chosen = choose(config, progress)
     config, name, path = chosen.config, chosen.name, chosen.path
+    journal = open_journal(config.session, name)
     device, backend = chosen.device, chosen.backend
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
@@ -127,6 +129,7 @@ def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None
         trace,
         new_stop_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
         start_compiling=None if compiler is None else compiler.start,
+        journal=journal,
     )
     return Running(
         name=name,

@@ -119,9 +119,9 @@ SESSION_BUGS = (
     ),
     Bug(
         "ttl_of_idle_sessions",
-        _SESSIONS,
-        "        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)",
-        "        state.expiry_min = session.expires_at",
+        "roost.sched.state",
+        "            self.expiry_min = session.expires_at if first is None else min(first, session.expires_at)",
+        "            self.expiry_min = session.expires_at",
         "a session stays for ever because another has more time",
     ),
     Bug(
@@ -182,7 +182,7 @@ SESSION_BUGS = (
     ),
     Bug(
         "sessions_limit",
-        _SESSIONS,
+        "roost.sched.journaling",
         "    if len(state.sessions.table) >= most:",
         "    if len(state.sessions.table) > most:",
         "there is one session more than there may be",

@@ -27,6 +27,7 @@ UNTESTED: dict[str, str] = {
         _NUMBER,
     ),
     "roost.step.KEPT_STATES": _NUMBER,
+    "roost.session.journal._EPOCH_BITS": "how unlikely it is that a number is drawn twice",
     "roost.config.resolve._STATE_INTERVAL": "how much is run again in each step, which changes no answer",
     "roost.front.own_answers._DIGEST_BYTES": _NUMBER,
     "roost.server.request_log._SWITCHED": _NUMBER,

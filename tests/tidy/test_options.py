@@ -7,7 +7,8 @@ from roost.sampling.params import SamplingParams
 from tests.parity import parameters
 from tests.tidy.source import ROOT
 
-NO_OPTIONS = {"request_id", "client", "tokens", "sampling"}  # names, the prompt, and a group of options
+# names, the prompt, a group of options, and what a server says of a session for its own sake
+NO_OPTIONS = {"request_id", "client", "tokens", "sampling", "known_len", "note"}
 AS_USERS_SAY = {"num_top_logprobs": "logprobs"}
 GOOD = {"exact", "refused"}
 NUM_CELLS = 17  # six modes at two depths, and five on other layers

@@ -41,6 +41,14 @@ TESTED: dict[str, str] = {
     # --- kv, sched ---
     "roost.kv.state_cache.HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
     "test_the_least_recently_used_goes_first_however_often_that_has_changed",
+    "roost.session.journal.COMPACT_BYTES": "tests/unit/session/test_journal.py::"
+    "test_a_log_stays_within_twice_the_session_however_often_that_is_rewound",
+    "roost.session.journal_files.SWEEP_AFTER_NS": "tests/unit/session/test_journal_files.py::"
+    "test_sessions_that_nobody_asks_for_any_more_are_removed_long_after_their_time",
+    "roost.session.journal_files._BEGINNING": "tests/unit/session/test_journal_files.py::"
+    "test_sessions_that_nobody_asks_for_any_more_are_removed_long_after_their_time",
+    "roost.server.session_table._OUTCOME_UNKNOWN": "tests/unit/server/test_session_table.py::"
+    "test_a_turn_whose_outcome_is_unknown_has_its_session_asked_for_again",
     "roost.sched.intake.LOGPROBS_MAX": _INTAKE,
     "roost.sched.intake.PRIORITY_MAX": _INTAKE,
     "roost.sched.intake.TIMEOUT_MS_MAX": _INTAKE,

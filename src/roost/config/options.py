@@ -153,6 +153,16 @@ class SessionConfig:
     session_ttl_s: int | None = field(
         default=None, metadata={"help": "seconds after its last turn that a session is closed; never if absent"}
     )
+    journal: str | None = field(
+        default=None,
+        metadata={
+            "help": "folder in which sessions are written down, so that they go on after the engine has ended; "
+            "replicas may share it. If absent sessions end with the engine"
+        },
+    )
+    journal_fsync: bool = field(
+        default=False, metadata={"help": "with --journal: wait for the disk at the end of each turn"}
+    )
 
 
 AUTO = "auto"  # of --spec-steps: chosen step by step

@@ -40,6 +40,8 @@ def _check_sessions(config: SessionConfig) -> None:
         at_least("--max-resident-tokens", config.max_resident_tokens, 0)
     if config.session_ttl_s is not None:
         at_least("--session-ttl-s", config.session_ttl_s, 1)
+    if config.journal_fsync and config.journal is None:
+        raise ConfigError("--journal-fsync is for --journal, which is not given")
 
 
 def _replay_max(states: StatePool, spec: SpecShape, depth: int) -> int:

@@ -13,7 +13,7 @@ from roost.errors import RequestError
 from roost.front.answer import RepeatedTurn
 from roost.messages import Event, Finished, Refused, SessionState, Tokens, Usage
 from roost.text.continuation import Transcript, continuation
-from roost.text.language import Language
+from roost.text.language import EscapedMessage, Language
 
 _COMMITTED = ("stop", "length")  # how a turn ends that becomes history
 
@@ -77,7 +77,7 @@ class ClientTurn:
     def __init__(self, session: ClientSession, language: Language) -> None:
         self._session = session
         self._language = language
-        self._messages: Sequence[dict[str, Any]] | None = None  # escaped; None: plain input
+        self._messages: Sequence[EscapedMessage] | None = None  # escaped; None: plain input
         self._tools: Sequence[dict[str, Any]] = ()  # escaped: those that the template lists
         self._generates = False
         self._input: tuple[int, ...] = ()
@@ -92,6 +92,11 @@ class ClientTurn:
     def length_before(self) -> int:
         """Tokens that the session holds before this turn."""
         return self.transcript.length
+
+    @property
+    def given(self) -> tuple[Sequence[EscapedMessage] | None, Sequence[dict[str, Any]], bool]:
+        """Its messages, None for plain input, its tools, and whether it generates; once its input is known."""
+        return self._messages, self._tools, self._generates
 
     def begins_answer(self, *, has_messages: bool, has_plain: bool) -> bool:
         """Whether the model's answer to messages begins with this turn: of new ones, or of those appended before."""

@@ -6,16 +6,23 @@ Called by settle for what ran, and by intake for turns that only waited.
 
 from roost.errors import CapacityError, RequestError
 from roost.messages import Finished, Refused, SessionClosed, Usage
+from roost.sched.journaling import drop_moved, write_closed, write_turn
 from roost.sched.queue import AlreadyCommitted, enter_queue
 from roost.sched.request import Mark, Request
 from roost.sched.sessions import became_idle
 from roost.sched.state import State
+from roost.session.journal import JournalError, SessionMoved
 from roost.session.table import Outcome, Session
 
 
 def finish(state: State, request: Request, reason: str, returned_len: int, matched: int | str | None = None) -> None:
     """The request is complete: `returned_len` tokens of its record are what the client has."""
     completion = returned_len - request.turn.prompt_len
+    try:
+        write_turn(state, request.turn, returned_len, _usage(request, completion), request.submit.note)
+    except (SessionMoved, JournalError) as error:
+        _end(state, request, Outcome.ROLLBACK, "error", completion, 0, refusal=error)
+        return
     _end(state, request, Outcome.COMMIT, reason, completion, returned_len, matched=matched)
 
 
@@ -61,8 +68,10 @@ def close_if_free(state: State, session: Session) -> None:
     """Close a session that is closing, once no turn has it."""
     if session.closing and session.turn is None:
         state.totals.sessions_closed += 1
+        error = write_closed(state, session)
         state.sessions.close(session)
-        state.tell(state.close_replies.pop(session.id), SessionClosed(session_id=session.name))
+        answer = SessionClosed(session_id=session.name) if error is None else refused(session.name, error)
+        state.tell(state.close_replies.pop(session.id), answer)
 
 
 def _end(
@@ -74,10 +83,9 @@ def _end(
     returned_len: int,
     message: str = "",
     matched: int | str | None = None,
+    refusal: SessionMoved | JournalError | None = None,
 ) -> None:
-    turn = request.turn
-    waited = turn.session is not None and turn.session.turn != turn.id  # its history was not final yet
-    prompt_len = len(turn.input_tokens) if waited else turn.full_prompt_len
+    turn, usage = request.turn, _usage(request, completion)
     state.trace.note("end_" + reason, request.id, completion)
     if request.row is not None:
         _leave_row(state, request)
@@ -88,9 +96,34 @@ def _end(
         state.queued.remove(request)
     elif turn.session is not None:
         turn.session.waiting.remove(turn.id)
-    usage = Usage(prompt_tokens=prompt_len, cached_tokens=max(0, request.cached_len), completion_tokens=completion)
-    state.sessions.end_turn(turn, outcome, state.now, returned_len, usage)
+    state.sessions.end_turn(turn, outcome, state.now, returned_len, usage, request.submit.note)
     _forget(state, request)
+    if refusal is None:
+        _tell_end(state, request, reason, usage, message, matched)
+    else:
+        state.trace.note("journal", str(refusal))
+        state.send(request, refused(request.id, refusal))
+    start_followers(state, request)
+    if turn.session is None:
+        return
+    if isinstance(refusal, SessionMoved):
+        _lose(state, turn.session, refusal)
+        return
+    close_if_free(state, turn.session)
+    _start_waiting(state, turn.session)
+    became_idle(state, turn.session)
+
+
+def _usage(request: Request, completion: int) -> Usage:
+    turn, cached_len = request.turn, max(0, request.cached_len)
+    waited = turn.session is not None and turn.session.turn != turn.id  # its history was not final yet
+    prompt_len = len(turn.input_tokens) if waited else turn.full_prompt_len
+    return Usage(prompt_tokens=prompt_len, cached_tokens=cached_len, completion_tokens=completion)
+
+
+def _tell_end(
+    state: State, request: Request, reason: str, usage: Usage, message: str, matched: int | str | None
+) -> None:
     finished = Finished(
         request_id=request.id,
         reason=reason,
@@ -106,11 +139,16 @@ def _end(
     totals.cached_tokens += usage.cached_tokens
     totals.endings[reason] = totals.endings.get(reason, 0) + 1
     state.send(request, finished)
-    start_followers(state, request)
-    if turn.session is not None:
-        close_if_free(state, turn.session)
-        _start_waiting(state, turn.session)
-        became_idle(state, turn.session)
+
+
+def _lose(state: State, session: Session, moved: SessionMoved) -> None:
+    """Another engine owns the session: whoever waits for it here is told so."""
+    for turn in session.waiting:
+        drop(state, state.turns[turn], moved)
+    session.waiting.clear()
+    if session.closing:
+        state.tell(state.close_replies.pop(session.id), refused(session.name, moved))
+    drop_moved(state, session)
 
 
 def _leave_row(state: State, request: Request) -> None:

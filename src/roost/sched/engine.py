@@ -23,6 +23,7 @@ from roost.sched.request import LaunchedStep, Mark, NewStopFinder, StartCompilin
 from roost.sched.sessions import expire
 from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
+from roost.session.journal import SessionJournal
 from roost.step import Executor, StepId, StepResult
 
 
@@ -37,8 +38,9 @@ class Engine:
         trace: Trace | None = None,
         new_stop_finder: NewStopFinder | None = None,
         start_compiling: StartCompiling | None = None,
+        journal: SessionJournal | None = None,
     ) -> None:
-        self.state: State = new_state(resolved, trace or Trace(), new_stop_finder, start_compiling)
+        self.state: State = new_state(resolved, trace or Trace(), new_stop_finder, start_compiling, journal)
         self._executor = executor
         self._clock = clock
         self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()

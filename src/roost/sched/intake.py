@@ -23,6 +23,7 @@ from roost.messages import (
     ForkSession,
     Frame,
     GetFrame,
+    GetHistory,
     GetPages,
     GetSession,
     GetSessions,
@@ -32,6 +33,7 @@ from roost.messages import (
     Refused,
     Reply,
     RewindSession,
+    SessionClosed,
     SessionStates,
     Stats,
     Submit,
@@ -41,6 +43,7 @@ from roost.sched.consistency import check_consistent
 from roost.sched.counters import SpecCounters
 from roost.sched.ending import close_if_free, drop, refused
 from roost.sched.fit import resolve_max_new
+from roost.sched.journaling import discard_damaged, find_session
 from roost.sched.live import frame, page_map, stop
 from roost.sched.queue import check_number, enter_queue, set_limits
 from roost.sched.report import flush, stats
@@ -50,6 +53,7 @@ from roost.sched.sessions import (
     fork_session,
     open_session,
     rewind_session,
+    session_history,
     session_state,
     session_states,
 )
@@ -105,8 +109,11 @@ def _carry_out(state: State, command: Command, reply: Reply) -> None:
             _end_aborted(state, command)
             state.tell(reply, fork_session(state, command))
         case GetSession():
-            session = state.sessions.find(command.session_id, command.client, may_close=True)
+            session = find_session(state, command.session_id, command.client, may_close=True)
             state.tell(reply, session_state(state, session))
+        case GetHistory():
+            session = find_session(state, command.session_id, command.client)
+            state.tell(reply, session_history(state, session))
         case GetSessions():
             state.tell(reply, SessionStates(sessions=session_states(state, command.client)))
         case FlushCache():
@@ -128,7 +135,7 @@ def _name(command: Command) -> str:
     match command:
         case Submit() | Abort():
             name: object = command.request_id
-        case OpenSession() | CloseSession() | RewindSession() | ForkSession() | GetSession():
+        case OpenSession() | CloseSession() | RewindSession() | ForkSession() | GetSession() | GetHistory():
             name = command.session_id
         case _:
             name = ""
@@ -147,7 +154,7 @@ def _submit(state: State, submit: Submit, reply: Reply) -> None:
         raise CapacityError(503, "the engine is stopping")
     if submit.request_id in state.requests:
         raise RequestError(409, "request_id", f"{submit.request_id!r} is in use by a request that has not ended")
-    session = state.sessions.find(submit.session_id, submit.client) if submit.session_id is not None else None
+    session = find_session(state, submit.session_id, submit.client) if submit.session_id is not None else None
     _check_values(submit, session, state.resolved.vocab_size)
     check_priority(state, submit)
     if session is not None:
@@ -273,12 +280,15 @@ def _abort(state: State, abort: Abort) -> None:
 
 def _end_aborted(state: State, command: RewindSession | ForkSession) -> None:
     """End aborted turns now, so that they are not in the way of a command that follows the abort."""
-    state.sessions.find(command.session_id, command.client)  # raises if it is closing
+    find_session(state, command.session_id, command.client)  # raises if it is closing
     act_on_marks(state, Mark.ABORT)
 
 
 def _close(state: State, close: CloseSession, reply: Reply) -> None:
-    session = state.sessions.find(close.session_id, close.client)
+    if discard_damaged(state, close.session_id, close.client):
+        state.tell(reply, SessionClosed(session_id=close.session_id))
+        return
+    session = find_session(state, close.session_id, close.client)
     session.closing = True
     state.close_replies[session.id] = reply
     for turn in session.waiting:

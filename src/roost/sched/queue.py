@@ -30,6 +30,13 @@ def check_number(session: Session, number: int | None) -> None:
         raise RequestError(409, "turn", f"the next turn of session {session.name!r} is {len(session.turns)}")
 
 
+def check_known(session: Session, known_len: int | None) -> None:
+    """Raise RequestError if a free session is not where the sender of a turn takes it to be."""
+    if known_len not in (None, len(session.record)):
+        why = f"session {session.name!r} went on elsewhere: it has {len(session.record)} tokens, not {known_len}"
+        raise RequestError(409, "session_id", f"{why}; send the turn again")
+
+
 def set_limits(state: State, request: Request) -> None:
     """Set the request's max_new_tokens, or raise RequestError if it can never fit."""
     turn = request.turn
@@ -42,6 +49,7 @@ def enter_queue(state: State, request: Request) -> None:
     turn = request.turn
     if turn.session is not None:
         check_number(turn.session, request.submit.turn)
+        check_known(turn.session, request.submit.known_len)
     set_limits(state, request)
     assert turn.session is None or turn.session.turn is None, turn.session
     state.enqueue(request)

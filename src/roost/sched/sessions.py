@@ -9,8 +9,9 @@ from bisect import bisect_right
 
 from roost.clients import scoped
 from roost.errors import CapacityError, RequestError
-from roost.messages import ForkSession, OpenSession, RewindSession, SessionState
-from roost.sched.client_limits import check_sessions, limits_of
+from roost.messages import ForkSession, OpenSession, PastTurn, RewindSession, SessionHistory, SessionState
+from roost.sched.client_limits import limits_of
+from roost.sched.journaling import check_room, find_session, write_closed, write_opened, write_rewind
 from roost.sched.state import State
 from roost.session.table import Session
 
@@ -41,6 +42,8 @@ def open_session(state: State, command: OpenSession) -> SessionState:
         shares=command.shares,
         last_used=state.now,
     )
+    if command.journaled:
+        write_opened(state, session)
     state.sessions.add(session)
     return _opened(state, session)
 
@@ -52,10 +55,17 @@ def fork_session(state: State, command: ForkSession) -> SessionState:
         session = _free(state, command)
         length, turn = len(session.record), len(session.turns)
     else:
-        session = state.sessions.find(command.session_id, command.client)
+        session = find_session(state, command.session_id, command.client)
         length, turn = _kept(session, turn, length, _committed_len(state, session))
     _check_new(state, "new_id", command.new_id, command.client)
-    return _opened(state, state.sessions.fork(session, command.new_id, state.now, length, turn))
+    fork = state.sessions.fork(session, command.new_id, state.now, length, turn)
+    if session.log is not None:
+        try:
+            write_opened(state, fork)
+        except (RequestError, CapacityError) as error:
+            state.sessions.close(fork)
+            raise _renamed(error, "new_id") from error
+    return _opened(state, fork)
 
 
 def rewind_session(state: State, command: RewindSession) -> SessionState:
@@ -65,6 +75,7 @@ def rewind_session(state: State, command: RewindSession) -> SessionState:
     if (turn is None) == (length is None):
         raise RequestError(400, "turn", "exactly one of turn and length must be given")
     length, turn = _kept(session, turn, length, len(session.record))
+    write_rewind(state, session, length, turn)
     state.sessions.rewind(session, length, num_turns=turn)
     state.trace.note("rewind", session.id, length, 0 if session.lease is None else session.lease.settled_len)
     became_idle(state, session)
@@ -90,6 +101,20 @@ def session_state(state: State, session: Session) -> SessionState:
     )
 
 
+def session_history(state: State, session: Session) -> SessionHistory:
+    """The committed turns of a session."""
+    turns = [
+        PastTurn(
+            end_len=each.end_len,
+            last_token=int(session.record.slice(each.end_len - 1, each.end_len)[0]),
+            usage=each.usage,
+            note=each.note,
+        )
+        for each in session.turns
+    ]
+    return SessionHistory(length=_committed_len(state, session), turns=tuple(turns))
+
+
 def session_states(state: State, client: str | None) -> tuple[SessionState, ...]:
     """The states of a client's sessions, or of all."""
     every = state.sessions.table.values()
@@ -104,6 +129,7 @@ def expire(state: State) -> None:
         if session.expires_at is not None and session.expires_at <= state.now:
             state.trace.note("expire", session.id)
             state.totals.sessions_expired += 1
+            write_closed(state, session)
             state.sessions.close(session)
     times = [session.expires_at for session in state.sessions.table.values() if session.expires_at is not None]
     state.expiry_min = min(times, default=None)
@@ -111,9 +137,7 @@ def expire(state: State) -> None:
 
 def became_idle(state: State, session: Session) -> None:
     """No turn holds this session any more: its ttl starts, and idle sessions are kept within --max-resident-tokens."""
-    if session.expires_at is not None:
-        first = state.expiry_min
-        state.expiry_min = session.expires_at if first is None else min(first, session.expires_at)
+    state.may_expire(session)
     most = state.resolved.session.max_resident_tokens
     if most is None:
         return
@@ -152,7 +176,7 @@ def _committed_len(state: State, session: Session) -> int:
 
 def _free(state: State, command: RewindSession | ForkSession) -> Session:
     """An open session that no turn holds; raises RequestError otherwise."""
-    session = state.sessions.find(command.session_id, command.client)
+    session = find_session(state, command.session_id, command.client)
     if session.turn is not None:
         raise RequestError(409, "session_id", f"session {session.name!r} has a turn that has not ended")
     return session
@@ -164,10 +188,11 @@ def _check_new(state: State, param: str, name: str, client: str) -> None:
         raise RequestError(400, param, f"must have 1 to {ID_LEN_MAX} characters, got {len(name)}")
     if scoped(client, name) in state.sessions.table:
         raise RequestError(409, param, f"a session {name!r} is open already")
-    most = state.resolved.session.max_sessions
-    if len(state.sessions.table) >= most:
-        raise CapacityError(429, f"{most} sessions are open: --max-sessions")
-    check_sessions(state, client)
+    check_room(state, client)
+
+
+def _renamed(error: RequestError | CapacityError, param: str) -> RequestError | CapacityError:
+    return RequestError(error.status, param, error.reason) if isinstance(error, RequestError) else error
 
 
 def _opened(state: State, session: Session) -> SessionState:

@@ -19,7 +19,8 @@ from roost.sched.rows import Rows
 from roost.sched.step_limits import StepLimits
 from roost.sched.step_log import StepLog
 from roost.sched.watched import Watched
-from roost.session.table import Sessions
+from roost.session.journal import SessionJournal
+from roost.session.table import Session, Sessions
 from roost.step_times.times import StepTimes
 
 
@@ -58,6 +59,7 @@ class State:
     totals: Totals = field(default_factory=Totals)
     new_stop_finder: NewStopFinder | None = None  # None: stop strings are refused
     start_compiling: StartCompiling | None = None  # None: grammars are refused
+    journal: SessionJournal | None = None  # None: sessions end with the engine
     requests: dict[str, Request] = field(default_factory=dict)  # accepted and not ended, by id
     turns: dict[TurnId, Request] = field(default_factory=dict)  # the same, by turn
     queued: list[Request] = field(default_factory=list)  # in order
@@ -100,6 +102,12 @@ class State:
             self.trace.note("lost_client", repr(error))
             return False
 
+    def may_expire(self, session: Session) -> None:
+        """A session's time may have begun to run."""
+        if session.expires_at is not None:
+            first = self.expiry_min
+            self.expiry_min = session.expires_at if first is None else min(first, session.expires_at)
+
     def mark(self, request: Request, mark: Mark) -> None:
         """Say what settle shall do with a request."""
         if request.mark is Mark.NONE:
@@ -112,6 +120,7 @@ def new_state(
     trace: Trace,
     new_stop_finder: NewStopFinder | None = None,
     start_compiling: StartCompiling | None = None,
+    journal: SessionJournal | None = None,
 ) -> State:
     """An empty scheduler for a configuration."""
     pair = resolved.spec.pair
@@ -128,4 +137,5 @@ def new_state(
         draft_policy=DraftLengthPolicy(resolved.widths, resolved.sched.max_running, step_times),
         new_stop_finder=new_stop_finder,
         start_compiling=start_compiling,
+        journal=journal,
     )

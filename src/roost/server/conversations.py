@@ -258,7 +258,14 @@ def _make_room(server: ServerState, client: str, keep: ServerSession | None = No
 async def _opened(server: ServerState, client: str, cache_salt: str) -> str:
     _make_room(server, client)
     session_id = f"conv-{uuid4().hex}"
-    command = OpenSession(session_id=session_id, cache_salt=cache_salt, ttl_ms=_IDLE_MS, client=client, shares=True)
+    command = OpenSession(
+        session_id=session_id,
+        cache_salt=cache_salt,
+        ttl_ms=_IDLE_MS,
+        client=client,
+        shares=True,
+        journaled=False,  # whoever ends sends the whole conversation again
+    )
     session = ServerSession(ClientSession(session_id, tokens=array("i")), client=client, cache_salt=cache_salt)
     await open_in_engine(server, command, session)
     return session_id

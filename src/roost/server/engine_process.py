@@ -98,6 +98,11 @@ class EngineProcess(EngineClient):
         return self._config.session.max_sessions if own is None else own
 
     @property
+    def has_journal(self) -> bool:
+        """Whether sessions go on that this server has not seen."""
+        return self._config.session.journal is not None
+
+    @property
     def queued_max(self) -> int:
         """How many requests may wait."""
         return self._config.sched.max_queued

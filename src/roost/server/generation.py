@@ -44,6 +44,8 @@ class Prompt:
     names: dict[str, str] = field(default_factory=dict)  # the client's names of parameters, where they differ
     turn: TurnOf | None = None  # of a session: then `tokens` are the new ones
     offset: int = 0  # tokens that the session holds before these
+    known_len: int | None = None  # the same, where it may have gone on elsewhere: then the turn is refused
+    note: str = ""  # for the journal
     client: str = ""  # whose it is
     observer: Observer | None = None  # sees all its events, also those that nobody waits for
     on_answer: Callable[[Answer], None] | None = None  # told of each output that has come to its end
@@ -125,7 +127,7 @@ def _outputs(prompt: Prompt, engine_id: str, language: Language) -> list[Pending
         PendingOutput(
             request_id=prompt.request_id + submit.request_id.removeprefix(engine_id),
             prompt=prompt,
-            submit=replace(submit, client=prompt.client),
+            submit=replace(submit, client=prompt.client, known_len=prompt.known_len, note=prompt.note),
             answer=Answer(language.tokenizer, prompt.options, prompt.form),
         )
         for submit in submits(engine_id, prompt.tokens, prompt.options, language.tokenizer, prompt.turn)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from roost.errors import RequestError
 from roost.front.options import TIMEOUT_S_MIN, Options, TurnOf, milliseconds
+from roost.front.turn_notes import note_of
 from roost.server.generation import Prompt
 from roost.server.keys import caller
 from roost.server.schema import Message, OpenAiBody, refuse_unsupported
@@ -39,6 +40,11 @@ class SessionTurn:
     def length_before(self) -> int:
         """Tokens that the session holds before this turn."""
         return self.lock.turn.length_before
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the session can go on without this server."""
+        return self.server.engine.has_journal and self.lock.session.client_session.tokens is None
 
     async def input_tokens(
         self,
@@ -92,6 +98,11 @@ class SessionTurn:
         form: AnswerForm | None = None,
     ) -> Prompt:
         """What is asked of the engine for this turn."""
+        note, known_len = "", None
+        if self.is_journaled:
+            messages, tools, generates = self.lock.turn.given
+            note = note_of(self.length_before, messages, tools, generates=generates)
+            known_len = self.length_before
         if self.ends_at is not None:
             options = replace(options, timeout_s=max(TIMEOUT_S_MIN, self.ends_at - time.monotonic()))
         return Prompt(
@@ -102,6 +113,8 @@ class SessionTurn:
             names=names,
             turn=self.of,
             offset=self.length_before,
+            known_len=known_len,
+            note=note,
             client=self.lock.session.client,
             observer=self.lock,
         )
@@ -128,6 +141,7 @@ async def session_turn(
         milliseconds("timeout", timeout_s)  # refuses what is no time
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     of = TurnOf(session_id=session_id, number=number, queue=queue)
+    await server.learn_of(session_id, caller(request).name)
     waiting_max = server.engine.limits_of(caller(request).name).queued
     async with server.sessions.lock_for_turn(
         request, of, server.language, timeout_s=timeout_s, waiting_max=waiting_max

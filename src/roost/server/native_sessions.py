@@ -49,7 +49,8 @@ async def open_session(request: Request) -> Response:
     history = None if streams else RequestHistory(timeout_s)
     session = ServerSession(ClientSession(name), client=client, notes=notes, history=history)
     try:
-        await open_in_engine(server, OpenSession(session_id=name, ttl_ms=ttl_ms, client=client), session)
+        command = OpenSession(session_id=name, ttl_ms=ttl_ms, client=client, journaled=streams)
+        await open_in_engine(server, command, session)
     except RequestError as error:
         raise RequestError(400 if error.status == 409 else error.status, error.param, error.reason) from error
     return json_response(name)
@@ -86,6 +87,7 @@ async def session_prompt(
     if prompt.options.n != 1:
         raise RequestError(400, "n", f"must be 1: a turn of a session has one output, got {prompt.options.n}")
     server.close_expired()
+    await server.learn_of(params.id, prompt.client)
     history = server.sessions.find(params.id, prompt.client).history
     if history is not None:
         new = ids if ids is not None else await _encoded(server, text or "")

@@ -10,6 +10,7 @@ Called by the endpoints that take a session.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from roost.server.request_history import RequestHistory
 from roost.text.language import Language
 
 WAITING_MAX = 64  # turns that wait for one session
+_OUTCOME_UNKNOWN = 500  # from this status on, a refused turn may have become history
 CHECK_AT_MIN = 1024  # sessions in the table, from which on those that the engine has closed by itself are looked for
 
 
@@ -46,6 +48,7 @@ class ServerSession:
         self.history = history  # not None: a session of SGLang's that does not stream
         self.num_closing = 0  # commands to close it that the engine has not answered
         self.num_waiting = 0  # turns
+        self.is_lost = False  # what is known here may be out of date
         self.holder: SessionLock | None = None
         self.queue_lock = asyncio.Lock()  # first come, first served: whoever has it is the next holder
         self.is_free = asyncio.Event()
@@ -63,6 +66,8 @@ class ServerSession:
 
     def check_open(self) -> None:
         """Refuse what comes after a close."""
+        if self.is_lost:
+            raise CapacityError(503, f"session {self.id!r} has changed while it was waited for: try again")
         if self.num_closing:
             raise RequestError(410, "session_id", f"session {self.id!r} is closing")
 
@@ -114,6 +119,7 @@ class TurnLock(SessionLock):
         super().__init__(session)
         self.request = request
         self.turn = ClientTurn(session.client_session, language)
+        self.on_lost: Callable[[], None] = lambda: None  # the engine says that the session is not what it is here
 
     def on_sent(self) -> None:
         """The turn is on its way to the engine."""
@@ -123,6 +129,8 @@ class TurnLock(SessionLock):
     def on_event(self, event: Event) -> None:
         """The turn's next event; the last one releases the session."""
         self.turn.on_event(event)
+        if isinstance(event, Refused) and (event.param == "session_id" or event.status >= _OUTCOME_UNKNOWN):
+            self.on_lost()
         if isinstance(event, Finished | Refused):
             self.release()
 
@@ -160,9 +168,10 @@ class PendingClose:
 
 
 class SessionTable:
-    """All sessions that were opened here."""
+    """All sessions that were opened here, or that were learnt of."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, learns: bool = False) -> None:
+        self.learns = learns  # sessions go on elsewhere, too: what is known here may be asked for again
         self._table: dict[tuple[str, str], ServerSession] = {}  # by key
         self._timed: dict[tuple[str, str], ServerSession] = {}  # of those, whose idle time only the server knows
         self._check_at = CHECK_AT_MIN
@@ -199,6 +208,20 @@ class SessionTable:
         """A client's sessions that the server has opened by itself and nobody uses now, the last used one last."""
         every = (each for each in self._table.values() if each.client == client)
         return [each for each in every if each.client_session.tokens is not None and each.holder is None]
+
+    def rewound(self, session: ServerSession) -> Callable[[SessionState], None]:
+        """What is done here when the engine has rewound a session."""
+        return (lambda _: self._lose(session)) if self.learns else session.client_session.rewind
+
+    def forget_all(self) -> None:
+        """The engine has ended, and another knows none of these sessions as they are known here."""
+        for session in self.snapshot():
+            self._lose(session)
+
+    def _lose(self, session: ServerSession) -> None:
+        """Forget a session that the engine may know better; whoever waits for it must ask again."""
+        session.is_lost = True
+        self.forget(session)
 
     def forget(self, session: ServerSession) -> None:
         """The engine has closed it."""
@@ -244,6 +267,8 @@ class SessionTable:
         if session.num_waiting >= WAITING_MAX:
             raise CapacityError(429, f"{WAITING_MAX} turns wait for session {session_id!r} already")
         lock = TurnLock(session, language, request)
+        if self.learns:
+            lock.on_lost = partial(self._lose, session)
         self._table[session.key] = self._table.pop(session.key)  # the most recently used one is the last
         try:
             await _lock_in_time(lock, queue=of.queue, timeout_s=timeout_s)

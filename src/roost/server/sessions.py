@@ -111,7 +111,7 @@ async def rewind(request: Request) -> Response:
     async with server.lock_for_change(request, request.path_params["id"]) as lock:
         client, session_id = lock.session.key
         command = RewindSession(session_id=session_id, turn=body.turn, length=body.length, client=client)
-        lock.apply = lock.session.client_session.rewind
+        lock.apply = server.sessions.rewound(lock.session)
         state = await server.ask_state(command, lock)
     return json_response(state_json(server, state))
 
@@ -132,6 +132,7 @@ async def fork(request: Request) -> Response:
             async with server.lock_for_change(request, session_id) as lock:
                 state = await open_in_engine(server, command, fork, lock.session, lock)
         else:  # what is committed can be forked whoever has the session
+            await server.learn_of(session_id, client)
             source = server.sessions.find(session_id, client)
             source.check_streaming()
             state = await open_in_engine(server, command, fork, source)
@@ -248,6 +249,8 @@ class _PendingOpen:
         Answers come in the order in which the engine works, so a source's history is here what it was there.
         """
         if self.is_awaited:
+            if self._source is not None and self._server.sessions.learns:
+                return  # it is learnt of when it is used: the engine may know more of the source
             if self._source is not None:
                 history = self._source.client_session
                 self._session.client_session = history.fork(self._session.id, state.length, state.turns)

@@ -6,7 +6,8 @@ prompts and chats into tokens, beside the event loop where they are long. Called
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,26 @@ from roost.errors import CapacityError, RequestError
 from roost.front.answer import refusal
 from roost.front.engine_client import Observer
 from roost.front.own_answers import OwnAnswers
-from roost.messages import CloseSession, Command, CompileGrammar, Event, Refused, SessionState
+from roost.front.turn_notes import session_of
+from roost.messages import (
+    CloseSession,
+    Command,
+    CompileGrammar,
+    Event,
+    GetHistory,
+    Refused,
+    SessionHistory,
+    SessionState,
+)
 from roost.server.background_threads import OffloadThreads
 from roost.server.config import ServerConfig
 from roost.server.engine_process import EngineProcess
-from roost.server.keys import NO_KEYS, Keys
+from roost.server.keys import NO_KEYS, Keys, caller
 from roost.server.labels import Labels
 from roost.server.live_hub import LiveHub
 from roost.server.metrics import Metrics
 from roost.server.response_store import ResponseStore
-from roost.server.session_table import ChangeLock, SessionTable
+from roost.server.session_table import ChangeLock, ServerSession, SessionTable
 from roost.server.session_uses import SessionUses
 from roost.text.conversation import TextMemo
 from roost.text.language import Language, num_chars
@@ -47,7 +58,7 @@ class ServerState:
         self.engine = engine
         self.keys = keys
         self.metrics = Metrics()
-        self.sessions = SessionTable()
+        self.sessions = SessionTable(learns=engine.has_journal)
         self.session_uses = SessionUses(self.close_session)
         self.labels = Labels(self.session_uses)
         self.own_answers = OwnAnswers()
@@ -155,9 +166,25 @@ class ServerState:
             self.sessions.forget(session)
         self.engine.tell(CloseSession(session_id=session_id, client=client))
 
-    def lock_for_change(self, request: Request, session_id: str) -> AbstractAsyncContextManager[ChangeLock]:
+    async def learn_of(self, session_id: str, client: str) -> None:
+        """Ask the engine for a session that is not known here, where a journal may have it."""
+        if not self.sessions.learns or self.sessions.get(session_id, client) is not None:
+            return
+        answer = await self.ask(GetHistory(session_id=session_id, client=client))
+        if isinstance(answer, SessionHistory):
+            known = await self.offload.run(len(answer.turns), lambda: session_of(session_id, answer, self.language))
+            if self.sessions.get(session_id, client) is None:
+                self.sessions.add(ServerSession(known, client=client))
+        elif isinstance(answer, Refused) and answer.status != 404:
+            raise refusal(answer)
+
+    @asynccontextmanager
+    async def lock_for_change(self, request: Request, session_id: str) -> AsyncIterator[ChangeLock]:
         """A session locked for a rewind or a fork."""
-        return self.sessions.lock_for_change(request, session_id, within_s=self.config.health_answer_s)
+        await self.learn_of(session_id, caller(request).name)
+        within_s = self.config.health_answer_s
+        async with self.sessions.lock_for_change(request, session_id, within_s=within_s) as lock:
+            yield lock
 
     @property
     def context(self) -> int:

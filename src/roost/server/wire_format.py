@@ -24,6 +24,7 @@ from roost.messages import (
     ForkSession,
     Frame,
     GetFrame,
+    GetHistory,
     GetPages,
     GetSession,
     GetSessions,
@@ -34,6 +35,7 @@ from roost.messages import (
     Refused,
     RewindSession,
     SessionClosed,
+    SessionHistory,
     SessionState,
     SessionStates,
     Stats,
@@ -54,9 +56,9 @@ class Started:
     load_s: float
 
 
-_SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetSessions)
+_SESSION_COMMANDS = (OpenSession, CloseSession, RewindSession, ForkSession, GetSession, GetHistory, GetSessions)
 _COMMANDS = (Submit, Abort, *_SESSION_COMMANDS, FlushCache, GetStats, GetFrame, GetPages, CompileGrammar)
-_SESSION_EVENTS = (SessionState, SessionStates, SessionClosed)
+_SESSION_EVENTS = (SessionState, SessionHistory, SessionStates, SessionClosed)
 _REQUEST_EVENTS = (Begun, Tokens, PromptLogprobs, Finished, Refused)
 _EVENTS = (*_REQUEST_EVENTS, *_SESSION_EVENTS, Flushed, Stats, Frame, GrammarCompiled, Started)
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {

@@ -17,6 +17,7 @@ from roost.kv.lease import Lease, TurnId
 from roost.kv.pages import floor_to
 from roost.kv.store import Store
 from roost.messages import Usage
+from roost.session.epoch_logs import OwnedLog
 from roost.session.record import Record, key_of
 
 
@@ -34,6 +35,7 @@ class Committed:
 
     end_len: int  # length of the record after it
     usage: Usage
+    note: str = ""  # what its sender wants to find in the journal
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,6 +56,7 @@ class Session:
     closing: bool = False
     last_used: int = 0  # when a turn last ended, or when it was opened
     forked_from: str = ""  # what its client called the session that it is a fork of
+    log: OwnedLog | None = None  # where it is written down; None: nowhere
 
     @property
     def name(self) -> str:
@@ -260,7 +263,13 @@ class Sessions:
         self._store.hand(lease, turn.id, anchor_len, turn_end)
 
     def end_turn(
-        self, turn: Turn, outcome: Outcome, now: int, returned_len: int = 0, usage: Usage | None = None
+        self,
+        turn: Turn,
+        outcome: Outcome,
+        now: int,
+        returned_len: int = 0,
+        usage: Usage | None = None,
+        note: str = "",
     ) -> None:
         """End a turn; every turn ends here. A commit keeps `returned_len` tokens of the record and notes the usage."""
         session, lease, record = turn.session, turn.lease, turn.record
@@ -293,7 +302,7 @@ class Sessions:
         if session is not None:
             if outcome is Outcome.COMMIT:
                 assert usage is not None, turn
-                session.turns.append(Committed(end_len=returned_len, usage=usage))
+                session.turns.append(Committed(end_len=returned_len, usage=usage, note=note))
             self._clear(session, turn, now)
 
     def _keep(self, session: Session, lease: Lease, now: int) -> None:

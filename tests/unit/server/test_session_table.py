@@ -8,7 +8,7 @@ import pytest
 from roost.errors import CapacityError, RequestError
 from roost.front.options import TurnOf
 from roost.front.session import ClientSession
-from roost.messages import Finished, SpecStats, Tokens, Usage
+from roost.messages import Finished, Refused, SpecStats, Tokens, Usage
 from roost.server import request_history
 from roost.server.keys import Client
 from roost.server.request_history import RequestHistory, RunningRequest
@@ -144,3 +144,33 @@ class Staying(Connected):
     async def is_disconnected(self) -> bool:
         """It is there."""
         return False
+
+
+@pytest.mark.parametrize(("status", "param"), [(413, "tokens"), (404, "session_id"), (499, ""), (500, ""), (503, "")])
+def test_a_turn_whose_outcome_is_unknown_has_its_session_asked_for_again(status: int, param: str) -> None:
+    sessions = SessionTable(learns=True)
+    sessions.add(ServerSession(ClientSession("a")))
+    before = sessions.find("a")
+
+    async def refused() -> None:
+        async with sessions.lock_for_turn(Connected(), TurnOf(session_id="a"), None, timeout_s=None) as lock:  # type: ignore[arg-type]
+            lock.on_sent()
+            lock.on_event(Refused(request_id="r0", status=status, message="", param=param))
+
+    asyncio.run(refused())
+    is_known = sessions.get("a") is before
+    assert is_known == (status < 500 and param != "session_id")
+    if not is_known:
+        with pytest.raises(CapacityError, match="has changed while it was waited for"):
+            before.check_open()
+
+
+def test_when_the_engine_has_ended_no_session_is_known_any_more() -> None:
+    sessions = SessionTable()
+    sessions.add(ServerSession(ClientSession("a")))
+    before = sessions.find("a")
+    sessions.forget_all()
+    with pytest.raises(RequestError, match="there is no session 'a'"):
+        sessions.find("a")
+    with pytest.raises(CapacityError):
+        before.check_open()
