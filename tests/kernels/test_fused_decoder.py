@@ -9,7 +9,8 @@ from torch import Tensor
 from roost.layers.ops import TORCH_OPS
 from roost.layers.rotary import CosSin, Rope
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, LayerKind, NormNames
+from roost.models.decoder_layers import DecoderConfig, LayerKind
+from roost.models.tensor_names import NormNames
 from tests.support.canaries import assert_near
 
 ours = pytest.importorskip("roost.kernels.ops")

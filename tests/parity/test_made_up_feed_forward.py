@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from roost.errors import ConfigError
 from roost.models import registry
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, FeedForward, Loader, feed_forward_of_normed
+from roost.models.decoder_layers import DecoderConfig, Feed, FeedForward, Loader, feed_forward_of_normed
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import plain_decoder, uniform_layers
@@ -59,7 +59,7 @@ def read_config(fields: Fields) -> DecoderConfig:
     plain = plain_decoder(fields, uniform_layers(fields, window=None), reads=("num_local_experts",))
     per_token, wide = fields.integer("num_experts_per_tok"), plain.intermediate_size
     make = partial(experts, num_experts=fields.integer("num_local_experts"), per_token=per_token, wide=wide)
-    return replace(plain, feed_forward=make, feed_width=2 * per_token * wide)
+    return replace(plain, feed_forward=make, feeds=(Feed(width=wide, active=per_token),))
 
 
 FAMILY = Family(

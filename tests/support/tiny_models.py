@@ -220,6 +220,13 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+EVEN = {  # sizes of which 4 ranks have a part each; KV heads are copied
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}
 OFFSET_NORMS = ("gemma3", "qwen3.5")  # kinds that keep norms as offsets from one
 _TICKS_MAX = 5000
 
@@ -252,11 +259,13 @@ def ops() -> Ops:
 
 
 @cache
-def tiny(kind: str) -> Tiny:
-    """A checkpoint of some kind."""
+def tiny(kind: str, *, is_even: bool = False) -> Tiny:
+    """A checkpoint of some kind; an even one can be split over 2 or 4 ranks."""
     architecture, config, special = KINDS[kind]
+    sizes = {**SHAPE, **special}
+    even = {name: size for name, size in EVEN.items() if name in sizes} if is_even else {}
     torch.manual_seed(7)
-    reference = architecture(config(**{**SHAPE, **special}))
+    reference = architecture(config(**{**sizes, **even}))
     return Tiny(reference=randomised(reference, least_norm=-0.5 if kind.startswith(OFFSET_NORMS) else 0.5))
 
 

@@ -103,7 +103,7 @@ UNTESTED: dict[str, str] = {
     "roost.layers.fp8.FP8_MAX": _NUMBER,
     "roost.layers.fp8.SCALE_LEAST": _NUMBER,
     "roost.layers.fp8._ROWS_AT_ONCE": "memory while a model loads; rows are rounded each by itself",
-    "roost.layers.gguf_blocks._BLOCK_LEN": _NUMBER,
+    "roost.layers.gguf_blocks.BLOCK_LEN": _NUMBER,
     "roost.weights.mxfp4.BLOCK_BYTES": _NUMBER,
     "roost.weights.mxfp4._EXPONENT_OFFSET": _NUMBER,
     "roost.layers.grouped.ZERO_BASE": _NUMBER,

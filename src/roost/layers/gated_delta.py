@@ -37,9 +37,19 @@ class DeltaShape:
     conv_len: int  # tokens that the convolution reads, the current one included
 
     @property
+    def key_len(self) -> int:
+        """Numbers of a token's keys, and of its queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_len(self) -> int:
+        """Numbers of its values."""
+        return self.num_value_heads * self.value_dim
+
+    @property
     def num_channels(self) -> int:
         """Of the convolution: queries, keys and values of a token."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return 2 * self.key_len + self.value_len
 
     @property
     def input_len(self) -> int:
@@ -49,7 +59,7 @@ class DeltaShape:
     @property
     def projected_len(self) -> int:
         """Numbers of a token that are projected in front of it: those, and the gate behind it."""
-        return self.input_len + self.num_value_heads * self.value_dim
+        return self.input_len + self.value_len
 
     def state_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a state of one layer, whose inputs have this type."""
@@ -163,8 +173,7 @@ def _convolved(channels: Tensor, weights: DeltaWeights) -> tuple[Tensor, Tensor,
     shape, num_before = weights.shape, weights.shape.conv_len - 1
     channels, conv = channels.to(_WIDE), weights.conv.t().to(_WIDE)
     mixed = silu(convolution(channels[num_before:], channels[:-1].unfold(0, num_before, 1).transpose(1, 2), conv))
-    key_len = shape.num_key_heads * shape.key_dim
-    query, key, value = mixed.split((key_len, key_len, mixed.shape[1] - 2 * key_len), dim=1)
+    query, key, value = mixed.split((shape.key_len, shape.key_len, shape.value_len), dim=1)
     shares = shape.num_value_heads // shape.num_key_heads
     heads = (each.unflatten(1, (-1, shape.key_dim)).repeat_interleave(shares, dim=1) for each in (query, key))
     query, key = (each * (each.square().sum(dim=-1, keepdim=True) + NORM_EPS).rsqrt() for each in heads)

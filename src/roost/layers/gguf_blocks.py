@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from roost.layers.grouped import GroupedMatrix, pack
 from roost.layers.quantised import QuantisedWeight
 
-_BLOCK_LEN = 32
+BLOCK_LEN = 32
 _STEPS = 127  # of a token's scale, on either side of zero
 _SCALE_LEAST = 1e-30  # of a block of zeros
 
@@ -36,7 +36,7 @@ class BlockKind:
     @property
     def num_bytes(self) -> int:
         """Bytes of a block: float16 numbers, then the values."""
-        return 2 * self.num_floats + _BLOCK_LEN * self.bits // 8
+        return 2 * self.num_floats + BLOCK_LEN * self.bits // 8
 
 
 BLOCK_KINDS = {
@@ -63,7 +63,7 @@ class GgufLinear:
 
 
 def _rounded(hidden: Tensor) -> Tensor:
-    blocks = hidden.unflatten(-1, (-1, _BLOCK_LEN))
+    blocks = hidden.unflatten(-1, (-1, BLOCK_LEN))
     scales = blocks.abs().amax(dim=-1, keepdim=True).clamp_(min=_SCALE_LEAST).mul_(1 / _STEPS)
     return (blocks / scales).round_().mul_(scales).flatten(-2)
 
@@ -80,11 +80,11 @@ class GgufWeight(QuantisedWeight):
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
-        return self.blocks.shape[0], self.blocks.shape[1] * _BLOCK_LEN
+        return self.blocks.shape[0], self.blocks.shape[1] * BLOCK_LEN
 
     def matrix(self) -> GroupedMatrix:
         """Values, scales and minimums, apart."""
-        num_floats, num_values = self.kind.num_floats, _BLOCK_LEN * self.kind.bits // 8  # float16 numbers, bytes
+        num_floats, num_values = self.kind.num_floats, BLOCK_LEN * self.kind.bits // 8  # float16 numbers, bytes
         floats = (
             self.blocks[..., : 2 * num_floats].contiguous().view(torch.float16)
         )  # [out_len, num_blocks, num_floats]

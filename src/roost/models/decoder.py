@@ -5,7 +5,7 @@ forward passes.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,12 +13,14 @@ from torch import Tensor
 from roost.config.resolved import ModelTraits
 from roost.layers.attention import Attend
 from roost.layers.convolution import Convolves
-from roost.layers.linear import activation_dtype, make_linear
-from roost.layers.ops import TORCH_OPS, Ops, Residual
+from roost.layers.linear import activation_dtype
+from roost.layers.ops import TORCH_OPS, DirectPass, Ops, Residual
 from roost.layers.rotary import CosSin, frequencies
-from roost.models.decoder_layers import DecoderConfig, FeedNorms, Layer, LayerKind, Loader, rows_of
+from roost.models.decoder_layers import DecoderConfig, FeedNorms, Layer, LayerKind, Loader
 from roost.models.model import KvShape, traits_of
+from roost.models.shards import shard_config
 from roost.models.tensors import Tensors
+from roost.models.vocabulary import rows_of, whole_logits
 
 
 class Stack:
@@ -102,8 +104,16 @@ def kv_shapes(config: DecoderConfig, dtype: torch.dtype) -> tuple[KvShape, ...]:
         if kind.delta is not None:
             return replace(inputs, head_dim=kind.delta.input_len, recurs=kind.delta)
         if kind.conv_len is not None:
-            return replace(inputs, window=kind.conv_len)
-        return KvShape(**asdict(config.heads_of(kind)), window=kind.window, dtype=dtype)
+            return replace(inputs, head_dim=config.hidden_size // config.ranks, window=kind.conv_len)
+        heads = config.heads_of(kind)
+        return replace(
+            inputs,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            scale=heads.scale,
+            window=kind.window,
+            has_values=True,
+        )
 
     return tuple(shape_of(kind) for kind in config.layers if kind.shares is None)
 
@@ -119,8 +129,9 @@ class Decoder:
         device: torch.device,
         ops: Ops = TORCH_OPS,
     ) -> None:
-        self.config = config
-        self.ops = ops
+        # a collective cannot be recorded with what is around it
+        self.ops = ops = ops if ops.group.size == 1 else replace(ops, new_pass=DirectPass)
+        self.config = config = shard_config(config, ops.group.size)
         self._stack = Stack(config, ops)
         self.dtype = activation_dtype(weights, device)
         rotations = [(kind.rope, config.heads_of(kind).head_dim) for kind in config.layers]
@@ -137,10 +148,9 @@ class Decoder:
         self._norm = loader.norm(f"{config.names.root}{config.names.last_norm}.weight")
         if config.tied:
             tensors.drop_if(lambda name: name == "lm_head.weight")  # a copy of the embedding, where there is one
-            self._head = ops.keep(make_linear(embed, None, tensors.form_of(embed, weights, is_head=True)), False)
-        else:
-            self._head = loader.head(config.vocab_size)
-        self._rows = rows_of(embed, self._head if config.tied else None, ops)
+        head = loader.head(config.vocab_size, embed if config.tied else None)
+        self._head = whole_logits(head, config.vocab_size, ops)
+        self._rows = rows_of(embed, head if config.tied else None, config.vocab_size, ops)
         self._inputs = None if config.input_len is None else loader.layer_inputs(config.input_len)
         tensors.check_all_taken()
         self._frequencies = [frequencies(rope, head_dim, device) for rope, head_dim in ropes]
@@ -174,7 +184,7 @@ class Decoder:
         config = self.config
         told = config.num_layers * (config.input_len or 0)
         deltas = [kind.delta.projected_len for kind in config.layers if kind.delta is not None]
-        return max(config.feed_width or 2 * config.intermediate_size, config.hidden_size, told, *deltas)
+        return max(config.feed_width, config.hidden_size, told, *deltas)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Inputs of the first layer: [num_tokens, hidden_size]."""

@@ -7,20 +7,22 @@ from Hugging Face's tensor names; computes nothing but feed-forwards. Called by 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.gated_delta import DeltaShape, DeltaWeights
-from roost.layers.linear import PLAIN_FORMS, Linear, RowTable, embeds, make_linear
+from roost.layers.linear import PLAIN_FORMS, Linear, embeds, make_linear
 from roost.layers.ops import ACTIVATIONS, Ops, Residual
 from roost.layers.quantised import QuantisedWeight
 from roost.layers.rotary import Rope, rotated_order
 from roost.models.gated_delta import DeltaMixer
 from roost.models.layer_inputs import InputGate, LayerInputs
+from roost.models.parts import Length, Shape, part, split
+from roost.models.tensor_names import NormNames, TensorNames
 from roost.models.tensors import Tensors
+from roost.models.vocabulary import rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ MakeFeedForward = Callable[["Loader", str], FeedForward]  # from the tensors of 
 def gated_feed_forward(loader: "Loader", prefix: str, width: int | None = None) -> FeedForward:
     """down(activation(gate(x)) * up(x)), as Llama has it; of the config's width unless told."""
     config, ops = loader.config, loader.ops
-    hidden, wide = config.hidden_size, width or config.intermediate_size
+    hidden, wide = config.hidden_size, loader.split(width or config.intermediate_size)
     gate, up, down = (f"{prefix}{name}" for name in (config.names.gate, config.names.up, config.names.down))
     project_in = loader.linear((gate, up), (wide, wide), hidden, bias=False, is_gated=True)
-    project_out = loader.linear((down,), (hidden,), wide, bias=False)
+    project_out = loader.summed(loader.linear((down,), (hidden,), wide, bias=False))
 
     def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
         total, gated = ops.norm_gate_up(stream, norms.before, config.norm_eps, project_in, config.activation)
@@ -72,6 +74,7 @@ class Heads:
     num_kv_heads: int
     head_dim: int
     scale: float  # of the products of queries and keys
+    copies: int = 1  # ranks that keep the same KV heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,33 +97,15 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormNames:
-    """The norms of a layer, as checkpoints name them; None where a family has none."""
+class Feed:
+    """A gated feed-forward, or several that a token goes through side by side, as experts."""
 
-    before_attention: str = "input_layernorm"
-    after_attention: str | None = None
-    before_feed: str = "post_attention_layernorm"
-    after_feed: str | None = None
+    width: int
+    active: int = 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorNames:
-    """The other tensors of a layer, as checkpoints name them, and the last norm."""
-
-    query: str = "self_attn.q_proj"
-    key: str = "self_attn.k_proj"
-    value: str = "self_attn.v_proj"
-    out: str = "self_attn.o_proj"
-    query_norm: str = "self_attn.q_norm"
-    key_norm: str = "self_attn.k_norm"
-    sinks: str = "self_attn.sinks"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
-    delta: str = "linear_attn."  # before the names of a gated delta rule's tensors
-    last_norm: str = "norm"
-    root: str = "model."  # before the names of layers, the embedding and the last norm
-    others: tuple[str, ...] = ()  # what the names of tensors begin with that are none of the decoder's
+    def len_max(self, hidden_size: int, ranks: int) -> int:
+        """The longest vector that each of some ranks makes of one token."""
+        return self.active * max(2 * self.width // ranks, hidden_size if self.active > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +125,7 @@ class DecoderConfig:
     tied: bool  # the head is the embedding
     activation: str = "silu"
     feed_forward: MakeFeedForward = gated_feed_forward
-    feed_width: int | None = None  # longest vector that it makes of one token; None: gate and up side by side
+    feeds: tuple[Feed, ...] = ()  # what its layers have besides one of the intermediate size
     qkv_bias: bool = False
     out_bias: bool = False  # of the projection behind attention
     qk_norm: bool = False  # queries and keys normed head by head, before rotation
@@ -155,6 +140,7 @@ class DecoderConfig:
     input_len: int | None = None  # numbers that a token tells each layer by itself; None: it tells none
     layer_scales: bool = False  # what a layer puts out is scaled by a number of its own
     logit_cap: float | None = None  # logits are held below it by a tanh; None: they are not
+    ranks: int = 1  # that share the model: heads and recurrences are then those of one of them, the rest of all
 
     @property
     def num_layers(self) -> int:
@@ -167,6 +153,12 @@ class DecoderConfig:
         keeping = [number for number, kind in enumerate(self.layers) if kind.shares is None]
         owners = [number if kind.shares is None else kind.shares for number, kind in enumerate(self.layers)]
         return tuple(map(keeping.index, owners))
+
+    @property
+    def feed_width(self) -> int:
+        """The longest vector that a feed-forward makes of one token."""
+        feeds = (Feed(width=self.intermediate_size), *self.feeds)
+        return max(each.len_max(self.hidden_size, self.ranks) for each in feeds)
 
     def heads_of(self, kind: LayerKind) -> Heads:
         """The heads of a layer.
@@ -275,7 +267,7 @@ class Loader:
         Of no certain kind, it has attention and the feed-forward that the config names.
         """
         config, norms, hidden = self.config, self.config.norms, self.config.hidden_size
-        kind = kind or LayerKind(rope=config.layers[0].rope)
+        kind = kind or LayerKind(rope=config.layers[0].rope, heads=config.layers[0].heads)
         conv_len, delta = kind.conv_len, kind.delta
         if delta is not None:
             qkv, out = self._around_delta(prefix, delta)
@@ -310,72 +302,96 @@ class Loader:
         query_len, kv_len = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
         q, k, v, out = (f"{prefix}{name}" for name in (names.query, names.key, names.value, names.out))
         number = 1 if kind.shares is not None else 2 if kind.values_are_keys else 3
-        lengths = (query_len * (1 + config.out_gate), kv_len, kv_len)[:number]
+        kv = part(kv_len, self.ops.group.rank // heads.copies, self.ops.group.size // heads.copies)
+        lengths = (self.part(query_len * (1 + config.out_gate)), kv, kv)[:number]
         return (
             self.linear((q, k, v)[:number], lengths, in_len, bias=config.qkv_bias),
-            self.linear((out,), (config.hidden_size,), query_len, bias=config.out_bias),
+            self.summed(self.linear((out,), (config.hidden_size,), self.part(query_len), bias=config.out_bias)),
         )
 
     def _around_conv(self, prefix: str) -> tuple[Linear, Linear]:
         """The same of a short convolution."""
         hidden, bias = self.config.hidden_size, self.config.conv_bias
+        own = hidden // self.config.ranks
         return (
-            self.linear((f"{prefix}conv.in_proj",), (3 * hidden,), hidden, bias=bias),
-            self.linear((f"{prefix}conv.out_proj",), (hidden,), hidden, bias=bias),
+            self.linear((f"{prefix}conv.in_proj",), (self.part(3 * own, (own, own, own)),), hidden, bias=bias),
+            self.summed(self.linear((f"{prefix}conv.out_proj",), (hidden,), self.part(own), bias=bias)),
         )
 
     def _conv(self, prefix: str, conv_len: int) -> tuple[Tensor, Tensor | None]:
         """The weight of a short convolution, and its bias."""
-        hidden, name = self.config.hidden_size, f"{prefix}conv.conv"
-        weight = self.convolution(name, hidden, conv_len)
-        return weight, self.tensors.take(f"{name}.bias", hidden) if self.config.conv_bias else None
+        channels, name = self.split(self.config.hidden_size), f"{prefix}conv.conv"
+        weight = self.convolution(name, channels, conv_len)
+        return weight, self.tensors.take(f"{name}.bias", channels) if self.config.conv_bias else None
 
-    def convolution(self, name: str, num_channels: int, conv_len: int) -> Tensor:
+    def convolution(self, name: str, num_channels: Length, conv_len: int) -> Tensor:
         """A convolution's weight, channel by channel: [num_channels, conv_len]."""
         return self.tensors.take(f"{name}.weight", num_channels, 1, conv_len).squeeze(1)
 
     def _around_delta(self, prefix: str, shape: DeltaShape) -> tuple[Linear, Linear]:
         """The same of a gated delta rule."""
         hidden, prefix = self.config.hidden_size, f"{prefix}{self.config.names.delta}"
-        value_len, heads = shape.num_value_heads * shape.value_dim, shape.num_value_heads
-        parts = [("qkv", shape.num_channels), ("a", heads), ("b", heads), ("z", value_len)]
+        values, heads = self.part(shape.value_len), self.part(shape.num_value_heads)
+        parts = [("qkv", self._channels(shape)), ("a", heads), ("b", heads), ("z", values)]
         if self.weights not in PLAIN_FORMS:  # how much is forgotten and learned stays in floats
             del parts[1:3]
         names = tuple(f"{prefix}in_proj_{name}" for name, _ in parts)
         return (
             self.linear(names, tuple(length for _, length in parts), hidden, bias=False),
-            self.linear((f"{prefix}out_proj",), (hidden,), value_len, bias=False),
+            self.summed(self.linear((f"{prefix}out_proj",), (hidden,), values, bias=False)),
         )
+
+    def _channels(self, shape: DeltaShape) -> Length:
+        """Those of queries, keys and values."""
+        return self.part(shape.num_channels, (shape.key_len, shape.key_len, shape.value_len))
 
     def _delta(self, prefix: str, shape: DeltaShape) -> DeltaMixer:
         """What is between them."""
-        prefix, heads = f"{prefix}{self.config.names.delta}", shape.num_value_heads
+        prefix, heads = f"{prefix}{self.config.names.delta}", self.part(shape.num_value_heads)
         norm = self.tensors.take(f"{prefix}norm.weight", shape.value_dim, dtype=torch.float32)
         names = (f"{prefix}in_proj_a.weight", f"{prefix}in_proj_b.weight")
         return DeltaMixer(
             weights=DeltaWeights(
                 shape=shape,
-                conv=self.convolution(f"{prefix}conv1d", shape.num_channels, shape.conv_len).t().contiguous(),
+                conv=self.convolution(f"{prefix}conv1d", self._channels(shape), shape.conv_len).t().contiguous(),
                 decay=-self.tensors.take(f"{prefix}A_log", heads, dtype=torch.float32).exp(),
                 forget_bias=self.tensors.take(f"{prefix}dt_bias", heads, dtype=torch.float32),
             ),
             rates=None if self.weights in PLAIN_FORMS else self.floats(names, heads),
-            norm=norm.expand(heads, -1).contiguous(),
+            norm=norm.expand(shape.num_value_heads, -1).contiguous(),
         )
 
+    def part(self, own: int, sections: tuple[int, ...] = ()) -> Length:
+        """This rank's part of what each rank has `own` of."""
+        return part(own, self.ops.group.rank, self.ops.group.size, sections)
+
+    def split(self, whole: int) -> Length:
+        """This rank's part of `whole`."""
+        return split(whole, self.ops.group.rank, self.ops.group.size)
+
     def linear(
-        self, names: tuple[str, ...], out_lens: tuple[int, ...], in_len: int, *, bias: bool, is_gated: bool = False
+        self, names: tuple[str, ...], out_lens: Shape, in_len: Length, *, bias: bool, is_gated: bool = False
     ) -> Linear:
-        """One projection of several that read the same input; `is_gated`: it is read by `Ops.norm_gate_up` alone."""
+        """One projection of several that read the same input; `is_gated`: it is read by `Ops.norm_gate_up` alone.
+
+        Of a part of the inputs it gives this rank's share of a sum, to which one rank adds the bias.
+        """
         weight = self.tensors.take_projection(tuple(f"{name}.weight" for name in names), out_lens, in_len)
         biases = tuple(f"{name}.bias" for name in names)
         added = self.tensors.take_stacked(biases, out_lens) if bias else None
+        if not isinstance(in_len, int) and self.ops.group.rank:
+            added = None
         return self.ops.keep(make_linear(weight, added, self.tensors.form_of(weight, self.weights)), is_gated)
 
-    def floats(self, names: tuple[str, ...], out_len: int, bias: str | None = None) -> Linear:
+    def summed(self, project: Linear) -> Linear:
+        """A projection by parts of the inputs, as the sum over all ranks."""
+        ops = self.ops
+        return project if ops.group.size == 1 else lambda x: ops.group.all_reduce(ops.linear(x, project))
+
+    def floats(self, names: tuple[str, ...], out_len: Length, bias: str | None = None) -> Linear:
         """A projection of hidden states to `out_len` numbers a name, by floats whatever form the other weights have."""
         weight = self.tensors.take_stacked(names, (out_len,) * len(names), self.config.hidden_size)
-        added = None if bias is None else self.tensors.take(bias, out_len * len(names))
+        added = None if bias is None else self.tensors.take(bias, len(weight))
         return make_linear(weight, added, "fp32" if weight.dtype == torch.float32 else "bf16")
 
     def layer_inputs(self, input_len: int) -> LayerInputs:
@@ -383,7 +399,7 @@ class Loader:
         config, root, size = self.config, self.config.names.root, self.config.num_layers * input_len
         table = self.embedding(f"{root}embed_tokens_per_layer.weight", config.vocab_size, size)
         return LayerInputs(
-            rows=rows_of(table, None, self.ops),
+            rows=rows_of(table, None, config.vocab_size, self.ops),
             project=self.linear((f"{root}per_layer_model_projection",), (size,), config.hidden_size, bias=False),
             # the table's rows count sqrt(input_len) times; the projection's outputs hidden_size^-0.5 times
             norm=self.norm(f"{root}per_layer_projection_norm.weight", input_len) * input_len**-0.5,
@@ -402,16 +418,20 @@ class Loader:
     def embedding(self, name: str, num_tokens: int, size: int | None = None) -> Tensor | QuantisedWeight:
         """The embedding of so many tokens: floats, unless its form can be looked up as it is stored.
 
-        Its rows are as long as the hidden state unless told.
+        Its rows are as long as the hidden state unless told; a rank has those of its part of the tokens.
         """
-        size = size or self.config.hidden_size
+        tokens, size = self.split(num_tokens), size or self.config.hidden_size
         if embeds(self.weights, self.tensors.device):
-            return self.tensors.take_projection((name,), (num_tokens,), size)
-        return self.tensors.take(name, num_tokens, size)
+            return self.tensors.take_projection((name,), (tokens,), size)
+        return self.tensors.take(name, tokens, size)
 
-    def head(self, num_tokens: int) -> Linear:
-        """The LM head: from hidden states to the logits of so many tokens."""
-        weight = self.tensors.take_projection(("lm_head.weight",), (num_tokens,), self.config.hidden_size)
+    def head(self, num_tokens: int, tied: Tensor | QuantisedWeight | None = None) -> Linear:
+        """The LM head: from hidden states to the logits of so many tokens, of which a rank has its part.
+
+        `tied` is the embedding where that is the head.
+        """
+        tokens, size = self.split(num_tokens), self.config.hidden_size
+        weight = self.tensors.take_projection(("lm_head.weight",), (tokens,), size) if tied is None else tied
         form = self.tensors.form_of(weight, self.weights, is_head=True)
         return self.ops.keep(make_linear(weight, None, form), False)
 
@@ -436,7 +456,8 @@ class Loader:
         return both[:, rotated_order(rotated_len, heads.head_dim)]
 
     def _sinks(self, prefix: str) -> Tensor:
-        return self.tensors.take(f"{prefix}{self.config.names.sinks}", self.config.num_heads, dtype=torch.float32)
+        heads = self.part(self.config.num_heads)
+        return self.tensors.take(f"{prefix}{self.config.names.sinks}", heads, dtype=torch.float32)
 
     def _value_norm(self, kind: LayerKind) -> Tensor:
         return torch.ones(self.config.heads_of(kind).head_dim, device=self.tensors.device)
@@ -453,12 +474,3 @@ class Loader:
             order = (torch.tensor(firsts)[:, None] * heads.head_dim + dims).flatten()
             self._orders[kind] = order.to(self.tensors.device)
         return self._orders[kind]
-
-
-def rows_of(embedding: Tensor | QuantisedWeight, head: Linear | None, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """From tokens to the rows of an embedding; `head` is the projection by it, where there is one."""
-    if isinstance(embedding, Tensor):
-        return partial(ops.look_up, embedding)
-    table = embedding.linear(None) if head is None else head
-    assert isinstance(table, RowTable), table
-    return table.rows

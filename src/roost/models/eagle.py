@@ -6,9 +6,8 @@ logits; EAGLE-3 reads hidden states of several layers and may have a vocabulary 
 they belong to; keeps nothing of a batch. Loaded by `weights.draft`, called by the EAGLE drafter.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +23,9 @@ from roost.models.family import HeadFamily
 from roost.models.fields import Fields
 from roost.models.llama import read_config
 from roost.models.model import KvShape, Model
+from roost.models.shards import shard_config
 from roost.models.tensors import Tensors
+from roost.models.vocabulary import LookUp, rows_of, whole_logits
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -87,6 +88,7 @@ class LastHiddenHead:
     aux_layers: tuple[int, ...] = ()
 
     def __init__(self, layers: DecoderConfig, model: Model, weights: str, device: torch.device) -> None:
+        layers = shard_config(layers, model.ops.group.size)
         self._config, self._model, self.dtype = layers, model, activation_dtype(weights, device)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         self._frequency = frequencies(layers.layers[0].rope, layers.head_dim, device)
@@ -126,12 +128,11 @@ class Eagle(LastHiddenHead):
     def __init__(
         self, config: HeadConfig, state: Mapping[str, Tensor], model: Model, weights: str, device: torch.device
     ) -> None:
-        layers = config.layers
-        super().__init__(layers, model, weights, device)
-        tensors = _tensors(state, device, self.dtype)
+        super().__init__(config.layers, model, weights, device)
+        layers, tensors = self._config, _tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: name == "lm_head.weight")  # the target's is used, as SGLang does
         loader = Loader(layers, tensors, weights, model.ops)
-        self._embed = _embedding(config, tensors, model)
+        self._embed = _embedding(loader, model)
         self._fc = _fc(loader, tensors, layers.hidden_size, 2 * layers.hidden_size)
         self._layers = [
             loader.layer(f"layers.{number}.", 0, normed=number > 0)  # the first reads fc's output as it is
@@ -162,13 +163,13 @@ class Eagle3:
         weights: str,
         device: torch.device,
     ) -> None:
-        layers = config.layers
+        layers = shard_config(config.layers, model.ops.group.size)
         self.aux_layers = aux_layers
-        self._config, self.dtype = config, activation_dtype(weights, device)
+        self._config, self.dtype = replace(config, layers=layers), activation_dtype(weights, device)
         self._ops, self._stack = model.ops, Stack(layers, model.ops)
         tensors = _tensors(state, device, self.dtype)
         loader = Loader(layers, tensors, weights, model.ops)
-        self._embed = _embedding(config, tensors, model)
+        self._embed = _embedding(loader, model)
         self._fc = _fc(loader, tensors, layers.hidden_size, len(aux_layers) * config.target_hidden_size)
         self._layer = loader.layer("layers.0.", 0, in_len=2 * layers.hidden_size)
         self._hidden_norm = loader.norm("layers.0.hidden_norm.weight")
@@ -218,7 +219,7 @@ class Eagle3:
         """Its own head, or the target's where it has none and that fits."""
         config = self._config
         if tensors.has("lm_head.weight"):
-            return loader.head(config.num_tokens)
+            return whole_logits(loader.head(config.num_tokens), config.num_tokens, self._ops)
         if config.layers.tied:
             raise ConfigError("config.json: tie_word_embeddings is True without an lm_head, which is not supported")
         if self._ids is not None or config.num_tokens != model.traits.vocab_size:
@@ -255,12 +256,12 @@ def _tensors(state: Mapping[str, Tensor], device: torch.device, dtype: torch.dty
     return tensors
 
 
-def _embedding(config: HeadConfig, tensors: Tensors, model: Model) -> Callable[[Tensor], Tensor]:
+def _embedding(loader: Loader, model: Model) -> LookUp:
     """Its own embedding of the target's tokens, or the target's, scaled as the target scales it."""
-    layers = config.layers
+    layers, tensors = loader.config, loader.tensors
     if tensors.has("embed_tokens.weight"):
-        own = tensors.take("embed_tokens.weight", layers.vocab_size, layers.hidden_size)
-        return partial(model.ops.look_up, own)
+        own = tensors.take("embed_tokens.weight", loader.split(layers.vocab_size), layers.hidden_size)
+        return rows_of(own, None, layers.vocab_size, model.ops)
     if layers.hidden_size != model.hidden_size:
         raise ConfigError(
             f"it has no embed_tokens.weight, and its hidden size {layers.hidden_size} is not the target's, "

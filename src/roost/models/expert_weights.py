@@ -23,14 +23,17 @@ def load_woven_experts(loader: Loader, prefix: str, number: int, width: int, act
     """Experts as gpt-oss has them: matrices the other way round, gates and ups in turn, biases."""
     tensors, hidden = loader.tensors, loader.config.hidden_size
     names = [f"{prefix}.{name}_proj" for name in ("gate_up", "down")]
+    own, both = loader.split(width), loader.split(2 * width)
     gate_up = tensors.take_arranged(
-        names[0], (number, hidden, 2 * width), lambda read: read.unflatten(2, (width, 2)).permute(0, 3, 2, 1)
+        names[0], (number, hidden, both), lambda read: read.unflatten(2, (-1, 2)).permute(0, 3, 2, 1)
     )
-    down = tensors.take_arranged(names[1], (number, width, hidden), lambda read: read.transpose(1, 2))
+    down = tensors.take_arranged(names[1], (number, own, hidden), lambda read: read.transpose(1, 2))
     added = tensors.take_arranged(
-        f"{names[0]}_bias", (number, 2 * width), lambda read: read.unflatten(1, (width, 2)).transpose(1, 2)
+        f"{names[0]}_bias", (number, both), lambda read: read.unflatten(1, (-1, 2)).transpose(1, 2)
     )
     biases = added.flatten(1), tensors.take(f"{names[1]}_bias", number, hidden)
+    if loader.ops.group.rank:
+        biases[1].zero_()  # one rank adds it
     return _checked(loader, _side_by_side(loader, gate_up.flatten(1, 2), down, activation, biases))
 
 
@@ -44,19 +47,22 @@ def _checked(loader: Loader, found: Experts) -> Experts:
 
 def _experts(loader: Loader, prefix: str, number: int, width: int) -> Experts:
     tensors, size, activation = loader.tensors, loader.config.hidden_size, loader.config.activation
+    own = loader.split(width)
     names = [f"{prefix}.{expert}." for expert in range(number)]
     if tensors.has(f"{prefix}.gate_up_proj"):
-        whole = tensors.take(f"{prefix}.gate_up_proj", number, 2 * width, size)
-        return _side_by_side(loader, whole, tensors.take(f"{prefix}.down_proj", number, size, width), activation)
+        rank_width = width // loader.ops.group.size
+        both = loader.part(2 * rank_width, (rank_width, rank_width))
+        whole = tensors.take(f"{prefix}.gate_up_proj", number, both, size)
+        return _side_by_side(loader, whole, tensors.take(f"{prefix}.down_proj", number, size, own), activation)
     if loader.weights not in PLAIN_FORMS:
         pairs = [(f"{name}gate_proj", f"{name}up_proj") for name in names]
-        gate_up = [loader.linear(pair, (width, width), size, bias=False) for pair in pairs]
-        down = [loader.linear((f"{name}down_proj",), (size,), width, bias=False) for name in names]
+        gate_up = [loader.linear(pair, (own, own), size, bias=False) for pair in pairs]
+        down = [loader.linear((f"{name}down_proj",), (size,), own, bias=False) for name in names]
         return Experts(gate_up=gate_up, down=down, activation=activation, stacked=None)
-    both = tuple(f"{name}{each}_proj.weight" for name in names for each in ("gate", "up"))
+    pairs_of_all = tuple(f"{name}{each}_proj.weight" for name in names for each in ("gate", "up"))
     lone = tuple(f"{name}down_proj.weight" for name in names)
-    gate_up_all = tensors.take_stacked(both, (width,) * (2 * number), size).unflatten(0, (number, -1))
-    down_all = tensors.take_stacked(lone, (size,) * number, width).unflatten(0, (number, -1))
+    gate_up_all = tensors.take_stacked(pairs_of_all, (own,) * (2 * number), size).unflatten(0, (number, -1))
+    down_all = tensors.take_stacked(lone, (size,) * number, own).unflatten(0, (number, -1))
     return _side_by_side(loader, gate_up_all, down_all, activation)
 
 

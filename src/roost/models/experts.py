@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.linear import Linear
-from roost.models.decoder_layers import FeedForward, Loader, feed_forward_of_normed
+from roost.models.decoder_layers import Feed, FeedForward, Loader, feed_forward_of_normed
 from roost.models.expert_weights import load_experts
 from roost.models.fields import Fields
 
@@ -32,9 +32,11 @@ class ExpertsFeed:
                 f"the model's tokens go through {self.num_active} of {self.num_experts} experts, which cannot be"
             )
 
-    def width_max(self, hidden_size: int) -> int:
-        """The longest vector that is made of one token: by its experts side by side, or by the one for all."""
-        return max(self.num_active * max(2 * self.width, hidden_size), 2 * (self.shared_width or 0))
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """A token's experts side by side, and the one for all."""
+        shared = () if self.shared_width is None else (Feed(width=self.shared_width),)
+        return (Feed(width=self.width, active=self.num_active), *shared)
 
     def __call__(self, loader: Loader, prefix: str) -> FeedForward:
         """That of the layer with this prefix."""
@@ -45,15 +47,18 @@ class ExpertsFeed:
             routed = ops.best_experts(router(normed), self.num_active, self.is_normed)
             return ops.mix_experts(normed, routed, experts)
 
+        sum_of = ops.group.all_reduce
         if self.shared_width is None:
-            return feed_forward_of_normed(loader, said_of)
+            return feed_forward_of_normed(loader, lambda normed: sum_of(said_of(normed)))
         shared, gate = self._shared(loader, prefix), loader.floats((f"{prefix}mlp.shared_expert_gate.weight",), 1)
-        return feed_forward_of_normed(loader, lambda normed: said_of(normed) + gate(normed).sigmoid() * shared(normed))
+        return feed_forward_of_normed(
+            loader, lambda normed: sum_of(said_of(normed) + gate(normed).sigmoid() * shared(normed))
+        )
 
     def _shared(self, loader: Loader, prefix: str) -> Linear:
-        """The expert that every token goes through."""
-        config, ops, width = loader.config, loader.ops, self.shared_width
-        assert width is not None
+        """The expert that every token goes through: this rank's share of what it says."""
+        assert self.shared_width is not None
+        config, ops, width = loader.config, loader.ops, loader.split(self.shared_width)
         names = tuple(f"{prefix}mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down"))
         project_in = loader.linear(names[:2], (width, width), config.hidden_size, bias=False)
         project_out = loader.linear(names[2:], (config.hidden_size,), width, bias=False)

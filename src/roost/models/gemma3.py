@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, LayerKind, NormNames
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of
+from roost.models.tensor_names import NormNames
 
 _NORMS = NormNames(
     after_attention="post_attention_layernorm",

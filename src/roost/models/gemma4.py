@@ -16,13 +16,12 @@ from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder
 from roost.models.decoder_layers import (
     DecoderConfig,
+    Feed,
     FeedForward,
     FeedNorms,
     Heads,
     LayerKind,
     Loader,
-    NormNames,
-    TensorNames,
     gated_feed_forward,
 )
 from roost.models.expert_weights import load_experts
@@ -30,6 +29,7 @@ from roost.models.experts import ExpertsFeed
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, SLIDING, layer_types, plain_decoder, rope_of
+from roost.models.tensor_names import NormNames, TensorNames
 
 _NORMS = NormNames(
     after_attention="post_attention_layernorm",
@@ -79,7 +79,8 @@ class BesideExperts:
         def feed_forward(stream: Residual, norms: FeedNorms) -> Residual:
             said = dense(stream, replace(norms, after=after_dense, next=None))
             hidden, of_dense = said.hidden, said.added
-            of_experts = ops.norm(ops.mix_experts(ops.norm(hidden, before, eps), routed(hidden), experts), after, eps)
+            mixed = ops.group.all_reduce(ops.mix_experts(ops.norm(hidden, before, eps), routed(hidden), experts))
+            of_experts = ops.norm(mixed, after, eps)
             assert of_dense is not None and norms.after is not None
             both = ops.scaled_sum(Residual(of_dense, of_experts), 1.0)
             return Residual(hidden, ops.norm(both, norms.after, eps))
@@ -99,11 +100,10 @@ def read_config(fields: Fields) -> DecoderConfig:
     widths = [width * (1 + (text.flag("use_double_wide_mlp", False) and kind.shares is not None)) for kind in layers]
     experts = _experts(text) if text.flag("enable_moe_block", False) else None
     feeds = [_feed(own, width, experts) for own in widths]
-    of_experts = 0 if experts is None else experts.width_max(plain.hidden_size)
     return replace(
         plain,
         layers=tuple(replace(kind, feed_forward=feed) for kind, feed in zip(layers, feeds, strict=True)),
-        feed_width=max(2 * max(widths), of_experts),
+        feeds=tuple(Feed(width=own) for own in dict.fromkeys(widths)) + (() if experts is None else experts.feeds),
         tied=fields.flag("tie_word_embeddings", plain.tied),
         scale=1.0,  # of the products of queries and keys, which are normed
         qkv_bias=biased,

@@ -33,7 +33,8 @@ class BiasedExperts:
 
         def said_of(normed: Tensor) -> Tensor:
             # the softmax over the chosen ones is that over all, divided by what the chosen ones have of it
-            return ops.mix_experts(normed, ops.best_experts(router(normed), sizes.num_active, True), experts)
+            routed = ops.best_experts(router(normed), sizes.num_active, True)
+            return ops.group.all_reduce(ops.mix_experts(normed, routed, experts))
 
         return feed_forward_of_normed(loader, said_of)
 
@@ -53,7 +54,7 @@ def read_config(fields: Fields) -> DecoderConfig:
     layers = tuple(replace(kind, feed_forward=feed) for kind in _layers(fields))
     plain = plain_decoder(fields, layers, activation="silu", reads=("num_local_experts",))
     biased = fields.flag("attention_bias", True)
-    return replace(plain, qkv_bias=biased, out_bias=biased, sinks=True, feed_width=sizes.width_max(plain.hidden_size))
+    return replace(plain, qkv_bias=biased, out_bias=biased, sinks=True, feeds=sizes.feeds)
 
 
 def _layers(fields: Fields) -> tuple[LayerKind, ...]:

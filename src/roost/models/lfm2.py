@@ -7,10 +7,11 @@ Tensor names of its own. The width of the feed-forward follows from three number
 from dataclasses import replace
 
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, LayerKind, NormNames, TensorNames
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.family import Family
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, plain_decoder, read_rope
+from roost.models.tensor_names import NormNames, TensorNames
 
 _CONV = "conv"
 _NAMES = TensorNames(

@@ -33,9 +33,8 @@ class MtpHead(LastHiddenHead):
         device: torch.device,
     ) -> None:
         assert not aux_layers, "it reads the last hidden states"
-        layers = config.layers
-        super().__init__(layers, model, weights, device)
-        tensors = Tensors(state, device, self.dtype)
+        super().__init__(config.layers, model, weights, device)
+        layers, tensors = self._config, Tensors(state, device, self.dtype)
         tensors.drop_if(lambda name: not name.startswith(PREFIX))  # the target's
         loader, hidden = Loader(layers, tensors, weights, model.ops), layers.hidden_size
         self._fc = loader.linear((f"{PREFIX}fc",), (hidden,), 2 * hidden, bias=False)

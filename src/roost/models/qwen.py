@@ -40,7 +40,7 @@ def read_qwen3_moe(fields: Fields) -> DecoderConfig:
         layers=tuple(
             replace(kind, feed_forward=experts if own else None) for kind, own in zip(layers, has_experts, strict=True)
         ),
-        feed_width=max(2 * plain.intermediate_size, experts.width_max(plain.hidden_size)),
+        feeds=experts.feeds,
     )
 
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from roost.layers.gated_delta import DeltaShape
 from roost.layers.rotary import Rope
 from roost.models.decoder import Decoder
-from roost.models.decoder_layers import DecoderConfig, LayerKind, TensorNames
+from roost.models.decoder_layers import DecoderConfig, LayerKind
 from roost.models.eagle import HeadConfig
 from roost.models.experts import read_experts
 from roost.models.family import Family, HeadFamily
 from roost.models.fields import Fields
 from roost.models.hf_config import FULL, plain_decoder, read_rope
 from roost.models.mtp import PREFIX, MtpHead
+from roost.models.tensor_names import TensorNames
 
 _LINEAR = "linear_attention"
 _TEXT = TensorNames(others=(PREFIX,))
@@ -37,7 +38,7 @@ def read_moe(fields: Fields) -> DecoderConfig:
     experts = replace(read_experts(text), is_normed=True, shared_width=text.integer("shared_expert_intermediate_size"))
     reads = ("partial_rotary_factor", "num_experts", "num_local_experts")
     plain = plain_decoder(text, _layers(text), width=experts.shared_width, reads=reads)
-    return replace(_hybrid(fields, plain), feed_forward=experts, feed_width=experts.width_max(plain.hidden_size))
+    return replace(_hybrid(fields, plain), feed_forward=experts, feeds=experts.feeds)
 
 
 def read_mtp(fields: Fields) -> HeadConfig:

@@ -7,12 +7,14 @@ quantised tensors through it.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.models.parts import Shape, check_shape, cut
 from roost.text.language import Language, make_template
 from roost.text.tokenizer import Tokenizer
 from roost.weights.header import Dtypes, Header, floats, read_header
@@ -36,14 +38,21 @@ class Folder(Source):
         self._open: dict[Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        path = self._files[name]
-        try:
-            if path not in self._open:
-                self._open[path] = safe_open(path, framework="pt")
-            tensor: Tensor = self._open[path].get_tensor(name)
-        except SafetensorError as error:
-            raise ConfigError(f"{path}: {name} cannot be read: {error}") from error
+        with self._opened(name) as file:
+            tensor: Tensor = file.get_tensor(name)
         return tensor
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor; nothing else of it is read."""
+        with self._opened(name) as file:
+            stored = file.get_slice(name)
+            check_shape(name, stored.get_shape(), shape)
+            return cut(stored, shape)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+        with self._opened(name) as file:
+            return tuple(file.get_slice(name).get_shape())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -63,6 +72,17 @@ class Folder(Source):
             return Language(tokenizer=tokenizer, template=make_template(alone.read_text(encoding="utf-8"), tokenizer))
         settings = _json(self._folder / SETTINGS) if (self._folder / SETTINGS).is_file() else {}
         return Language(tokenizer=tokenizer, template=make_template(settings.get("chat_template"), tokenizer))
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[safe_open]:
+        """The file of a tensor; errors of reading it name both."""
+        path = self._files[name]
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(path, framework="pt")
+            yield self._open[path]
+        except SafetensorError as error:
+            raise ConfigError(f"{path}: {name} cannot be read: {error}") from error
 
 
 def read_config(folder: Path) -> dict[str, object]:

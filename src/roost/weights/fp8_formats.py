@@ -5,12 +5,14 @@ tensor), `fbgemm_fp8` and compressed-tensors. Despite its name, `weight_scale_in
 Scales of activations are not read: tokens are scaled when they come. Called by `quantised_folder`.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.fp8 import FP8, Fp8Weight
-from roost.weights.packing import Packing, Parts
+from roost.weights.packing import Axes, Axis, Packing, Parts
 from roost.weights.quantisation import Quantisation
 
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -48,10 +50,20 @@ def _per_block(scales: Tensor, values: Tensor, block: tuple[int, int]) -> Tensor
     return scales.contiguous()
 
 
+def _axes(part: str, shape: tuple[int, ...], quantisation: Quantisation) -> Axes:
+    if part == "weight":
+        return Axis(0), Axis(1)
+    if quantisation.block is not None:
+        rows, columns = quantisation.block
+        return Axis(0, rows), Axis(1, columns)
+    return Axis(0) if prod(shape) > 1 else None, None
+
+
 FP8_PACKING = Packing(
     parts={"weight": ("F8_E4M3",), **dict.fromkeys(_SCALES, ())},
     marks=_SCALES,
     read=read_fp8,
+    axes=_axes,
     # of activations and KV, which are scaled as they come or not quantised; fbgemm's upper bound of such scales
     unused=("input_scale", "input_scale_ub", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale"),
 )

@@ -6,7 +6,7 @@ keys are reordered from interleaved rotary pairs to the two halves that the laye
 Errors say what is wrong with the file. Called by `load`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gguf
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
-from roost.layers.gguf_blocks import BLOCK_KINDS, GgufWeight
+from roost.layers.gguf_blocks import BLOCK_KINDS, BLOCK_LEN, GgufWeight
+from roost.models.parts import Cut, Length, Shape, check_shape, covering, cut, cut_unit, in_units
 from roost.text.gguf import tokenizer_from_gguf
 from roost.text.language import Language, make_template
 from roost.weights.gguf_architectures import ARCHITECTURES
@@ -59,21 +60,50 @@ class GgufFile(Source):
         """Blocks, as `layers.gguf_blocks` knows them."""
         return GgufWeight.form
 
-    def quantised(self, name: str, device: torch.device) -> GgufWeight | None:
-        """The matrix `name` as blocks on a device; None where it is stored in another way."""
+    def quantised(self, name: str, device: torch.device, shape: Shape | None = None) -> GgufWeight | None:
+        """The matrix `name` as blocks on a device, or a part of it; None where it is stored in another way."""
         tensor, part = self._tensors[name]
         kind = BLOCK_KINDS.get(tensor.tensor_type.name)
         if kind is None:
             return None
-        rows = torch.from_numpy(_part(tensor, part).copy()).to(device)
+        stored = _part(tensor, part)
+        if shape is not None:
+            self._check_shape(name, shape)
+            out_len, in_len = shape
+            num_blocks = in_units(in_len, BLOCK_LEN)
+            if num_blocks is None:
+                assert isinstance(in_len, Cut)
+                raise cut_unit(name, in_len, BLOCK_LEN, "inputs")
+            stored = _stored_part(stored, (out_len,), num_blocks, kind.num_bytes)
+        rows = torch.from_numpy(stored.copy()).to(device)
         if name.endswith(_ROTATED) and self._architecture.is_paired:
             rows = self._in_halves(rows, name)
         return GgufWeight(blocks=rows.unflatten(1, (-1, kind.num_bytes)), kind=kind)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor, part = self._tensors[name]
+        return self._dequantised(name, _part(tensor, part))
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor; of blocks, those that it lies in are read."""
+        self._check_shape(name, shape)
+        tensor, part = self._tensors[name]
+        block_len, num_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+        *outs, in_len = shape
+        num_blocks, inner = covering(in_len, block_len)
+        stored = _part(tensor, part)
+        found = self._dequantised(name, _stored_part(stored, outs, num_blocks, num_bytes // stored.itemsize))
+        return cut(found, (*found.shape[:-1], inner))
+
+    def _check_shape(self, name: str, shape: Shape) -> None:
+        tensor, part = self._tensors[name]
+        found = [int(each) for each in reversed(tensor.shape)]
+        check_shape(name, found if part is None else found[1:], shape)
+
+    def _dequantised(self, name: str, stored: np.ndarray) -> Tensor:
+        tensor, _ = self._tensors[name]
         try:
-            values = torch.from_numpy(gguf.quants.dequantize(_part(tensor, part), tensor.tensor_type).copy())
+            values = torch.from_numpy(gguf.quants.dequantize(stored, tensor.tensor_type).copy())
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ConfigError(f"{self._path}: {tensor.name} is of type {kind}, which cannot be dequantised") from error
@@ -202,3 +232,10 @@ def _open(path: Path) -> tuple[dict[str, object], list[gguf.ReaderTensor]]:
 def _part(tensor: gguf.ReaderTensor, part: int | None) -> np.ndarray:
     """What a tensor stores, or one expert's part of that."""
     return tensor.data if part is None else tensor.data[part]
+
+
+def _stored_part(stored: np.ndarray, outs: Sequence[Length], num_blocks: Length, block_size: int) -> np.ndarray:
+    """Rows of stored blocks, each of so many entries, of which lengths say which."""
+    runs = [(0, each) if isinstance(each, int) else each.runs[0] for each in (*outs, num_blocks)]
+    first, last = runs.pop()
+    return stored[(*(slice(*each) for each in runs), slice(first * block_size, last * block_size))]

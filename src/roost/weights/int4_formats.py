@@ -13,7 +13,7 @@ from torch import Tensor
 from roost.errors import ConfigError
 from roost.layers.grouped import GroupedMatrix, check_groups
 from roost.layers.int4 import Int4Weight
-from roost.weights.packing import Packing, Parts
+from roost.weights.packing import Axes, Axis, Packing, Parts
 from roost.weights.quantisation import Quantisation
 
 _PER_WORD = 8
@@ -101,7 +101,8 @@ def _check_in_order(group_of: Tensor | None, in_len: int, group_size: int | None
     """Refuse groups whose inputs are not neighbours (act-order)."""
     if group_of is None:
         return
-    expected = torch.arange(in_len, device=group_of.device) // (group_size or in_len)
+    groups = torch.arange(in_len, device=group_of.device) // (group_size or in_len)
+    expected = groups + group_of[:1]  # a part of the inputs may begin at any of them
     if not torch.equal(group_of.to(torch.int64), expected):
         raise ConfigError("its g_idx puts inputs that are not neighbours into one group (act-order), not supported")
 
@@ -112,15 +113,35 @@ def _need(parts: Parts, *names: str) -> None:
         raise ConfigError(f"it has {', '.join(sorted(parts))}, but no {', '.join(missing)}")
 
 
+def _axes(part: str, shape: tuple[int, ...], quantisation: Quantisation) -> Axes:
+    group = quantisation.group_size
+    inputs = None if group is None else Axis(0, group)
+    match part:
+        case "qweight":
+            return (Axis(1, _PER_WORD), Axis(0)) if quantisation.packing == "awq" else (Axis(1), Axis(0, _PER_WORD))
+        case "qzeros":
+            return Axis(1, _PER_WORD), inputs
+        case "scales":
+            return Axis(1), inputs
+        case "g_idx" | "weight_g_idx":
+            return None, Axis(0)
+        case "weight_packed":
+            return Axis(0), Axis(1, _PER_WORD)
+    per_word = _PER_WORD if part == "weight_zero_point" else 1
+    return Axis(0, per_word), None if group is None else Axis(1, group)
+
+
 AWQ_PACKING = Packing(
     parts={"qweight": ("I32",), "qzeros": ("I32",), "scales": ()},
     marks=("qweight",),
     read=read_awq,
+    axes=_axes,
 )
 GPTQ_PACKING = Packing(
     parts={"qweight": ("I32",), "qzeros": ("I32",), "scales": (), "g_idx": ("I32", "I64")},
     marks=("qweight",),
     read=read_gptq,
+    axes=_axes,
 )
 COMPRESSED_PACKING = Packing(
     parts={
@@ -132,4 +153,6 @@ COMPRESSED_PACKING = Packing(
     },
     marks=("weight_packed",),
     read=read_compressed,
+    axes=_axes,
+    of_all=("weight_shape",),
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.models.parts import Shape, covering, cut
 from roost.text.language import Language
 from roost.weights.folder import Folder
 from roost.weights.header import FLOATS
@@ -44,7 +45,21 @@ class Mxfp4Folder(Source):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._quantised:
             return self._folder[name]
-        blocks, scales = self._folder[f"{name}{_BLOCKS}"], self._folder[f"{name}{_SCALES}"]
+        return self._dequantised(name, self._folder[f"{name}{_BLOCKS}"], self._folder[f"{name}{_SCALES}"])
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor: blocks are read whole."""
+        if name not in self._quantised:
+            return self._folder.part(name, shape)
+        experts, in_len, out_len = shape
+        num_blocks, inner = covering(in_len, 2 * BLOCK_BYTES)
+        stored = experts, out_len, num_blocks
+        blocks = self._folder.part(f"{name}{_BLOCKS}", (*stored, BLOCK_BYTES))
+        found = self._dequantised(name, blocks, self._folder.part(f"{name}{_SCALES}", stored))
+        return cut(found, (found.shape[0], inner, found.shape[2]))
+
+    @staticmethod
+    def _dequantised(name: str, blocks: Tensor, scales: Tensor) -> Tensor:
         if blocks.ndim != 4 or blocks.shape[3] != BLOCK_BYTES or blocks.shape[:3] != scales.shape:
             raise ConfigError(
                 f"the checkpoint's {name}{_BLOCKS} and {_SCALES} are {list(blocks.shape)} and {list(scales.shape)}; "

@@ -15,6 +15,17 @@ from roost.weights.quantisation import Quantisation
 Parts = Mapping[str, Tensor]  # by the last word of their names, all on one device
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Where the outputs, or the inputs, of a matrix lie in a tensor."""
+
+    dim: int
+    unit: int = 1  # of them for one entry
+
+
+Axes = tuple[Axis | None, Axis | None]  # outputs and inputs; None: an entry is for all of them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """How one kind of checkpoint keeps quantised projections."""
@@ -23,4 +34,6 @@ class Packing:
     parts: Mapping[str, tuple[str, ...]]
     marks: tuple[str, ...]  # a module with one of these parts is quantised
     read: Callable[[Parts, Quantisation], QuantisedWeight]  # raises ConfigError where parts are missing or do not fit
+    axes: Callable[[str, tuple[int, ...], Quantisation], Axes]  # of a part, from its name and its shape
+    of_all: tuple[str, ...] = ()  # parts that say something of a whole matrix alone, and may be missing
     unused: tuple[str, ...] = ()  # last words of tensors that are left out: they follow from others or are replaced

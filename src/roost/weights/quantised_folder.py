@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roost.errors import ConfigError
 from roost.layers.quantised import QuantisedWeight
+from roost.models.parts import Cut, Length, Shape, cut_unit, in_units
 from roost.text.language import Language
 from roost.weights.folder import Folder
 from roost.weights.fp8_formats import FP8_PACKING
@@ -57,7 +58,7 @@ class QuantisedFolder(Source):
         """The form of its projections, as --weights names it."""
         return self._quantisation.form
 
-    def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
+    def quantised(self, name: str, device: torch.device, shape: Shape | None = None) -> QuantisedWeight | None:
         """The matrix `name` as it is kept; one that the config says is quantised, and is not, is refused.
 
         Not so in a part that quantisers leave out as a whole, whether or not they say so: LM heads, MTP heads.
@@ -72,10 +73,38 @@ class QuantisedFolder(Source):
                 )
             return None
         try:
-            tensors = {part: self._folder[each].to(device) for part, each in self._parts[module].items()}
+            tensors = {part: each.to(device) for part, each in self._tensors(module, shape)}
             return self._packing.read(tensors, self._quantisation)
         except ConfigError as error:
             raise ConfigError(f"the checkpoint's {module}: {error}") from error
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor; nothing else of it is read."""
+        if _part(name) != "weight" or _module(name) not in self._parts:
+            return self._folder.part(name, shape)
+        weight = self.quantised(name, torch.device("cpu"), shape)
+        assert weight is not None
+        return weight.dequantise()
+
+    def _tensors(self, module: str, shape: Shape | None) -> Iterator[tuple[str, Tensor]]:
+        """The parts of a projection, as they are or as a shape of outputs and inputs says."""
+        for part, name in self._parts[module].items():
+            if shape is None:
+                yield part, self._folder[name]
+            elif part not in self._packing.of_all:
+                yield part, self._folder.part(name, self._stored_shape(part, name, shape))
+
+    def _stored_shape(self, part: str, name: str, shape: Shape) -> Shape:
+        """What to read of one part for a shape of outputs and inputs."""
+        found: list[Length] = list(self._folder.shape(name))
+        axes = self._packing.axes(part, self._folder.shape(name), self._quantisation)
+        for what, length, axis in zip(("outputs", "inputs"), shape, axes, strict=True):
+            if axis is not None and isinstance(length, Cut):
+                units = in_units(length, axis.unit)
+                if units is None:
+                    raise cut_unit(name, length, axis.unit, what)
+                found[axis.dim] = units
+        return tuple(found)
 
     def __getitem__(self, name: str) -> Tensor:
         if _part(name) == "weight" and _module(name) in self._parts:

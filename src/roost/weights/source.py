@@ -10,6 +10,7 @@ from abc import abstractmethod
 import torch
 
 from roost.layers.quantised import QuantisedWeight
+from roost.models.parts import Shape
 from roost.models.tensors import QuantisedState
 from roost.text.language import Language
 
@@ -35,7 +36,7 @@ class Source(QuantisedState):
         """A form in which its matrices can be kept as they are stored, although they stand for floats otherwise."""
         return None
 
-    def quantised(self, name: str, device: torch.device) -> QuantisedWeight | None:
+    def quantised(self, name: str, device: torch.device, shape: Shape | None = None) -> QuantisedWeight | None:
         """None: no matrix is quantised."""
         return None
 
