@@ -156,10 +156,15 @@ def experts_of(kind: LayerKind) -> ExpertsFeed | None:
 
 def _expert_shapes(experts: ExpertsFeed, hidden: int, *, is_woven: bool) -> dict[str, tuple[int, ...]]:
     """Of a layer's experts and their router: in Qwen's words, or in gpt-oss's."""
-    number, width = experts.num_experts, experts.width
+    number, width, shared = experts.num_experts, experts.width, experts.shared_width
+    found: dict[str, tuple[int, ...]]
     if not is_woven:
         found = {"gate.weight": (number, hidden), "experts.gate_up_proj": (number, 2 * width, hidden)}
-        return {f"mlp.{name}": size for name, size in (found | {"experts.down_proj": (number, hidden, width)}).items()}
+        found |= {"experts.down_proj": (number, hidden, width)}
+        if shared is not None:
+            found |= {f"shared_expert.{name}_proj.weight": (shared, hidden) for name in ("gate", "up")}
+            found |= {"shared_expert.down_proj.weight": (hidden, shared), "shared_expert_gate.weight": (1, hidden)}
+        return {f"mlp.{name}": size for name, size in found.items()}
     found = {"router.weight": (number, hidden), "router.bias": (number,)}
     found |= {"experts.gate_up_proj": (number, hidden, 2 * width), "experts.gate_up_proj_bias": (number, 2 * width)}
     found |= {"experts.down_proj": (number, width, hidden), "experts.down_proj_bias": (number, hidden)}
@@ -178,8 +183,9 @@ def _delta_shapes(delta: DeltaShape, hidden: int) -> dict[str, tuple[int, ...]]:
 class RandomState(Mapping[str, Tensor]):
     """A checkpoint of random weights that are made when they are read."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, device: torch.device = DEVICE) -> None:
         hidden = config.hidden_size
+        self._device = device
         self._shapes: dict[str, tuple[int, ...]] = {
             f"model.layers.{number}.{name}": shape
             for number, kind in enumerate(config.layers)
@@ -192,10 +198,10 @@ class RandomState(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if name.endswith("bias") or name.endswith("sinks"):
-            return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * 0.02
+            return torch.randn(shape, device=self._device, dtype=torch.bfloat16) * 0.02
         if len(shape) == 1:
-            return torch.ones(shape, device=DEVICE)
-        return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * shape[-1] ** -0.5
+            return torch.ones(shape, device=self._device)
+        return torch.randn(shape, device=self._device, dtype=torch.bfloat16) * shape[-1] ** -0.5
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)

@@ -3,7 +3,7 @@
 Random weights in the shapes of Llama-8B, SmolLM2-135M, Qwen3-30B-A3B, Qwen3.5-9B and others, 512-token prompts, 256
 tokens decoded greedily: plain and with an EAGLE-3 head whose accept length is held at 2.5 (simulated: the head is
 random), at depth 0 and 1, on several page sizes; transformers beside them. Then where the time goes: how busy
-the GPU is, host time, the largest kernels.
+the GPU is, host time, the largest kernels. Shapes named `…-of-8` are what one of eight ranks has of a model.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import roost.forward.passes as passes_module
 from bench.gpu_shapes import DEVICE, SHAPES, WEIGHT_BYTES, RandomState, floor
 from bench.gpu_transformers import transformers_ms
 from bench.heads import untrained_head
+from bench.scale_shapes import PARTS
 from roost.clock import SystemClock
 from roost.config.options import EngineConfig, MemoryConfig, SchedConfig, SpecConfig
 from roost.config.resolve import resolve
@@ -255,7 +256,8 @@ def cases(batches: list[int], pages: list[int], *, is_short: bool) -> Iterator[C
 def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["8b", "135m"])
+    shapes = {**SHAPES, **PARTS}
+    parser.add_argument("--shapes", nargs="+", choices=list(shapes), default=["8b", "135m"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--pages", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--weights", choices=list(WEIGHT_BYTES), default="bf16")
@@ -276,7 +278,7 @@ def main() -> int:
             (args.out / "gpu_table.json").write_text(json.dumps(report, indent=1) + "\n")
 
     for shape_name in args.shapes:
-        config = SHAPES[shape_name]
+        config = shapes[shape_name]
         backend = backend_of(EngineConfig(), DEVICE)
         model = Decoder(config, RandomState(config), args.weights, DEVICE, ops_of(backend))
         head = untrained_head("eagle3", model, args.weights, DEVICE, num_tokens=min(32000, config.vocab_size))
