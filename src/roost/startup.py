@@ -53,6 +53,7 @@ from roost.weights.draft import (
 from roost.weights.load import load_model, open_source
 from roost.weights.pull import find_head, find_model
 
+THREADS_MAX = 1024  # of the model: so many start on any system, and few machines have as many
 logger = logging.getLogger(__name__)
 
 
@@ -90,9 +91,14 @@ def choose(config: EngineConfig, progress: Progress = silent) -> EngineChoices:
     _check_weights(config.model, device, backend)
     check_device_options(config, device)
     check_capability(config, backend, capability_of(device))
-    if config.model.threads is not None and config.model.threads < 1:
-        raise ConfigError(f"--threads must be at least 1, got {config.model.threads}")
+    check_threads(config.model.threads)
     return EngineChoices(config=config, name=name, path=path, device=device, backend=backend)
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of CPU threads that cannot be; None: nobody has said one."""
+    if threads is not None and not 1 <= threads <= THREADS_MAX:
+        raise ConfigError(f"--threads must be in [1, {THREADS_MAX}], got {threads}")
 
 
 def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None = None) -> Running:

@@ -396,7 +396,7 @@ def test_parts_of_a_batch_add_up_to_its_gradient() -> None:
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["--train-s", "0"], "--train-s must be above 0, got 0.0"),
         (["--prompts", "nowhere.jsonl"], "--prompts: there is no file nowhere.jsonl"),
-        (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--threads", "0"], "--threads must be in [1, 1024], got 0"),
         (["--processes", "0"], "--processes must be at least 1, got 0"),
         (["--composed", "-1"], "--composed must be at least 0, got -1"),
         (["--batch-rows", "4", "--micro-rows", "3"], "--micro-rows must divide --batch-rows 4, got 3"),

@@ -38,6 +38,9 @@ _SCREEN = "tests/unit/cli/test_watch_screen.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
+    "roost.startup.THREADS_MAX": (
+        "tests/unit/test_threads.py::test_a_number_of_threads_that_a_system_may_not_start_is_refused"
+    ),
     # --- kv, sched ---
     "roost.kv.state_cache.HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
     "test_the_least_recently_used_goes_first_however_often_that_has_changed",

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from roost.errors import ConfigError
+from roost.startup import THREADS_MAX, check_threads
+
 SHOW = "import roost, os; print(os.environ.get('GOMP_SPINCOUNT'))"
 
 
@@ -44,3 +47,11 @@ import {module}
 )
 def test_what_the_user_says_stays(told: dict[str, str]) -> None:
     assert shown(SHOW, **told) == told.get("GOMP_SPINCOUNT", "None")
+
+
+def test_a_number_of_threads_that_a_system_may_not_start_is_refused() -> None:
+    for known in (None, 1, THREADS_MAX):
+        check_threads(known)
+    for unknown in (-1, 0, THREADS_MAX + 1, 10**12):
+        with pytest.raises(ConfigError, match=rf"--threads must be in \[1, {THREADS_MAX}\], got {unknown}$"):
+            check_threads(unknown)

@@ -21,6 +21,7 @@ from roost.cli.flag_parser import add_group, group_of
 from roost.cli.prompts import read_turns
 from roost.config.options import DEVICES
 from roost.errors import ConfigError
+from roost.startup import check_threads
 from roost.train.answering import make_answers
 from roost.train.job import VOCABULARY, Job, check
 from roost.train.loop import Recipe, TrainingState
@@ -162,8 +163,9 @@ def run(args: Namespace) -> int:
 
 def _check(config: TrainConfig) -> None:
     """Raise ConfigError for the first number that is out of range."""
+    check_threads(config.threads)
     least = {"answer_tokens": 1, "at_once": 1, "draft_vocabulary": 16, "row_tokens": 16, "batch_rows": 1, "epochs": 1}
-    least |= {"unrolled_steps": 1, "train_seed": 0, "threads": 1, "own_questions": 0, "composed": 0, "processes": 1}
+    least |= {"unrolled_steps": 1, "train_seed": 0, "own_questions": 0, "composed": 0, "processes": 1}
     for name, smallest in {**least, "micro_rows": 1}.items():
         value = getattr(config, name)
         if value is not None and value < smallest:

@@ -140,6 +140,7 @@ def test_a_value_of_the_wrong_kind_is_refused_with_its_flag(flags: str, capsys: 
         "--max-queued 0",
         "--chunk 0",
         "--threads 0",
+        "--threads 100000",
         "--spec eagle",
         "--spec-steps 3",
         "--spec-steps many --spec ngram",

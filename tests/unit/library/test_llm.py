@@ -325,7 +325,8 @@ def test_a_model_without_a_template_takes_no_conversation(tmp_path: Path) -> Non
     [
         (ModelConfig(weights="int3"), "--weights must be one of auto, int8, fp32, bf16, fp8, int4, gguf, got int3"),
         (ModelConfig(device="tpu"), "--device must be one of auto, cpu, cuda, got tpu"),
-        (ModelConfig(threads=0), "--threads must be at least 1, got 0"),
+        (ModelConfig(threads=0), r"--threads must be in \[1, 1024\], got 0"),
+        (ModelConfig(threads=3_000_000_000), r"--threads must be in \[1, 1024\], got 3000000000"),
     ],
 )
 def test_a_model_that_cannot_run_like_this_is_refused_with_the_flag(
