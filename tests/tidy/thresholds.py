@@ -38,6 +38,7 @@ _SCREEN = "tests/unit/cli/test_watch_screen.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 TESTED: dict[str, str] = {
+    "roost.server.config._PORT_MAX": "tests/unit/server/test_options.py::test_an_option_that_cannot_work_is_named",
     "roost.startup.THREADS_MAX": (
         "tests/unit/test_threads.py::test_a_number_of_threads_that_a_system_may_not_start_is_refused"
     ),

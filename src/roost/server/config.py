@@ -129,12 +129,18 @@ _COUNTS = ("max_connections", "max_connections_per_address", "max_responses", "m
 _LEAST = {"drain_s": 0, "log_slow_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
-_COLLECTOR = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/[A-Za-z0-9._~/-]*)?")
+_COLLECTOR = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?")
+_PORT_MAX = 65535
 
 
 def is_key(text: str) -> bool:
     """Whether a text can be a key: it must be allowed in an HTTP header."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def _is_collector(url: str) -> bool:
+    found = _COLLECTOR.fullmatch(url)
+    return found is not None and 1 <= int(found["port"] or 1) <= _PORT_MAX
 
 
 def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -144,8 +150,8 @@ def served_names(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_server(config: ServerConfig) -> None:
     """Raise ConfigError for the first option of a server that cannot work."""
-    if not 0 <= config.port <= 65535:
-        raise ConfigError(f"--port must be in [0, 65535], got {config.port}")
+    if not 0 <= config.port <= _PORT_MAX:
+        raise ConfigError(f"--port must be in [0, {_PORT_MAX}], got {config.port}")
     if not all(is_key(key) for key in config.api_key):
         raise ConfigError("--api-key must have at least 1 character, all of them printable ASCII without spaces")
     if not all(0 < len(name) <= NAME_LEN_MAX and name.isprintable() for name in config.served_model_name):
@@ -156,10 +162,10 @@ def check_server(config: ServerConfig) -> None:
     ):
         if wrong := [each for each in given if not form.fullmatch(each)]:
             raise ConfigError(f"{flag} must be {allowed}, got {wrong[0]!r}")
-    if config.otlp_endpoint is not None and not _COLLECTOR.fullmatch(config.otlp_endpoint):
-        raise ConfigError(
-            "--otlp-endpoint must be http://host[:port][/path] or https://…, without a query; "
-            "credentials go into $OTEL_EXPORTER_OTLP_HEADERS"
+    if config.otlp_endpoint is not None and not _is_collector(config.otlp_endpoint):
+        raise ConfigError(  # which does not repeat it: credentials may be in it
+            f"--otlp-endpoint must be http://host[:port][/path] or https://…, with a port in [1, {_PORT_MAX}] and "
+            "without a query; credentials go into $OTEL_EXPORTER_OTLP_HEADERS"
         )
     for name, least in _LEAST.items():
         if (value := getattr(config, name)) is not None:

@@ -12,6 +12,7 @@ from roost.server.config import ServerConfig, check_server
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"port": -1}, "--port"),
     ({"port": 65536}, "--port"),
+    *(({"otlp_endpoint": f"http://a:{port}"}, "--otlp-endpoint") for port in ("0", "65536", "99999", "4" * 5000)),
     ({"api_key": ("",)}, "--api-key"),
     ({"api_key": ("good", "b d")}, "--api-key"),
     ({"api_key": ("schlüssel",)}, "--api-key"),
@@ -42,6 +43,8 @@ def test_an_option_that_cannot_work_is_named(options: dict[str, Any], flag: str)
 def test_the_usual_options_work() -> None:
     check_server(ServerConfig())
     check_server(ServerConfig(port=0, api_key=("sk-1", "sk-2"), drain_s=0))
+    check_server(ServerConfig(port=65535, otlp_endpoint="https://[::1]:65535/v1/traces"))
+    check_server(ServerConfig(otlp_endpoint="http://collector:1"))
     check_server(ServerConfig(allow_host=("*", "a.example", "10.0.0.1", "fd00::1"), max_connections=1))
     check_server(ServerConfig(allow_origin=("*", "https://a.example:8443", "http://[::1]:3000", "app://a")))
 
