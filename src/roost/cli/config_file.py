@@ -8,7 +8,7 @@ they are for. Called by the commands that take an engine.
 import difflib
 import tomllib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from roost.errors import ConfigError
 from roost.server.config import ServerConfig
 
 _SWITCHES = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_NAMES: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _EITHER = "a whole number or a word"
 
 
@@ -52,19 +52,19 @@ class _Option:
         """Its name among parsed flags."""
         return self.field.name
 
-    def checked(self, value: Any, place: str) -> Any:
-        """A value of the file."""
+    def checked(self, value: Any, place: str, shown: Callable[[Any], str]) -> Any:
+        """A value that was found somewhere; `shown` is what may be said of one that has the wrong type."""
         kind = kind_of(self.group, self.field)
         if isinstance(self.field.default, tuple):
             each = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in each):
-                raise ConfigError(f"{place} must be a text or a list of texts, got {_shown(value)}")
+                raise ConfigError(f"{place} must be a text or a list of texts, got {shown(value)}")
             return each
         if kind is number_or_word:
             if type(value) not in (int, str):
-                raise ConfigError(f"{place} must be {_EITHER}, got {_shown(value)}")
+                raise ConfigError(f"{place} must be {_EITHER}, got {shown(value)}")
         elif not (type(value) is kind or (kind is float and type(value) is int)):
-            raise ConfigError(f"{place} must be {_NAMES[kind]}, got {_shown(value)}")
+            raise ConfigError(f"{place} must be {_NAMES[kind]}, got {shown(value)}")
         choices = choices_of(self.field)
         if choices is not None and value not in choices:
             raise ConfigError(f"{place} must be one of {', '.join(map(str, choices))}, got {_shown(value)}")
@@ -77,13 +77,13 @@ class _Option:
             return None
         place, kind = f"${variable}", kind_of(self.group, self.field)
         if kind is bool:
-            return self.checked(_SWITCHES.get(text.lower(), text), place)
+            return self.checked(_SWITCHES.get(text.lower(), text), place, _shown)
         if kind in (int, float, number_or_word):
             try:
-                return self.checked(kind(text), place)
+                return self.checked(kind(text), place, _shown)
             except ValueError:
                 pass
-        return self.checked(text, place)
+        return self.checked(text, place, _shown)
 
 
 def _options() -> Iterable[_Option]:
@@ -109,8 +109,15 @@ def _read(path: Path, known: dict[str, _Option]) -> dict[str, Any]:
             raise ConfigError(f"{place}: there is no such option{hint}")
         if name in found:
             raise ConfigError(f"{place} is given twice, with - and with _")
-        found[name] = known[name].checked(value, place)
+        found[name] = known[name].checked(value, place, _type)
     return found
+
+
+def _type(value: Any) -> str:
+    """A value's type in words: one that stands at the wrong key may be a secret."""
+    if isinstance(value, list):
+        return f"a list of {', '.join(dict.fromkeys(map(_type, value))) or 'nothing'}"
+    return _NAMES.get(type(value)) or {dict: "a table"}.get(type(value), "a date or a time")
 
 
 def _shown(value: Any) -> str:
