@@ -10,6 +10,8 @@ from pathlib import Path
 _SPINS = "3000"  # a few microseconds: 90 % of pure spinning on a quiet machine, as good as sleeping on a busy one
 # variables whose values may be shown to others; of further ones of Roost's, only that they are set
 _SHOWN = ("ROOST_CACHE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRITON_INTERPRET")
+_OURS = "ROOST_"  # how our variables begin
+_NO_OPTIONS = ("ROOST_CACHE", "ROOST_SCREENSHOTS", "ROOST_TEST_")  # how those begin that stand for no option
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables that set how OpenMP's threads wait
 
 
@@ -31,10 +33,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
 
 
+def variable_of(name: str) -> str:
+    """The variable of an option, by its field's name."""
+    return _OURS + name.upper()
+
+
 def option(name: str) -> tuple[str, str]:
     """The variable of an option, by its field's name, and its value; '' if it has none."""
-    variable = f"ROOST_{name.upper()}"
+    variable = variable_of(name)
     return variable, os.environ.get(variable, "")
+
+
+def option_variables() -> list[str]:
+    """All variables that are set, are not empty and look like an option's."""
+    found = (name for name, value in sorted(os.environ.items()) if value and name.startswith(_OURS))
+    return [name for name in found if not name.startswith(_NO_OPTIONS)]
 
 
 def api_key() -> str:
@@ -53,5 +66,5 @@ def shown_variables() -> dict[str, str]:
     return {
         name: value if name in _SHOWN else "set"
         for name, value in sorted(os.environ.items())
-        if name in _SHOWN or name.startswith("ROOST_")
+        if name in _SHOWN or name.startswith(_OURS)
     }

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.server.conftest import StartTiny
 from tests.support.server_process import Server, wait_until
 
@@ -14,7 +16,8 @@ def lines_of(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log.splitlines()]
 
 
-def test_everything_that_a_server_logs_is_json(start_tiny: StartTiny) -> None:
+def test_everything_that_a_server_logs_is_json(start_tiny: StartTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOST_MAX_RUNING", "a secret value")
     server = start_tiny("--log-format", "json", "--log-level", "debug", "--log-slow-s", "0", "--max-running", "2")
     body = {"text": "a secret prompt", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
     server.generate(body)
@@ -26,6 +29,7 @@ def test_everything_that_a_server_logs_is_json(start_tiny: StartTiny) -> None:
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     by_logger = {line["logger"]: line for line in lines}
     assert {"roost.notices", "roost.requests", "roost.outputs", "roost.refusals", "roost.engine"} <= set(by_logger)
+    assert lines[0]["level"] == "warning" and "$ROOST_MAX_RUNING is ignored" in lines[0]["message"]
     (ready,) = (line for line in lines if "is ready at" in line["message"])
     assert ready["max_running"] == 2 and ready["device"] == "cpu" and "tool_calls" in ready
     good, bad = (line for line in lines if line["logger"] == "roost.requests")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.cli.flag_parser import ENGINE_GROUPS, choices_of, kind_of, number_or_word
-from roost.environment import option
+from roost.environment import option, option_variables, variable_of
 from roost.errors import ConfigError
 from roost.server.config import ServerConfig
 
@@ -38,6 +38,17 @@ def completed(args: Namespace) -> Namespace:
         if name in values and values[name] is None:  # a key may be another command's
             values[name] = in_file[name] if name in in_file else each.from_environment()
     return Namespace(**values)
+
+
+def ignored_variables() -> list[str]:
+    """What to say of variables in the environment that look like an option's, but are no option's."""
+    known = {variable_of(each.name): each.name for each in _options()}
+    hints = {
+        variable: _hint(variable.partition("_")[2].lower(), known.values(), lambda near: f"${variable_of(near)}")
+        for variable in option_variables()
+        if variable not in known
+    }
+    return [f"${variable} is ignored: there is no such option{hint}" for variable, hint in hints.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +115,18 @@ def _read(path: Path, known: dict[str, _Option]) -> dict[str, Any]:
     for key, value in given.items():
         name, place = key.replace("-", "_"), f"--config {path}: {key}"
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            hint = _hint(name, known, lambda near: near.replace("_", "-"))
             raise ConfigError(f"{place}: there is no such option{hint}")
         if name in found:
             raise ConfigError(f"{place} is given twice, with - and with _")
         found[name] = known[name].checked(value, place, _type)
     return found
+
+
+def _hint(name: str, known: Iterable[str], written: Callable[[str], str]) -> str:
+    """The option that may be meant, as it is written there; nothing where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {written(near[0])}?" if near else ""
 
 
 def _type(value: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
 from typing import TYPE_CHECKING
 
-from roost.cli.config_file import add_config, completed
+from roost.cli.config_file import add_config, completed, ignored_variables
 from roost.cli.flag_parser import add_engine, add_group, engine_of, group_of
 from roost.errors import ConfigError
 from roost.server.config import ServerConfig, check_server, served_names
@@ -57,7 +57,7 @@ def run(args: Namespace) -> int:
     listeners = bind_listeners(config)  # so that a port in use is reported before anything is fetched
     with download_bar("fetching") as progress:
         find_model(engine.model.model, progress)
-    return serve(engine, config, listeners, keys, tracing)
+    return serve(engine, config, listeners, keys, tracing, warnings=ignored_variables())
 
 
 def _tracing(config: ServerConfig) -> "Tracing | None":

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -50,9 +50,12 @@ def serve(
     listeners: Listeners,
     keys: Keys = NO_KEYS,
     tracing: "Tracing | None" = None,
+    warnings: Sequence[str] = (),
 ) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until told to stop; returns the exit code. Warnings are for the operator, before all else."""
     logs.set_up(config.log)
+    for warning in warnings:
+        _notices.warning("warning: %s", warning)
     sys.setswitchinterval(_SWITCH_S)
     engine = replace(engine, clients=keys.limits(engine))
     try:

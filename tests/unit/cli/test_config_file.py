@@ -1,12 +1,13 @@
 """Options from a file and from the environment: flags over file over environment, and nothing is ignored."""
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 
 from roost.cli import bench, chat, generate, serve
-from roost.cli.config_file import completed
+from roost.cli.config_file import completed, ignored_variables
 from roost.cli.flag_parser import engine_of, group_of
 from roost.cli.main import main
 from roost.config.options import EngineConfig
@@ -143,6 +144,25 @@ def test_what_is_wrong_in_the_environment_is_named(
     monkeypatch.setenv(variable, text)
     assert main(["serve"]) == 2
     assert capsys.readouterr().err == f"roost serve: error: {said}\n"
+
+
+def test_variables_that_are_no_options_are_named_with_what_is_near_and_without_their_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ROOST_")]:
+        monkeypatch.delenv(name)
+    read = ("PORT", "API_KEY", "CACHE", "TEST_BACKEND", "SCREENSHOTS")
+    for name in (*read, "PAGE_SISE", "ZZZ", "port", "SERVICE_HOST"):
+        monkeypatch.setenv(f"ROOST_{name}", "secret")
+    monkeypatch.setenv("ROOST_MODL", "")
+    monkeypatch.setenv("ROOSTER", "secret")
+    said = "is ignored: there is no such option"
+    assert ignored_variables() == [
+        f"$ROOST_PAGE_SISE {said}; did you mean $ROOST_PAGE_SIZE?",
+        f"$ROOST_SERVICE_HOST {said}",
+        f"$ROOST_ZZZ {said}",
+        f"$ROOST_port {said}; did you mean $ROOST_PORT?",
+    ]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
