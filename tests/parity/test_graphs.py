@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from zlib import crc32
 
 import pytest
 import torch
@@ -44,6 +45,13 @@ CELLS = [
     for drafter, place, depth, graphs in product(DRAFTERS, PLACES, (0, 1), (True, False))
     if "joint" not in drafter or (depth == 1 and graphs and JOINED.get(drafter, PLACES[0]) == place)
 ] + [(drafter, kind, 4, 1, graphs) for (kind, drafter), graphs in product(OTHERS, (True, False))]
+ONE_IN = 3
+DRAWN = [  # captured at depth 1, as engines run, are all; of the others a part
+    pytest.param(
+        *cell, marks=[] if cell[-2:] == (1, True) or crc32(repr(cell).encode()) % ONE_IN == 0 else pytest.mark.full
+    )
+    for cell in CELLS
+]
 
 
 @pytest.fixture
@@ -81,7 +89,7 @@ def num_replays(plans: list[StepPlan]) -> int:
     return 2 * len(plans) + len(drafted)
 
 
-@pytest.mark.parametrize(("drafter", "kind", "page_size", "depth", "graphs"), CELLS)
+@pytest.mark.parametrize(("drafter", "kind", "page_size", "depth", "graphs"), DRAWN)
 def test_output_is_that_of_the_reference(
     drafter: str,
     kind: str,
