@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roost.messages import CloseSession, Frame, GetFrame, GetPages, GetStats, OpenSession, Stats
-from roost.sched.live import QUEUE_SHOWN, SESSIONS_SHOWN, short
+from roost.sched.live import QUEUE_SHOWN, SESSIONS_SHOWN, TURNS_SHOWN, short
 from roost.sched.step_log import STEPS_KEPT
 from roost.spec_shape import PLAIN
 from tests.sim.script import Script, Setting, depths, prompt_of
@@ -131,6 +131,21 @@ def test_of_many_sessions_and_waiting_requests_some_are_shown() -> None:
     assert len(first.told["sessions"]) == SESSIONS_SHOWN and len(first.told["queue"]) == QUEUE_SHOWN
     assert all(len(each["id"]) < 24 for each in first.told["sessions"])
     script.run()
+
+
+def test_of_a_long_session_the_last_turns_are_shown_and_all_are_counted() -> None:
+    script = Script(Setting(page_size=16, num_pages=120, context=1000))
+    watcher = _watched(script)
+    script.open("a")
+    for _ in range(TURNS_SHOWN):
+        script.turn("a", 2, 1)
+    _look(script, watcher)
+    ends = watcher.sessions["a"]["turns"]
+    assert len(ends) == TURNS_SHOWN
+    script.turn("a", 2, 1)
+    _look(script, watcher)
+    told = watcher.sessions["a"]
+    assert told["num_turns"] == TURNS_SHOWN + 1 and told["turns"] == [*ends[1:], told["length"]]
 
 
 def test_a_node_that_is_split_is_named_anew() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from roost.kv.ledger import FREE, NULL_ACCOUNT, owner_of
 from roost.messages import Event, Frame
 from roost.sched.engine import Engine
-from roost.sched.live import KINDS
+from roost.sched.live import KINDS, TURNS_SHOWN
 
 
 class Watcher:
@@ -53,9 +53,12 @@ class Watcher:
                 owner, number = owner_of(account)
                 assert cells[page][1] == f"{'?LNS'[owner]}{number}", (pool.name, page, cells[page])
                 assert self.owners[cells[page][1]], cells[page]
-        told = [(each["id"].partition(" #")[0], each["length"], each["turns"]) for each in self.sessions.values()]
+        told = [
+            (each["id"].partition(" #")[0], each["length"], each["num_turns"], each["turns"])
+            for each in self.sessions.values()
+        ]
         assert sorted(told) == sorted(
-            (each.name, len(each.record), [turn.end_len for turn in each.turns])
+            (each.name, len(each.record), len(each.turns), [turn.end_len for turn in each.turns][-TURNS_SHOWN:])
             for each in state.sessions.table.values()
         )
         assert [row["id"] for row in self.told["rows"]] == [request.id for request in state.running]

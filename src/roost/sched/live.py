@@ -24,7 +24,7 @@ from roost.step import DraftTree, StepResult
 KINDS = ("free", "leased", "cached", "retiring", "window", "padding")
 _FREE, _LEASED, _CACHED, _RETIRING, _WINDOW, _PADDING = range(len(KINDS))
 _OF_OWNER = {Owner.LEASE: (_LEASED, "L"), Owner.NODE: (_CACHED, "N"), Owner.STEP: (_RETIRING, "S")}
-ROWS_SHOWN, QUEUE_SHOWN, SESSIONS_SHOWN = 128, 100, 256
+ROWS_SHOWN, QUEUE_SHOWN, SESSIONS_SHOWN, TURNS_SHOWN = 128, 100, 256, 200  # turns of each session, the last ones
 _ID_CHARS, _HEAD, _TAIL = 20, 8, 6
 _MS = 1e6  # nanoseconds
 _TOTALS = (
@@ -226,7 +226,8 @@ def _session(state: State, session: Session) -> Json:
         "parent": short(session.forked_from) if session.forked_from else None,
         "length": len(session.record),
         "resident": 0 if lease is None else lease.settled_len,
-        "turns": [turn.end_len for turn in session.turns],
+        "num_turns": len(session.turns),
+        "turns": [turn.end_len for turn in session.turns[-TURNS_SHOWN:]],
         "state": "closing" if session.closing else phase,
         "used_ms": session.last_used / _MS,  # what it is idle changes all the time
     }

@@ -2,7 +2,6 @@
 
 import { age, byId, count, draw, make, plural, say, sync } from "./dom.js";
 
-const TICKS_MAX = 200; // turns drawn of a session; the last ones
 const DEPTH_MAX = 6; // of the indent
 
 /** Sessions: their length, what of it is resident, where turns ended. */
@@ -63,11 +62,11 @@ function updateSession(item, { session, depth }, longest) {
   const scale = 100 / longest;
   item.querySelector(".length").setAttribute("width", session.length * scale);
   item.querySelector(".resident").setAttribute("width", session.resident * scale);
-  const turns = session.turns.slice(-TICKS_MAX);
-  item.querySelector(".ticks").setAttribute("d", turns.map((end) => `M${(end * scale).toFixed(2)} 0V8`).join(""));
+  const ticks = session.turns.map((end) => `M${(end * scale).toFixed(2)} 0V8`); // of the last turns
+  item.querySelector(".ticks").setAttribute("d", ticks.join(""));
   const fork = session.parent === null ? "" : `fork of ${session.parent} · `;
   const size = `${plural(session.length, "token")}, ${count(session.resident)} resident`;
-  say(item.querySelector(".more"), `${fork}${plural(session.turns.length, "turn")} · ${size}`);
+  say(item.querySelector(".more"), `${fork}${plural(session.num_turns, "turn")} · ${size}`);
 }
 
 /** Running rows and the queue. */
