@@ -26,6 +26,11 @@ UNTESTED: dict[str, str] = {
         ),
         _NUMBER,
     ),
+    "roost.router.placement._DIGEST_BYTES": _NUMBER,
+    **dict.fromkeys(
+        ("roost.router.placement.KEYS_MAX", "roost.router.placement.BLOCKS_MAX"),
+        "a limit of the placement, which is tested with another number",
+    ),
     "roost.step.KEPT_STATES": _NUMBER,
     "roost.session.journal._EPOCH_BITS": "how unlikely it is that a number is drawn twice",
     "roost.config.resolve._STATE_INTERVAL": "how much is run again in each step, which changes no answer",

@@ -37,11 +37,18 @@ _WATCHED = "tests/unit/cli/test_watched_server.py::"
 _SCREEN = "tests/unit/cli/test_watch_screen.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
+_PLACEMENT = "tests/unit/router/test_placement.py::"
+
 TESTED: dict[str, str] = {
     "roost.server.config._PORT_MAX": "tests/unit/server/test_options.py::test_an_option_that_cannot_work_is_named",
     "roost.startup.THREADS_MAX": (
         "tests/unit/test_threads.py::test_a_number_of_threads_that_a_system_may_not_start_is_refused"
     ),
+    # --- router ---
+    "roost.router.placement.SLACK": _PLACEMENT
+    + "test_a_prompt_goes_where_its_beginning_has_run_until_that_replica_has_too_much_more_to_do",
+    "roost.router.placement.BLOCK_LEN": _PLACEMENT + "test_only_so_much_of_a_prompt_is_looked_at",
+    "roost.router.placement.PROMPT_BLOCKS_MAX": _PLACEMENT + "test_only_so_much_of_a_prompt_is_looked_at",
     # --- kv, sched ---
     "roost.kv.state_cache.HEAP_SLACK": "tests/unit/kv/test_eviction.py::"
     "test_the_least_recently_used_goes_first_however_often_that_has_changed",

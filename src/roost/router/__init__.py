@@ -1,0 +1,1 @@
+"""Routing requests to replicas: whose keys are where, and what else decides."""

@@ -1,0 +1,1 @@
+"""Placement against a plain model of who holds what."""
