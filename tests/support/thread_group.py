@@ -1,4 +1,7 @@
-"""A group of ranks that are threads of one process: each runs its own model, and they meet at a barrier."""
+"""A group of ranks that are threads of one process: each runs its own model, and they meet at a barrier.
+
+Between two meetings one of them runs at a time, since a backend may keep something for the whole process.
+"""
 
 import threading
 from collections.abc import Callable
@@ -20,6 +23,15 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=_PATIENCE_S)
         self.parts: list[Tensor | None] = [None] * size
+        self.turn = threading.Lock()
+
+    def wait(self) -> None:
+        """Let the others run until all are here."""
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 class ThreadRank:
@@ -46,10 +58,10 @@ class ThreadRank:
         self.num_collectives += 1
         meeting = self._meeting
         meeting.parts[self.rank] = part.clone()
-        meeting.barrier.wait()
+        meeting.wait()
         parts = [each for each in meeting.parts if each is not None]
         assert len({(each.shape, each.dtype) for each in parts}) == 1, [each.shape for each in parts]
-        meeting.barrier.wait()
+        meeting.wait()
         return parts
 
     def leave(self) -> None:
@@ -63,11 +75,12 @@ def on_ranks(size: int, work: Callable[[Group], Result]) -> list[Result]:
 
     def run(rank: int) -> Result:
         group = ThreadRank(rank, meeting)
-        try:
-            return work(group)
-        except BaseException:
-            group.leave()
-            raise
+        with meeting.turn:
+            try:
+                return work(group)
+            except BaseException:
+                group.leave()
+                raise
 
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
