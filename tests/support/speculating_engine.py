@@ -73,6 +73,7 @@ class LocalEngine:
         self._engine = llm._running.engine
         self._num_ids = 0
         self.queued_max = CONFIG.sched.max_queued
+        self.has_journal = False
         self.is_gone = asyncio.Event()
         self.started = Started(
             model_name=llm.name,

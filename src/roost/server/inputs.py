@@ -44,7 +44,7 @@ class SessionTurn:
     @property
     def is_journaled(self) -> bool:
         """Whether the session can go on without this server."""
-        return self.server.engine.has_journal and self.lock.session.client_session.tokens is None
+        return self.server.sessions.learns and self.lock.session.client_session.tokens is None
 
     async def input_tokens(
         self,

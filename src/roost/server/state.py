@@ -58,7 +58,7 @@ class ServerState:
         self.engine = engine
         self.keys = keys
         self.metrics = Metrics()
-        self.sessions = SessionTable(learns=engine.has_journal)
+        self.sessions = SessionTable()
         self.session_uses = SessionUses(self.close_session)
         self.labels = Labels(self.session_uses)
         self.own_answers = OwnAnswers()
@@ -81,6 +81,7 @@ class ServerState:
     def open(self) -> None:
         """The engine is ready; raises ConfigError if the model cannot write tool calls as the flags say."""
         assert self.engine.started is not None
+        self.sessions.learns = self.engine.has_journal
         language = Language.from_json(self.engine.started.language)
         formats = {"tool_format": self.config.tool_format, "reasoning_format": self.config.reasoning_format}
         self._formats = formats_of(language, **formats)
