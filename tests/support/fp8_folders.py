@@ -108,10 +108,10 @@ def is_plain(name: str, layout: Format) -> bool:
     return not name.endswith("_proj.weight") or (layout.left_out != "" and layout.left_out in name)
 
 
-def write_fp8(folder: Path, layout: Format, *, seed: int = 0) -> dict[str, Tensor]:
+def write_fp8(folder: Path, layout: Format, *, seed: int = 0, sizes: Config = SIZES) -> dict[str, Tensor]:
     """Write a checkpoint; returns its tensors in floats, by the names of a plain one."""
     drawn = torch.Generator().manual_seed(seed)
-    config = {**LLAMA, **SIZES}
+    config = {**LLAMA, **sizes}
     stored: dict[str, Tensor] = {}
     floats: dict[str, Tensor] = {}
     for name, zero in llama_tensors(decoder_config(config)).items():

@@ -42,7 +42,7 @@ def shard_config(config: DecoderConfig, size: int) -> DecoderConfig:
 
 def check_vocabulary(num_tokens: int, size: int) -> None:
     """Refuse a vocabulary of which a rank would have nothing."""
-    if (size - 1) * -(-num_tokens // size) >= num_tokens:
+    if not _has_tokens_for_all(num_tokens, size):
         raise ConfigError(f"--tp {size}: a vocabulary of {num_tokens} tokens is too small for so many ranks")
 
 
@@ -77,5 +77,9 @@ def _uneven(config: DecoderConfig, size: int) -> Iterator[str]:
         yield from (f"{number} {what}" for number in sorted(numbers) if number % size)
     kv = {_heads(config, kind).num_kv_heads for kind in config.layers if kind.attends}
     yield from (f"{number} KV heads" for number in sorted(kv) if number % size and size % number)
-    if (size - 1) * -(-config.vocab_size // size) >= config.vocab_size:
+    if not _has_tokens_for_all(config.vocab_size, size):
         yield f"{config.vocab_size} tokens of the vocabulary"
+
+
+def _has_tokens_for_all(num_tokens: int, size: int) -> bool:
+    return (size - 1) * -(-num_tokens // size) < num_tokens

@@ -23,13 +23,20 @@ _FLOATS_WANTED = "weights are read as floats of 16 to 64 bits"
 
 
 class PartialState(Mapping[str, Tensor]):
-    """A state dict of which parts of tensors can be read."""
+    """A state dict that reads no more of a tensor than is asked for."""
 
+    @abstractmethod
     def part(self, name: str, shape: Shape) -> Tensor:
         """What a shape says of a tensor, whose whole shape must be as that says."""
-        tensor = self[name]
-        check_shape(name, tensor.shape, shape)
-        return cut(tensor, shape)
+
+
+def read_part(state: Mapping[str, Tensor], name: str, shape: Shape) -> Tensor:
+    """What a shape says of a tensor, or all of it."""
+    if isinstance(state, PartialState) and not is_whole(shape):
+        return state.part(name, shape)
+    tensor = state[name].detach()
+    check_shape(name, tensor.shape, shape)
+    return tensor if is_whole(shape) else cut(tensor, shape)
 
 
 class QuantisedState(PartialState):
@@ -126,12 +133,7 @@ class Tensors:
         self, name: str, shape: Shape, dtypes: tuple[torch.dtype, ...] = FLOATS, kinds: str = _FLOATS_WANTED
     ) -> Tensor:
         self._remove(name)
-        if isinstance(self._state, PartialState) and not is_whole(shape):
-            tensor = self._state.part(name, shape)
-        else:
-            tensor = self._state[name].detach()
-            check_shape(name, tensor.shape, shape)
-            tensor = tensor if is_whole(shape) else cut(tensor, shape)
+        tensor = read_part(self._state, name, shape)
         if tensor.dtype not in dtypes:
             raise ConfigError(f"the checkpoint's {name} is of {tensor.dtype}; {kinds}")
         return tensor

@@ -5,7 +5,7 @@ heads is in their `HeadFamily`, which the registry of drafters names. Never load
 checks first, the head itself once the target is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from roost.drafters.registry import DRAFTERS, LAYER_ID_SHIFTS, DraftHead, find_d
 from roost.errors import ConfigError, InvariantError
 from roost.layers.linear import activation_dtype
 from roost.lazy_import import load_symbol
-from roost.models.eagle import LAYER_IDS
+from roost.models.eagle import LAYER_IDS, HeadConfig
 from roost.models.family import Family, HeadFamily, HeadSizes, ModelSizes
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
+from roost.models.parts import Shape
+from roost.models.shards import check_shards, check_vocabulary
+from roost.models.tensors import PartialState
 from roost.weights import int8_lm_head
 from roost.weights.folder import CONFIG, Folder, read_config
 from roost.weights.header import FLOATS, INTEGERS
@@ -56,13 +59,14 @@ def check_kind(path: Path, kind: str) -> None:
         raise ConfigError(f"--spec {kind}: the head at --draft {path} is of the kind {found}")
 
 
-def check_head(path: Path, kind: str, target: ModelSizes, *, layer_ids: str | None, topk: int) -> None:
-    """Refuse a head whose config does not fit the target's, before any tensor is read."""
+def check_head(path: Path, kind: str, target: ModelSizes, *, layer_ids: str | None, topk: int, ranks: int = 1) -> None:
+    """Refuse a head whose config does not fit the target's, or the ranks, before any tensor is read."""
     head = _declared(kind)
     with _errors_name_draft(path):
         config = _family(head).read_config(_fields(_config(path)))
         _check_sizes(config, target.hidden_size, target.vocab_size)
         _aux_layers(config, head, layer_ids, target.num_layers)
+        _check_shards(config, ranks)
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, the head's vocabulary, got {topk}")
 
@@ -78,12 +82,13 @@ def own_head(source: Source) -> str | None:
     return None
 
 
-def check_own_head(source: Source, kind: str, *, topk: int) -> None:
-    """Refuse a checkpoint without a head of this kind, by its config."""
+def check_own_head(source: Source, kind: str, *, topk: int, ranks: int = 1) -> None:
+    """Refuse a checkpoint without a head of this kind, or with one that does not fit the ranks, by its config."""
     with _errors_name_spec(kind):
         config = _family(_declared(kind)).read_config(Fields(source.config()))
         if own_head(source) != kind:
             raise ConfigError("the model's checkpoint has no tensors of such a head")
+        _check_shards(config, ranks)
     if topk > config.num_tokens:
         raise ConfigError(f"--spec-topk must be at most {config.num_tokens}, the head's vocabulary, got {topk}")
 
@@ -143,7 +148,7 @@ def _load(path: Path, head: DraftHead, model: Model, layer_ids: str | None, weig
     config = family.read_config(_fields(written))
     _check_sizes(config, model.hidden_size, model.traits.vocab_size)
     aux_layers = _aux_layers(config, head, layer_ids, model.num_layers)
-    tensors: Mapping[str, Tensor] = _Renamed(Folder(path, allowed=_dtypes))
+    tensors: PartialState = _Renamed(Folder(path, allowed=_dtypes))
     if int8_lm_head.is_named_in(written):
         tensors = int8_lm_head.WithFloats(tensors)
     return family.load(config, aux_layers, tensors, model, weights, device)
@@ -174,6 +179,13 @@ def _check_sizes(config: HeadSizes, hidden_size: int, vocab_size: int) -> None:
         )
     if config.vocab_size != vocab_size:
         raise ConfigError(f"the head's vocabulary has {config.vocab_size} tokens, the target's {vocab_size}")
+
+
+def _check_shards(config: HeadSizes, ranks: int) -> None:
+    """Of other heads than those of a decoder's layers every rank has all."""
+    if isinstance(config, HeadConfig):
+        check_shards(config.layers, ranks)
+        check_vocabulary(config.num_tokens, ranks)
 
 
 def _aux_layers(config: HeadSizes, head: DraftHead, convention: str | None, num_layers: int) -> tuple[int, ...]:
@@ -211,7 +223,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
     return aux_layers
 
 
-class _Renamed(Mapping[str, Tensor]):
+class _Renamed(PartialState):
     """A folder's tensors by the names that heads know: without `model.`, and `layers.0.` for EAGLE's `midlayer.`."""
 
     def __init__(self, folder: Folder) -> None:
@@ -227,6 +239,10 @@ class _Renamed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._folder[self._names[name]]
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor; nothing else of it is read."""
+        return self._folder.part(self._names[name], shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -54,6 +54,9 @@ class Folder(Source):
         with self._opened(name) as file:
             return tuple(file.get_slice(name).get_shape())
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._files  # a mapping would read it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from roost.errors import ConfigError
+from roost.models.parts import Shape
+from roost.models.tensors import PartialState, read_part
 
 NAME, SCALES = "lm_head.weight", "lm_head.weight_scale"
 KEY = "quantization_config"  # of config.json
@@ -41,7 +43,7 @@ def is_named_in(config: Mapping[str, object]) -> bool:
     return config.get(KEY) == QUANTISATION
 
 
-class WithFloats(Mapping[str, Tensor]):
+class WithFloats(PartialState):
     """The tensors of a checkpoint, its LM head among them as floats."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -54,9 +56,15 @@ class WithFloats(Mapping[str, Tensor]):
         if name == SCALES:
             raise KeyError(name)
         tensor = self._tensors[name]
-        if name != NAME:
-            return tensor
-        scales = self._tensors[SCALES]
+        return tensor if name != NAME else self._floats(tensor, self._tensors[SCALES])
+
+    def part(self, name: str, shape: Shape) -> Tensor:
+        """What a shape says of a tensor; nothing else of it is read."""
+        tensor = read_part(self._tensors, name, shape)
+        return tensor if name != NAME else self._floats(tensor, read_part(self._tensors, SCALES, (shape[0], 1)))
+
+    @staticmethod
+    def _floats(tensor: Tensor, scales: Tensor) -> Tensor:
         if tensor.dtype != torch.int8 or scales.shape != (len(tensor), 1):
             raise ConfigError(
                 f"the checkpoint's {NAME} is {tensor.dtype} with scales {list(scales.shape)}; int8 with "
