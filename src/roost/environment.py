@@ -61,6 +61,18 @@ def triton_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
 
 
+def cuda_devices(count: int) -> tuple[str, ...]:
+    """The first `count` devices that this process may use, as the system names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(count)]
+    return tuple(names[:count])
+
+
+def with_device(name: str | None) -> dict[str, str]:
+    """The environment of a process that sees one CUDA device of these alone; None: as this one."""
+    return dict(os.environ) if name is None else {**os.environ, "CUDA_VISIBLE_DEVICES": name}
+
+
 def shown_variables() -> dict[str, str]:
     """Variables that change how Roost runs, without the values of those that may hold a secret."""
     return {

@@ -4,6 +4,7 @@ RoostError
 ├── RequestError     the request can never be served as it is (4xx; names the parameter and what is allowed)
 ├── CapacityError    the request is fine, but the engine is full now (429 or 503)
 ├── ConfigError      the engine cannot start like this (names the flag to change)
+├── RankError        a rank of the engine was lost, or is not what the others are: the engine ends
 ├── StepFailure      a launched step failed on the device; its requests are retried or ended with 500
 └── InvariantError   a bug in Roost; carries the last page moves
 """
@@ -37,6 +38,10 @@ class ConfigError(RoostError):
 
 class StepFailure(RoostError):
     """A step that failed on the device; everything launched after it failed with it."""
+
+
+class RankError(RoostError):
+    """A rank that was lost; the engine that it is part of cannot go on."""
 
 
 class InvariantError(RoostError):

@@ -9,23 +9,24 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from roost.attention.registry import AUTO_BACKEND, BACKENDS, TORCH, Backend, choose_backend
 from roost.clock import SystemClock
-from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, ModelConfig, SpecConfig
+from roost.config.options import AUTO, DEVICES, WEIGHTS, EngineConfig, MemoryConfig, ModelConfig, SpecConfig
 from roost.config.resolve import resolve
 from roost.config.resolved import Resolved
 from roost.config.speculation import drafter_of, spec_shape
-from roost.device.open import capability_of, has_fp8, memory_of
+from roost.device.open import capability_of, has_fp8, num_devices
 from roost.drafters.registry import ANY_DRAFTER, NO_DRAFTER, WITHOUT_HEAD, has_head, names_of
 from roost.errors import ConfigError, first_line
 from roost.grammar.build import is_installed
 from roost.grammar.compiler import Compiler
 from roost.layers.batch_invariance import attention_padding, row_multiple
+from roost.layers.group import Group
 from roost.layers.linear import FORMS
 from roost.layers.ops import Ops
 from roost.lazy_import import load_symbol
@@ -33,11 +34,20 @@ from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
 from roost.obs.trace import Trace
+from roost.parallel.executor import GroupExecutor
+from roost.parallel.grammars import GroupGrammars
+from roost.parallel.identity import checkpoint_of, configuration, versions
+from roost.parallel.peers import NO_PEERS, Peers
+from roost.parallel.ranks import OnLost
+from roost.parallel.start import Rank0, check_tp, with_ranks
 from roost.progress import Progress, silent
 from roost.runner.executor import TorchExecutor
-from roost.runner.memory import pool_tokens, state_pool, states_bytes, token_bytes, workspace_bytes
+from roost.runner.pool_sizes import with_pool
 from roost.sched.engine import Engine
+from roost.sched.request import StartCompiling
+from roost.session.journal import SessionJournal
 from roost.session.journal_files import open_journal
+from roost.shown_settings import shown_settings
 from roost.text.language import Language
 from roost.text.stream import StopFinder
 from roost.weights.draft import (
@@ -63,7 +73,7 @@ class Running:
 
     name: str
     engine: Engine
-    executor: TorchExecutor
+    executor: TorchExecutor | GroupExecutor
     language: Language
     resolved: Resolved
     compiler: Compiler | None  # of grammars; None: llguidance is not installed
@@ -81,6 +91,17 @@ class EngineChoices:
     device: torch.device
     backend: Backend
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The checkpoint, and that of a draft head."""
+        return (self.path, *(() if self.config.spec.draft is None else (Path(self.config.spec.draft),)))
+
+    @property
+    def for_followers(self) -> EngineConfig:
+        """The configuration with what was chosen: other ranks have no choice."""
+        model = replace(self.config.model, model=str(self.path), device=self.device.type, backend=self.backend.name)
+        return replace(self.config, model=model)
+
 
 def choose(config: EngineConfig, progress: Progress = silent) -> EngineChoices:
     """Find the model, downloading it if needed (reported to `progress`), and choose who computes it where."""
@@ -92,6 +113,8 @@ def choose(config: EngineConfig, progress: Progress = silent) -> EngineChoices:
     check_device_options(config, device)
     check_capability(config, backend, capability_of(device))
     check_threads(config.model.threads)
+    check_tp(config, device, num_devices(device))
+    config = with_ranks(config, device)
     return EngineChoices(config=config, name=name, path=path, device=device, backend=backend)
 
 
@@ -101,50 +124,124 @@ def check_threads(threads: int | None) -> None:
         raise ConfigError(f"--threads must be in [1, {THREADS_MAX}], got {threads}")
 
 
-def start(config: EngineConfig, progress: Progress = silent, trace: Trace | None = None) -> Running:
-    """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Built:
+    """What every rank of an engine has: its part of the model, and what runs its steps."""
+
+    loaded: "_Loaded"
+    config: EngineConfig  # with the sizes of its pools
+    resolved: Resolved
+    compiler: Compiler | None  # of grammars; None: llguidance is not installed
+    executor: TorchExecutor
+
+
+def start(
+    config: EngineConfig, progress: Progress = silent, trace: Trace | None = None, on_lost: OnLost | None = None
+) -> Running:
+    """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it.
+
+    `on_lost` is told when a rank is lost, on some thread; without it the engine's loop fails then.
+    """
     began = time.monotonic()
     chosen = choose(config, progress)
-    config, name, path = chosen.config, chosen.name, chosen.path
-    journal = open_journal(config.session, name)
-    device, backend = chosen.device, chosen.backend
+    journal = open_journal(chosen.config.session, chosen.name)
+    if chosen.config.model.tp == 1:
+        try:
+            return _running(chosen, build(chosen, NO_PEERS), None, journal, trace, began)
+        except BrokenKernels as broken:
+            return _start_without(chosen, broken, progress, trace, on_lost)
+    rank0 = Rank0(chosen.for_followers, chosen.device, num_devices(chosen.device))
+    try:
+        rank0.same({**versions(), **checkpoint_of(*chosen.files)})
+        rank0.join()
+        running = _running(chosen, build(chosen, rank0), rank0, journal, trace, began)
+    except BrokenKernels as broken:
+        rank0.close()
+        return _start_without(chosen, broken, progress, trace, on_lost)
+    except Exception as error:
+        rank0.close()
+        if rank0.ranks.lost is not None and not isinstance(error, ConfigError):  # all else follows from that
+            raise rank0.ranks.lost from error
+        raise
+    rank0.ranks.tell_loss(on_lost or running.engine.fail)
+    return running
+
+
+def build(chosen: EngineChoices, peers: Peers) -> Built:
+    """Load this rank's part of the model and build what runs its steps; raises BrokenKernels."""
+    config, device, backend = chosen.config, chosen.device, chosen.backend
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="load") as loader:
         # On a thread that ends: a thread that has computed keeps its own team of OpenMP threads, and two teams on the
         # same cores slow every parallel operation down (measured: half the rate).
-        loading = loader.submit(_load, config, path, device, backend)
+        loading = loader.submit(_load, config, chosen.path, device, backend, peers.group)
         broken = None if backend.prepare is None else loader.submit(load_symbol(backend.prepare)).exception()
         loaded = loading.result()
     if broken is not None:
-        return _start_without(backend, broken, config, progress, trace)
-    language, model, head = loaded.language, loaded.model, loaded.head
+        raise BrokenKernels(first_line(broken)) from broken
+    language, model = loaded.language, loaded.model
     if language.tokenizer.vocab_size > model.traits.vocab_size:
         raise ConfigError(
             f"--model: the tokenizer has {language.tokenizer.vocab_size} tokens, the model {model.traits.vocab_size}"
         )
-    config = _with_pool(_with_kv(config, loaded, backend), loaded, device, backend)
+    config = with_pool(_with_kv(config, loaded, backend), model, loaded.head, device, backend)
+    config = replace(config, memory=_smallest(config.memory, peers))
     resolved = resolve(config, model.traits, backend, on_host=device.type == "cpu")
+    peers.same(
+        configuration(resolved, weights=loaded.weights, layers=model.num_layers, threads=torch.get_num_threads())
+    )
     compiler = compiler_of(language, resolved) if is_installed() else None
     with _explain_out_of_memory("KV and CUDA graphs", "--memory-fraction, --pool-tokens, --max-running or --chunk"):
-        executor = TorchExecutor(model, resolved, device, head, None if compiler is None else compiler.new_matcher)
+        new_matcher = None if compiler is None else compiler.new_matcher
+        executor = TorchExecutor(model, resolved, device, loaded.head, new_matcher)
+    return Built(loaded=loaded, config=config, resolved=resolved, compiler=compiler, executor=executor)
+
+
+def _smallest(memory: MemoryConfig, peers: Peers) -> MemoryConfig:
+    """Pools that fit on every rank."""
+    pool_tokens, state_pool = peers.smallest((memory.pool_tokens, memory.state_pool))
+    return replace(memory, pool_tokens=pool_tokens, state_pool=state_pool)
+
+
+def _running(
+    chosen: EngineChoices,
+    built: Built,
+    rank0: Rank0 | None,
+    journal: SessionJournal | None,
+    trace: Trace | None,
+    began: float,
+) -> Running:
+    """The engine over an executor of one rank or of several."""
+    loaded, resolved, compiler = built.loaded, built.resolved, built.compiler
+    language = loaded.language
+    executor: TorchExecutor | GroupExecutor = built.executor
+    start_compiling: StartCompiling | None = None if compiler is None else compiler.start
+    if rank0 is not None:
+        executor = GroupExecutor(built.executor, rank0.group, rank0.ranks)
+        if compiler is not None:
+            start_compiling = GroupGrammars(compiler.start, rank0.ranks).start
+        rank0.begin()
+        executor.begin()
     engine = Engine(
         resolved,
         executor,
         SystemClock(),
         trace,
         new_stop_finder=lambda stops, in_special: StopFinder(language.tokenizer, stops, skip_special=not in_special),
-        start_compiling=None if compiler is None else compiler.start,
+        start_compiling=start_compiling,
         journal=journal,
     )
     return Running(
-        name=name,
+        name=chosen.name,
         engine=engine,
         executor=executor,
         language=language,
         resolved=resolved,
         compiler=compiler,
-        settings=_settings(config, resolved, loaded, device),
+        settings=shown_settings(
+            built.config, resolved, loaded.model, chosen.device, weights=loaded.weights, warnings=loaded.warnings
+        ),
         load_s=time.monotonic() - began,
     )
 
@@ -154,17 +251,25 @@ def compiler_of(language: Language, resolved: Resolved) -> Compiler:
     return Compiler(language.tokenizer, resolved.vocab_size)
 
 
+class BrokenKernels(Exception):
+    """The kernels of the backend that was chosen cannot be prepared here."""
+
+
 def _start_without(
-    backend: Backend, broken: BaseException, config: EngineConfig, progress: Progress, trace: Trace | None
+    chosen: EngineChoices,
+    broken: BrokenKernels,
+    progress: Progress,
+    trace: Trace | None,
+    on_lost: OnLost | None,
 ) -> Running:
     """Start with torch in place of a backend whose kernels cannot be prepared, unless it was asked for by name."""
-    why = first_line(broken)
+    why, config, backend = str(broken), chosen.config, chosen.backend
     if config.model.backend != AUTO_BACKEND:
         raise ConfigError(
             f"--backend {backend.name}: its kernels cannot be compiled here ({why}); use torch"
         ) from broken
     logger.warning("torch computes: the kernels of --backend %s cannot be compiled here (%s)", backend.name, why)
-    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress, trace)
+    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress, trace, on_lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,8 +283,8 @@ class _Loaded:
     warnings: tuple[str, ...]
 
 
-def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend) -> _Loaded:
-    """Read the model, and the draft head if one is asked for."""
+def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend, group: Group) -> _Loaded:
+    """Read this rank's part of the model, and of the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
     weights = choose_weights(config.model.weights, source.form, forms_of(device, backend), stored=source.stored_form)
     family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
@@ -192,7 +297,7 @@ def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backe
         target = family.read_config(Fields(source.config()))
         check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
     with _explain_out_of_memory("the weights", "the precision (--weights bf16) or the size of the model"):
-        model = load_model(source, weights=weights, device=device, ops=ops_of(backend))
+        model = load_model(source, weights=weights, device=device, ops=replace(ops_of(backend), group=group))
         if own is not None:
             head = load_own_head(source, own, model, weights=weights, device=device)
         if spec.draft is not None:
@@ -304,28 +409,6 @@ def _with_kv(config: EngineConfig, loaded: _Loaded, backend: Backend) -> EngineC
     return replace(config, memory=replace(config.memory, kv_cache_dtype=kv_cache_dtype))
 
 
-def _with_pool(config: EngineConfig, loaded: _Loaded, device: torch.device, backend: Backend) -> EngineConfig:
-    """The configuration with its pool as large as the device allows, where that is not told and can be known."""
-    memory, known = config.memory, memory_of(device)
-    if known is None or memory.pool_tokens is not None:
-        return config
-    resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")
-    if resolved.states is not None and memory.state_pool is None:
-        memory = replace(memory, state_pool=state_pool(resolved, loaded.model, known[0]))
-        config = replace(config, memory=memory)
-        resolved = resolve(config, loaded.model.traits, backend, on_host=device.type == "cpu")
-    taken = workspace_bytes(config, loaded.model, backend) + states_bytes(resolved, loaded.model)
-    per_full, per_window = token_bytes(loaded.model, loaded.head, memory.kv_cache_dtype)
-    if memory.window_pool_tokens is not None:
-        if per_full == 0 and memory.memory_fraction is not None:
-            raise ConfigError("--memory-fraction and --window-pool-tokens both say how large the pool is; give one")
-        taken, per_window = taken + memory.window_pool_tokens * per_window, 0
-    if per_full + per_window == 0:
-        return config
-    tokens = pool_tokens(memory.memory_fraction, *known, taken, per_full + per_window)
-    return replace(config, memory=replace(memory, pool_tokens=tokens))
-
-
 def _check_weights(config: ModelConfig, device: torch.device, backend: Backend) -> None:
     """Refuse a form of weights that the device does not have, before any file is read."""
     if config.weights not in WEIGHTS:
@@ -375,35 +458,6 @@ def _dequantised(asked: str, weights: str, found: str | None) -> tuple[str, ...]
     return (f"this device does not compute with {found} weights: the checkpoint is dequantised and kept as {weights}",)
 
 
-def _settings(config: EngineConfig, resolved: Resolved, loaded: _Loaded, device: torch.device) -> dict[str, object]:
-    """The resolved choices, for display."""
-    warnings = loaded.warnings
-    attends = [each for each in loaded.model.kv if each.has_values]
-    kv = (attends or loaded.model.kv)[0].kept_as(resolved.memory.kv_cache_dtype)
-    return {
-        **{key: value for key, value in asdict(config.model).items() if value is not None},
-        **_spec_settings(config, resolved),
-        **{key: value for key, value in asdict(resolved.sched).items() if value is not None},
-        "chunk": resolved.chunk,
-        **{key: value for key, value in asdict(resolved.session).items() if value is not None},
-        "weights": loaded.weights,
-        "device": str(device),
-        "backend": resolved.backend.name,
-        "graphs": resolved.graphs,
-        "threads": torch.get_num_threads(),
-        "page_size": resolved.page_size,
-        "pool_tokens": [book.num_pages * resolved.page_size for book in resolved.books],
-        "windows": [book.window for book in resolved.books if not book.is_replayed],
-        **({} if resolved.states is None else {"state_pool": resolved.states.num_pages}),
-        "kv_cache_dtype": str(kv.dtype).removeprefix("torch."),
-        "strict_memory": resolved.memory.strict_memory,
-        "context": resolved.context,
-        "num_layers": loaded.model.num_layers,
-        "vocab_size": resolved.vocab_size,
-        **({"warnings": warnings} if warnings else {}),
-    }
-
-
 def _inexact(model: Model, weights: str, device: torch.device, backend: Backend) -> tuple[str, ...]:
     """A warning where results depend on the batch a token runs in; on a CPU they should not, bit for bit."""
     if device.type != "cpu" or weights == "bf16":
@@ -423,19 +477,3 @@ def _slower(config: EngineConfig, device: torch.device, backend: Backend) -> tup
         return ()
     better = [each for each in BACKENDS if device.type in each.default_for and each is not backend]
     return tuple(f"{backend.name} computes: --backend {each.name} {why}" for each in better if (why := each.obstacle()))
-
-
-def _spec_settings(config: EngineConfig, resolved: Resolved) -> dict[str, object]:
-    """The resolved choices for speculation."""
-    spec, shape = config.spec, resolved.spec
-    if spec.spec == NO_DRAFTER:
-        return {"spec": spec.spec}
-    given = {name: value for name, value in asdict(spec).items() if value is not None}
-    steps = AUTO if resolved.widths.is_auto else shape.steps
-    return {
-        **given,
-        "spec_steps": steps,
-        "spec_topk": shape.topk,
-        "spec_tokens": shape.tokens,
-        "spec_lookup": resolved.lookup,
-    }

@@ -39,8 +39,9 @@ LAYERS = (
     ("roost.forward",),
     ("roost.graphs",),
     ("roost.runner",),
-    ("roost.startup", "roost.terminal"),
-    ("roost.library", "roost.server", "roost.train"),
+    ("roost.parallel",),
+    ("roost.startup", "roost.shown_settings", "roost.terminal"),
+    ("roost.library", "roost.server", "roost.train", "roost.parallel.follower"),
     ("roost.cli", "roost.__main__"),
 )
 CONTROL_PLANE = (

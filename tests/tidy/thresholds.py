@@ -35,6 +35,7 @@ _OWN_ANSWERS = "tests/unit/front/test_own_answers.py::test_the_least_recently_us
 _GRAMMARS = "tests/unit/grammar/test_compiler.py::"
 _WATCHED = "tests/unit/cli/test_watched_server.py::"
 _SCREEN = "tests/unit/cli/test_watch_screen.py::"
+_AGREEMENT = "tests/parallel/test_agreement.py::"
 _CIRCLES = "tests/unit/train/test_answers.py::test_other_answers_do_not"
 
 _PLACEMENT = "tests/unit/router/test_placement.py::"
@@ -373,6 +374,14 @@ TESTED: dict[str, str] = {
     + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
     "roost.values._SHOWN_MAX": "tests/unit/test_values.py::test_a_value_is_repeated_in_a_message_but_not_at_length",
     "roost.values._WHOLE_BITS_MAX": "tests/unit/test_values.py::test_a_whole_number_has_so_many_bits_and_no_more",
+    # --- parallel ---
+    "roost.parallel.agreement.ALONE_S": _AGREEMENT + "test_a_step_that_breaks_on_one_rank_alone_ends_the_group",
+    "roost.parallel.agreement.BEHIND_S": _AGREEMENT + "test_a_rank_that_is_not_done_is_lost_after_so_long",
+    "roost.parallel.executor.CHECK_STEPS": "tests/parallel/test_executor.py::"
+    "test_ranks_compare_what_came_of_so_many_steps",
+    "roost.parallel.group.COLLECTIVE_S": "tests/parallel/test_lost_ranks.py::"
+    "test_a_rank_that_hangs_in_a_step_is_found_by_those_that_wait_for_it",
+    "roost.parallel.ranks.SILENT_S": "tests/parallel/test_lost_ranks.py::test_a_rank_that_is_stopped_is_found",
     # --- cli, train ---
     "roost.cli.top._FIRST_FRAMES": "tests/unit/cli/test_top.py::test_an_engine_in_a_long_step_is_waited_for_a_little",
     "roost.cli.watched_server.RATE_MS": _WATCHED + "test_rates_are_those_of_the_last_five_seconds",

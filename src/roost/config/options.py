@@ -28,6 +28,7 @@ CHUNK_CAPTURED = 2048  # the same, where steps can be captured as CUDA graphs
 # time of a mixed step, unless it is given: so many milliseconds, or so many times what its rounds alone take
 ITL_TARGET_MS, ITL_TARGET_ROUNDS = 25, 5
 WEIGHTS = ("auto", "int8", "fp32", "bf16", "fp8", "int4", "gguf")
+TRANSPORTS = NCCL, GLOO = "nccl", "gloo"  # of --tp
 DEVICES = ("auto", "cpu", "cuda")
 BACKEND_NAMES = (AUTO_BACKEND, *(backend.name for backend in BACKENDS))
 _DEFAULTS = ", ".join(f"{backend.name} on {device}" for backend in BACKENDS for device in backend.default_for)
@@ -56,7 +57,20 @@ class ModelConfig:
         default=AUTO_BACKEND,
         metadata={"help": f"who computes attention; auto: {_DEFAULTS}", "choices": BACKEND_NAMES},
     )
-    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model; all cores if absent"})
+    threads: int | None = field(
+        default=None, metadata={"help": "CPU threads of each rank of the model; if absent, all cores together"}
+    )
+    tp: int = field(
+        default=1, metadata={"help": "ranks that share the model (tensor parallelism), each with a GPU, or some cores"}
+    )
+    tp_transport: str | None = field(
+        default=None,
+        metadata={
+            "help": "who moves what ranks exchange; if absent nccl on cuda, gloo on a CPU. gloo on cuda is slow, and "
+            "lets ranks share a device",
+            "choices": TRANSPORTS,
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
     return cuda.capability_of(device)
 
 
+def num_devices(device: torch.device) -> int:
+    """How many devices of its kind the machine has."""
+    return 1 if device.type == "cpu" else torch.accelerator.device_count()
+
+
 def name_of(device: torch.device) -> str | None:
     """What the maker of a CUDA device calls it; None where there is no such thing."""
     if device.type == "cpu":

@@ -96,21 +96,27 @@ class BatchError(RoostError):
 
 
 class LLM:
-    """A model in this process."""
+    """A model in this process, or shared by it and others that it starts."""
 
     def __init__(
         self,
         model: str | None = None,
         config: EngineConfig | None = None,
         *,
+        tp: int | None = None,
         tool_format: str = DETECTED,
         reasoning_format: str = DETECTED,
         progress: Progress = silent,
     ) -> None:
-        """Load a model; how it writes tool calls and reasoning is asked of its chat template, unless named here."""
+        """Load a model, shared by `tp` ranks: this process and others that it starts.
+
+        How it writes tool calls and reasoning is asked of its chat template, unless named here.
+        """
         config = config or EngineConfig()
         if model is not None:  # else the configuration's
             config = replace(config, model=replace(config.model, model=model))
+        if tp is not None:
+            config = replace(config, model=replace(config.model, tp=tp))
         self._running = start(config, progress)
         self.name = self._running.name
         self.settings = self._running.settings

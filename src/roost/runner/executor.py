@@ -59,6 +59,15 @@ class TorchExecutor:
         except torch.AcceleratorError as error:  # what broke on a device beside the host shows only now, and for good
             raise InvariantError(f"the device is lost: {error}") from error
 
+    def watch(self, ticket: Ticket, told: Callable[[BaseException | None], None]) -> None:
+        """Have somebody told when a step that was just launched has been started, or why it broke there."""
+        self._out[ticket.step].add_done_callback(lambda started: told(started.exception()))
+
+    @property
+    def runs_beside_the_host(self) -> bool:
+        """Whether a launched step goes on by itself."""
+        return self._device.runs_beside_the_host
+
     def close(self) -> None:
         """End the thread, once what was launched has run."""
         if self._worker is not None:

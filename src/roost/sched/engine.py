@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from roost.clock import Clock
 from roost.config.resolved import Resolved
-from roost.errors import InvariantError, StepFailure, first_line
+from roost.errors import InvariantError, RoostError, StepFailure, first_line
 from roost.kv.audit import audit_pages, audit_sums
 from roost.messages import Command, Reply
 from roost.obs.trace import Trace
@@ -25,6 +25,8 @@ from roost.sched.settle import act_on_marks, end_overdue, fail, settle
 from roost.sched.state import State, new_state
 from roost.session.journal import SessionJournal
 from roost.step import Executor, StepId, StepResult
+
+_Mail = tuple[Command, Reply, int | None] | RoostError | None  # None: accept nothing more
 
 
 class Engine:
@@ -43,7 +45,7 @@ class Engine:
         self.state: State = new_state(resolved, trace or Trace(), new_stop_finder, start_compiling, journal)
         self._executor = executor
         self._clock = clock
-        self._mailbox: SimpleQueue[tuple[Command, Reply, int | None] | None] = SimpleQueue()
+        self._mailbox: SimpleQueue[_Mail] = SimpleQueue()
         self._next_step = StepId(0)
         self._launched = False  # whether the last tick launched a step
         self._late_planning = LatePlanning()
@@ -55,6 +57,10 @@ class Engine:
     def stop(self) -> None:
         """Accept nothing more, and end `run` once everything accepted has ended; from any thread."""
         self._mailbox.put(None)
+
+    def fail(self, error: RoostError) -> None:
+        """Have `run` raise an error, also where it sleeps: nothing can go on; from any thread."""
+        self._mailbox.put(error)
 
     def run(self) -> None:
         """Tick while there is work, sleep on the mailbox while there is none, until `stop`."""
@@ -112,7 +118,9 @@ class Engine:
         expire(state)
         end_overdue(state)
 
-    def _receive(self, mail: tuple[Command, Reply, int | None] | None) -> None:
+    def _receive(self, mail: _Mail) -> None:
+        if isinstance(mail, RoostError):
+            raise mail
         self.state.now = self._clock.now_ns()
         if not (self.state.requests or self.state.in_flight):
             self.state.totals.last_step_at = self.state.now
