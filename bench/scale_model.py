@@ -267,10 +267,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--also", type=Path, nargs="+", default=[], metavar="FILE", help=also)
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     args = parser.parse_args(argv)
-    numbers = {name: value for name, value in vars(args).items() if isinstance(value, int | float | list)}
-    for name, value in numbers.items():
+    for name, value in vars(args).items():
         least = 0 if name.endswith("latency_us") else 1e-9
-        if any(not isinstance(each, str) and each < least for each in (value if isinstance(value, list) else [value])):
+        each = value if isinstance(value, list) else [value]
+        if any(isinstance(number, int | float) and number < least for number in each):
             parser.error(f"--{name.replace('_', '-')} must be above 0, got {value}")
     return args
 

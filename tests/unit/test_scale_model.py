@@ -1,8 +1,10 @@
 """The scale model: parts of ranks, messages, work, fitted costs. Small cases are worked out by hand."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,19 @@ import pytest
 import torch
 
 from bench.gpu_shapes import SHAPES, RandomState
-from bench.scale_costs import KINDS, NUMBERS, Pass, Row, Work, fit, left_out, measured_rows, work_of
+from bench.scale_costs import (
+    KINDS,
+    MEASURED_LEN,
+    NUMBERS,
+    Pass,
+    Row,
+    Work,
+    fit,
+    left_out,
+    measured_rows,
+    rows_of,
+    work_of,
+)
 from bench.scale_model import Links, Question, held_against, messages_s, parse, predicted
 from bench.scale_shapes import LARGE, memory_left, num_weights, rank_part, session_bytes, weight_bytes
 from roost.errors import ConfigError
@@ -164,3 +178,12 @@ def test_numbers_that_cannot_be_are_refused_by_their_flag(flag: str, capsys: pyt
     with pytest.raises(SystemExit):
         parse([flag, "0"])
     assert f"{flag} must be above 0, got" in capsys.readouterr().err
+
+
+def test_a_rank_s_part_is_held_against_what_a_table_measured(tmp_path: Path) -> None:
+    cell = {"shape": "llama-70b-of-8", "case": "plain", "batch": 8, "depth": 1, "page_size": 64, "graphs": True}
+    table = tmp_path / "gpu_table.json"
+    table.write_text(json.dumps({"weights": "bf16", "cells": [{**cell, "ms_per_token": 6.0, "accept_length": 0.0}]}))
+    (row,) = rows_of(*parse(["--also", str(table)]).also)
+    said = predicted("", LARGE["llama-70b"], 8, _asked(context=MEASURED_LEN))["batches"][1]
+    assert 1e3 * float(COSTS @ row.work) == pytest.approx(said["ms"] - said["ms_links"])
