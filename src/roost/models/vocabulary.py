@@ -45,7 +45,8 @@ def whole_logits(project: Linear, num_tokens: int, ops: Ops) -> Linear:
 
     def logits(hidden: Tensor) -> Tensor:
         found = ops.linear(hidden, project)
-        return ops.group.all_gather(pad(found, (0, missing)) if missing else found)[..., :num_tokens]
+        whole = ops.group.all_gather(pad(found, (0, missing)) if missing else found)
+        return whole[..., :num_tokens].contiguous()
 
     return logits
 
