@@ -18,7 +18,8 @@ def find_session(state: State, name: str, client: str = "", *, may_close: bool =
     """A client's open session, from the journal where this engine does not have it; RequestError if there is none."""
     if state.journal is not None:
         known = state.sessions.table.get(scoped(client, name))
-        if known is not None and known.log is not None and known.turn is None and not state.journal.owns(known):
+        is_idle = known is not None and known.log is not None and known.turn is None
+        if known is not None and is_idle and not state.journal.owns(known):
             drop_moved(state, known)  # whoever sends its commands here wants it back
             known = None
         if known is None:

@@ -131,6 +131,8 @@ class SessionJournal:
         log = session.log
         assert log is not None, session
         try:
+            if not log.is_sound:  # behind a part of a record nobody would read it
+                log = self._next_log(log, session)
             if not self._logs.append(log.key, log.epoch, framed({"kind": "closed"})) or not self._is_newest(log):
                 raise SessionMoved(session)
             self._remove([each for each in self._logs.epochs(log.key) if each <= log.epoch], log.key)
@@ -164,11 +166,14 @@ class SessionJournal:
     def _begin_anew(self, session: Session, length: int) -> None:
         """Go on in a new log, which begins with the whole session as it was committed."""
         assert session.log is not None, session
-        log = OwnedLog(key=session.log.key, epoch=session.log.epoch + 1)
-        if not self._is_newest(session.log) or not self._logs.create(log.key, log.epoch):
+        session.log = self._next_log(session.log, session)
+        self._write_whole(session, session.log, length)
+
+    def _next_log(self, log: OwnedLog, session: Session) -> OwnedLog:
+        after = OwnedLog(key=log.key, epoch=log.epoch + 1)
+        if not self._is_newest(log) or not self._logs.create(after.key, after.epoch):
             raise SessionMoved(session)
-        session.log = log
-        self._write_whole(session, log, length)
+        return after
 
     def _write_whole(self, session: Session, log: OwnedLog, length: int) -> None:
         """Begin a log; the older ones are needed no more, unless somebody has read them for a newer one."""
@@ -237,6 +242,8 @@ def _session_of(data: bytes, model: str) -> tuple[Session | None, bool]:
             if said["model"] != model:
                 why = f"session {session.name!r} is of the model {said['model']!r}, this is {model!r}"
                 raise RequestError(409, "session_id", why)
+        elif kind == "closed":
+            return session, True
         elif session is None:
             raise ValueError("it does not begin with a session")
         elif kind == "whole":
@@ -252,8 +259,6 @@ def _session_of(data: bytes, model: str) -> tuple[Session | None, bool]:
                 raise ValueError("it is cut to more than it has")
             session.record.cut(said["length"])
             del session.turns[said["turns"] :]
-        elif kind == "closed":
-            return session, True
     return (session if is_whole else None), False
 
 

@@ -20,8 +20,10 @@ from roost.config.resolved import ModelTraits
 from roost.kv.node import Key
 from roost.messages import OpenSession, Submit
 from roost.sched.engine import Engine
+from roost.session.journal import SessionJournal
 from roost.session.record import Record
 from roost.step import StepId, StepPlan, StepResult, Ticket
+from tests.support.memory_logs import MemoryLogs
 
 PRODUCT = str(roost.__file__).removesuffix("__init__.py")
 PLAIN = SpecConfig()
@@ -92,13 +94,15 @@ def _counted(action: Any) -> tuple[int, int]:
     return num_operations, Counted.num_copied
 
 
-def _turn_after(history_len: int, page_size: int, spec: SpecConfig, window: int | None) -> tuple[int, int]:
+def _turn_after(
+    history_len: int, page_size: int, spec: SpecConfig, window: int | None, journal: SessionJournal | None = None
+) -> tuple[int, int]:
     """The cost of a turn of 16 tokens in and 8 out, from its submission until the engine is idle."""
     memory = MemoryConfig(page_size=page_size, pool_tokens=40_000)
     sched = SchedConfig(context=12_000, max_running=2, chunk=16_384)
     traits = ModelTraits(vocab_size=100, window=window)
     resolved = resolve(EngineConfig(memory=memory, sched=sched, spec=spec), traits)
-    engine = Engine(resolved, Instant(resolved.spec.accept_max), VirtualClock())
+    engine = Engine(resolved, Instant(resolved.spec.accept_max), VirtualClock(), journal=journal)
     engine.post(OpenSession(session_id="s"), lambda event: None)
     engine.tick()
     engine.state.sessions.table["s"].record = Counted()
@@ -120,6 +124,15 @@ def _turn_after(history_len: int, page_size: int, spec: SpecConfig, window: int 
 def test_a_turn_costs_the_same_after_ten_thousand_tokens(page_size: int, spec: SpecConfig, window: int | None) -> None:
     short, long = (_turn_after(length, page_size, spec, window) for length in (160, 10_000))
     assert long[1] == short[1] <= 32  # its own tokens, and those a chunk looks ahead to
+    assert abs(long[0] - short[0]) <= 0.02 * short[0]
+
+
+def test_a_turn_adds_its_own_tokens_to_the_journal_and_no_others() -> None:
+    journals = SessionJournal(MemoryLogs()), SessionJournal(MemoryLogs())
+    short, long = (
+        _turn_after(length, 16, PLAIN, None, journal) for length, journal in zip((160, 10_000), journals, strict=True)
+    )
+    assert long[1] == short[1] <= 32 + 16 + 8
     assert abs(long[0] - short[0]) <= 0.02 * short[0]
 
 
