@@ -15,6 +15,7 @@ from tests.planted.edge_bugs import EDGE_BUGS
 from tests.planted.fusion_bugs import FUSION_BUGS
 from tests.planted.grammar_bugs import GRAMMAR_BUGS
 from tests.planted.int4_bugs import INT4_BUGS
+from tests.planted.journal_bugs import JOURNAL_BUGS
 from tests.planted.kv_type_bugs import KV_TYPE_BUGS
 from tests.planted.layer_bugs import LAYER_BUGS
 from tests.planted.lookup_bugs import LOOKUP_BUGS
@@ -414,6 +415,7 @@ BUGS = (
     *WISH_BUGS,
     *SESSION_BUGS,
     *CONVERSATION_BUGS,
+    *JOURNAL_BUGS,
     *SPEC_BUGS,
     *LOOKUP_BUGS,
     *DEVICE_BUGS,

@@ -3,9 +3,11 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.options import draw
+from tests.sim.replicas import run_fleet
 from tests.sim.report import Report
 from tests.sim.world import run_seed
 
@@ -16,19 +18,21 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--replay", type=int, help="run this one seed and print its event log")
+    parser.add_argument("--replicas", action="store_true", help="only replicas, with every seed")
     args = parser.parse_args()
+    run = run_fleet if args.replicas else run_seed
     if args.replay is not None:
-        return _replay(args.replay)
+        return _replay(run, args.replay)
     started = time.monotonic()
     with ProcessPoolExecutor(max_workers=2) as pool:
-        reports = list(pool.map(run_seed, range(args.first, args.first + args.seeds), chunksize=4))
+        reports = list(pool.map(run, range(args.first, args.first + args.seeds), chunksize=4))
     _summary(reports, time.monotonic() - started)
     return 1 if any(report.failure for report in reports) else 0
 
 
-def _replay(seed: int) -> int:
+def _replay(run: Callable[[int, Callable[[str], None]], Report], seed: int) -> int:
     print(draw(seed))
-    report = run_seed(seed, log=print)
+    report = run(seed, print)
     print(report)
     return 1 if report.failure else 0
 

@@ -15,3 +15,11 @@ class Report:
     audits: int = 0
     digest: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: "Report") -> None:
+        """What another run of the same seed did."""
+        self.failure = other.failure
+        self.ticks += other.ticks
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.counts |= {f"replicas: {what}": count for what, count in other.counts.items()}

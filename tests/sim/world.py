@@ -24,6 +24,7 @@ from tests.sim.device_time import DeviceTime
 from tests.sim.options import Options, draw
 from tests.sim.promises import Promises
 from tests.sim.questions import Questions
+from tests.sim.replicas import has_fleet, run_fleet
 from tests.sim.report import Report
 from tests.sim.rounds import Rounds
 from tests.sim.rules import Rules
@@ -492,5 +493,8 @@ class World:
 
 
 def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Report:
-    """Run one seed to its verdict."""
-    return World(draw(seed), log).run()
+    """Run one seed to its verdict, some with replicas behind it."""
+    report = World(draw(seed), log).run()
+    if not report.failure and has_fleet(seed):
+        report.add(run_fleet(seed, log))
+    return report
