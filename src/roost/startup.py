@@ -136,11 +136,17 @@ class Built:
 
 
 def start(
-    config: EngineConfig, progress: Progress = silent, trace: Trace | None = None, on_lost: OnLost | None = None
+    config: EngineConfig,
+    progress: Progress = silent,
+    trace: Trace | None = None,
+    *,
+    on_lost: OnLost | None = None,
+    folder: Path | None = None,
 ) -> Running:
     """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it.
 
-    `on_lost` is told when a rank is lost, on some thread; without it the engine's loop fails then.
+    With several ranks, `on_lost` is told when one is lost, on some thread; without it the engine's loop fails then.
+    Their files are in `folder`, or among the temporary ones.
     """
     began = time.monotonic()
     chosen = choose(config, progress)
@@ -149,17 +155,19 @@ def start(
         try:
             return _running(chosen, build(chosen, NO_PEERS), None, journal, trace, began)
         except BrokenKernels as broken:
-            return _start_without(chosen, broken, progress, trace, on_lost)
-    rank0 = Rank0(chosen.for_followers, chosen.device, num_devices(chosen.device))
+            config = _without(chosen, broken)
+            return start(config, progress, trace, on_lost=on_lost, folder=folder)
+    rank0 = Rank0(chosen.for_followers, chosen.device, num_devices(chosen.device), folder)
     try:
         rank0.same({**versions(), **checkpoint_of(*chosen.files)})
         rank0.join()
         running = _running(chosen, build(chosen, rank0), rank0, journal, trace, began)
     except BrokenKernels as broken:
-        rank0.close()
-        return _start_without(chosen, broken, progress, trace, on_lost)
+        rank0.ranks.close()
+        config = _without(chosen, broken)
+        return start(config, progress, trace, on_lost=on_lost, folder=folder)
     except Exception as error:
-        rank0.close()
+        rank0.ranks.close()
         if rank0.ranks.lost is not None and not isinstance(error, ConfigError):  # all else follows from that
             raise rank0.ranks.lost from error
         raise
@@ -255,21 +263,15 @@ class BrokenKernels(Exception):
     """The kernels of the backend that was chosen cannot be prepared here."""
 
 
-def _start_without(
-    chosen: EngineChoices,
-    broken: BrokenKernels,
-    progress: Progress,
-    trace: Trace | None,
-    on_lost: OnLost | None,
-) -> Running:
-    """Start with torch in place of a backend whose kernels cannot be prepared, unless it was asked for by name."""
+def _without(chosen: EngineChoices, broken: BrokenKernels) -> EngineConfig:
+    """The configuration with torch in place of a backend whose kernels cannot be prepared, unless it was named."""
     why, config, backend = str(broken), chosen.config, chosen.backend
     if config.model.backend != AUTO_BACKEND:
         raise ConfigError(
             f"--backend {backend.name}: its kernels cannot be compiled here ({why}); use torch"
         ) from broken
     logger.warning("torch computes: the kernels of --backend %s cannot be compiled here (%s)", backend.name, why)
-    return start(replace(config, model=replace(config.model, backend=TORCH.name)), progress, trace, on_lost)
+    return replace(config, model=replace(config.model, backend=TORCH.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

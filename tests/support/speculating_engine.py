@@ -75,6 +75,7 @@ class LocalEngine:
         self.queued_max = CONFIG.sched.max_queued
         self.has_journal = False
         self.is_gone = asyncio.Event()
+        self.is_restarting = False
         self.started = Started(
             model_name=llm.name,
             language=llm.language.to_json(),

@@ -120,6 +120,7 @@ UNTESTED: dict[str, str] = {
     "roost.weights.int8_lm_head._SCALE_LEAST": _NUMBER,
     "roost.layers.linear._STEPS": _NUMBER,
     "roost.layers.linear._SCALE_LEAST": _NUMBER,
+    "roost.server.config.RESTARTS_DEFAULT": _DEFAULT,
     "roost.parallel.channel.MESSAGE_BYTES_MAX": "so that no endless message is read; one that is too large is garbage",
     "roost.parallel.digest._SIZE": _NUMBER,
     "roost.parallel.follower._DIE_WITH_PARENT": _NUMBER,

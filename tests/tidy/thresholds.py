@@ -374,6 +374,8 @@ TESTED: dict[str, str] = {
     + "test_a_long_text_is_tokenised_without_the_gil_and_just_like_a_short_one",
     "roost.values._SHOWN_MAX": "tests/unit/test_values.py::test_a_value_is_repeated_in_a_message_but_not_at_length",
     "roost.values._WHOLE_BITS_MAX": "tests/unit/test_values.py::test_a_whole_number_has_so_many_bits_and_no_more",
+    "roost.server.restarts.WINDOW_S": "tests/unit/server/test_restarts.py::"
+    "test_so_many_within_an_hour_and_one_more_is_refused",
     # --- parallel ---
     "roost.parallel.agreement.ALONE_S": _AGREEMENT + "test_a_step_that_breaks_on_one_rank_alone_ends_the_group",
     "roost.parallel.agreement.BEHIND_S": _AGREEMENT + "test_a_rank_that_is_not_done_is_lost_after_so_long",

@@ -7,16 +7,19 @@ at start-up.
 
 import json
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -51,9 +54,10 @@ class _Follower:
 class Ranks:
     """The ranks 1 to size - 1."""
 
-    def __init__(self, size: int, *, on_device: tuple[str, ...] = ()) -> None:
-        """Start the processes; on GPUs `on_device` names that of each rank."""
+    def __init__(self, size: int, *, on_device: tuple[str, ...] = (), within: Path | None = None) -> None:
+        """Start the processes; on GPUs `on_device` names that of each rank. Their folder may be `within` another."""
         self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix="roost-", dir=within))  # only this user may enter it
         self.lost: RankError | None = None
         self._changed = threading.Condition()  # of what follows, and of who is lost
         self._at_loss: list[OnLost] = []
@@ -157,6 +161,7 @@ class Ranks:
         for each in self._followers.values():
             with suppress(subprocess.TimeoutExpired):
                 each.process.wait(_END_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _reason(self, rank: int) -> RankError:
         """Why a channel broke: that will be known in a moment."""

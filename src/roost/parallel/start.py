@@ -4,7 +4,6 @@ Followers are told the configuration as rank 0 has chosen it, so that none choos
 """
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,25 +73,25 @@ def with_ranks(config: EngineConfig, device: torch.device) -> EngineConfig:
 class Rank0:
     """Rank 0 while a group starts: it asks the followers, compares and decides."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, num_devices: int) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, num_devices: int, within: Path | None) -> None:
         """Start the followers and tell them who they are; the configuration names everything."""
         names = cuda_devices(num_devices) if device.type == "cuda" else ()
         size = config.model.tp
-        self._folder = Path(tempfile.mkdtemp(prefix="roost-"))  # only this user may enter it
         self._group: DistributedGroup | None = None
         self._transport, self._device = transport_of(config, device), device
-        self.ranks = Ranks(size, on_device=tuple(names[rank % len(names)] for rank in range(size)) if names else ())
-        told = {"size": size, "config": as_text(config), "transport": self._transport, "folder": str(self._folder)}
+        on_device = tuple(names[rank % len(names)] for rank in range(size)) if names else ()
+        self.ranks = Ranks(size, on_device=on_device, within=within)
+        told = {"size": size, "config": as_text(config), "transport": self._transport, "folder": str(self.ranks.folder)}
         try:
             for rank in self.ranks.pids:
                 self.ranks.tell(rank, {"rank": rank, **told})
         except RankError:
-            self.close()
+            self.ranks.close()
             raise
 
     def join(self) -> None:
         """Meet them, once they have said that they are what rank 0 is."""
-        store = self._folder / STORE
+        store = self.ranks.folder / STORE
         self._group = DistributedGroup(0, self.ranks.size, transport=self._transport, device=self._device, store=store)
         self.ranks.tell_loss(lambda lost: self.group.abort())
 
@@ -127,9 +126,5 @@ class Rank0:
         self.group.limit(COLLECTIVE_S)
         for rank in self.ranks.pids:
             self.ranks.tell(rank, {"begin": True})
-        shutil.rmtree(self._folder, ignore_errors=True)  # they have met
-
-    def close(self) -> None:
-        """The group does not start."""
-        self.ranks.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._transport == GLOO:  # they have met; NCCL may look there again
+            shutil.rmtree(self.ranks.folder, ignore_errors=True)

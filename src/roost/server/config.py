@@ -15,6 +15,7 @@ from roost.tools.registry import DETECTED, tool_format_names
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_REQUESTS = ("all", "usual", "failed", "none")
 CONNECTIONS_DEFAULT = 4096
+RESTARTS_DEFAULT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,13 @@ class ServerConfig:
     health_step_s: int = field(
         default=60, metadata={"help": "seconds without a completed step, while there is work, until it is unhealthy"}
     )
+    engine_restarts: int | None = field(
+        default=None,
+        metadata={
+            "help": "how often within an hour an engine that ended unexpectedly is started again, until the server "
+            f"ends with it; if absent {RESTARTS_DEFAULT} with --tp above 1, else 0"
+        },
+    )
     log_level: str = field(
         default="warning", metadata={"help": "least severe messages that are logged", "choices": LOG_LEVELS}
     )
@@ -126,7 +134,7 @@ class ServerConfig:
 NAME_LEN_MAX = 256
 _TIMES = ("header_s", "body_s", "keep_alive_s", "stall_s", "health_answer_s", "health_step_s")
 _COUNTS = ("max_connections", "max_connections_per_address", "max_responses", "max_response_mb", "response_ttl_s")
-_LEAST = {"drain_s": 0, "log_slow_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
+_LEAST = {"drain_s": 0, "engine_restarts": 0, "log_slow_s": 0, **dict.fromkeys((*_TIMES, *_COUNTS), 1)}
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
 _COLLECTOR = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?")

@@ -1,5 +1,6 @@
 """Engine process: the engine in a process of its own, as the server uses it: start it, talk to it, notice its end.
 
+One that ends unexpectedly may be started again, on the same sockets: what was sent to the one before it is refused.
 Owns the process, the sockets to it, and the names that clients gave to their requests. The process lives as long as its
 standard input is open, so it cannot outlive the server; what runs in it is `server.worker`. Called on the server's
 event loop.
@@ -29,6 +30,7 @@ from roost.server.logs import LogConfig
 from roost.server.output_log import OutputLog
 from roost.server.wire_format import Started, pack_command, unpack
 
+RESTARTING = "the engine ended unexpectedly and is being started again"
 _STOP_S = 10  # the engine's process gets this long to end by itself
 _ANSWER_S = 2  # an answer to what was read in time gets this long to arrive
 
@@ -60,7 +62,10 @@ class EngineProcess(EngineClient):
         self._tasks: list[asyncio.Task[None]] = []
         self.started: Started | None = None
         self.follow: Follow = _only_those
-        self.is_gone = asyncio.Event()
+        self.may_restart: Callable[[], bool] = lambda: False  # asked when it has ended that was ready before
+        self.is_restarting = False
+        self.has_ended = asyncio.Event()  # the process
+        self.is_gone = asyncio.Event()  # and for good
 
     def _bind(self, socket: "zmq.Socket[Any]", name: str) -> None:
         socket.set_hwm(0)  # nothing is ever dropped; what is in flight is bounded by --max-queued
@@ -70,11 +75,14 @@ class EngineProcess(EngineClient):
             raise ConfigError(f"no socket can be made in {self._folder}: {error}; set TMPDIR to another") from error
 
     async def start(self) -> None:
-        """Start the process and wait until the engine is ready; raises CapacityError if it ends before."""
+        """Start a process and wait until the engine is ready; raises CapacityError if it ends before."""
+        self.has_ended.clear()
         command = (sys.executable, "-m", "roost.server.worker")
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
         assert self._process.stdin is not None
-        settings = msgspec.json.encode({"folder": str(self._folder), "config": self._config, "log": self._log})
+        first = next(self._numbers)
+        told = {"folder": str(self._folder), "first": first, "config": self._config, "log": self._log}
+        settings = msgspec.json.encode(told)
         self._process.stdin.write(settings + b"\n")
         await self._process.stdin.drain()
         ready = asyncio.Event()
@@ -82,8 +90,9 @@ class EngineProcess(EngineClient):
         asyncio.get_running_loop().add_reader(self._events.fileno(), self._read_events, ready)
         self._read_events(ready)  # what came before
         await ready.wait()
-        if self.started is None:
+        if self.has_ended.is_set():
             raise CapacityError(503, "the engine did not start")
+        self.is_restarting = False
 
     def limits_of(self, client: str) -> ClientLimits:
         """What a client may take, and how long its sessions live that say nothing themselves."""
@@ -121,6 +130,8 @@ class EngineProcess(EngineClient):
         """Raise CapacityError before the engine is ready and after it has ended."""
         if self.is_gone.is_set() or self.started is None:
             raise CapacityError(503, "the engine is not running" if self.is_gone.is_set() else "the model is loading")
+        if self.is_restarting:
+            raise CapacityError(503, RESTARTING)
 
     async def ask(self, command: Command, within_s: float, observer: Observer | None = None) -> Event | None:
         """Send a command that has one answer, and wait for it; None if none came.
@@ -226,6 +237,12 @@ class EngineProcess(EngineClient):
         """When the process ends, everybody who waits for it is told."""
         assert self._process is not None
         await self._process.wait()
-        self.is_gone.set()
+        self.is_restarting = self.started is not None and self.may_restart()
+        if not self.is_restarting:
+            self.is_gone.set()
+        self.has_ended.set()
         ready.set()
-        self.refuse_all(500, "the engine ended unexpectedly")
+        if self.is_restarting:
+            self.refuse_all(503, RESTARTING)
+        else:
+            self.refuse_all(500, "the engine ended unexpectedly")

@@ -81,6 +81,7 @@ class LiveHub:
 
     async def _frame(self) -> Json:
         if self._host.health == "loading":
+            self._wants_whole = True  # another engine, of which nothing was told
             return {"whole": False, "health": "loading"}
         is_whole, self._wants_whole = self._wants_whole, False
         asked = asyncio.create_task(self._host.ask(GetFrame(whole=is_whole), ANSWER_S))

@@ -1,8 +1,8 @@
 """Serve: the life of a server, from its listening socket to its last request.
 
 It listens at once and answers 503 until the model is loaded. At the first SIGTERM or Ctrl-C it refuses new requests and
-gives running ones some time to finish; a second Ctrl-C ends it at once. If the engine ends unexpectedly, so does the
-server. Called by the command line.
+gives running ones some time to finish; a second Ctrl-C ends it at once. If the engine ends unexpectedly, it is started
+again if it may be; else so does the server. Called by the command line.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from roost.errors import CapacityError, ConfigError
 from roost.server import logs
 from roost.server.app import make_app
 from roost.server.body_reader import BODY_BYTES_MAX
-from roost.server.config import ServerConfig
+from roost.server.config import RESTARTS_DEFAULT, ServerConfig
 from roost.server.connection import Connection
 from roost.server.connections import Connections
 from roost.server.engine_process import EngineProcess
@@ -31,6 +31,7 @@ from roost.server.host_check import AllowedHosts, HostCheck
 from roost.server.keys import NO_KEYS, Keys
 from roost.server.listener import Listeners, cannot_listen
 from roost.server.request_log import RequestLog
+from roost.server.restarts import Restarts
 from roost.server.state import ServerState
 
 if TYPE_CHECKING:  # its packages are an extra of their own
@@ -70,6 +71,8 @@ async def _serve(
 ) -> int:
     asyncio.get_running_loop().set_exception_handler(_report)
     state = ServerState(config, EngineProcess(engine, config.log), keys)
+    restarts = Restarts(restarts_max(config, engine))
+    state.engine.may_restart = lambda: not state.is_draining and restarts.take()
     app = make_app(state)
     checked = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
     server = _Server(
@@ -91,7 +94,7 @@ async def _serve(
         state,
         listeners.connections,
     )
-    watcher = asyncio.create_task(_watch(state, server, listeners.port, tracing))
+    watcher = asyncio.create_task(_watch(state, server, restarts, listeners.port, tracing))
     with _signals(server):
         try:
             await server.serve(listeners.sockets)
@@ -180,29 +183,48 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-async def _watch(state: ServerState, server: uvicorn.Server, port: int, tracing: "Tracing | None") -> int:
-    """Start the engine, print when it is ready, and end the server if the engine ends, or if a flag does not fit it.
+def restarts_max(config: ServerConfig, engine: EngineConfig) -> int:
+    """How often the engine may be started again within an hour."""
+    if config.engine_restarts is not None:
+        return config.engine_restarts
+    return RESTARTS_DEFAULT if engine.model.tp > 1 else 0
 
-    Returns the exit code of the latter.
+
+async def _watch(
+    state: ServerState, server: uvicorn.Server, restarts: Restarts, port: int, tracing: "Tracing | None"
+) -> int:
+    """Start the engine, print when it is ready, and end the server with it, or if a flag does not fit it.
+
+    An engine that may be started again is; its sessions are gone. Returns the exit code of the latter.
     """
-    with suppress(CapacityError):
-        await state.engine.start()
-        try:
-            state.open()
-        except ConfigError as error:
-            _notices.error("%s", error)
-            server.should_exit = True
-            return _BAD_FLAGS
-        if tracing is not None:
-            state.engine.follow = partial(tracing.follow, state.model_name)
-        started = state.engine.started
-        assert started is not None
-        host = f"[{state.config.host}]" if ":" in state.config.host else state.config.host
-        place = f"http://{host}:{port}"
-        choices = {**started.settings, "tool calls": state.formats.said}
-        ready = (started.model_name, place, started.load_s)
-        _notices.info("%s is ready at %s after %.1f s", *ready, extra={"fields": choices})
-        _notices.info("chat and watch it at %s/live", place)
-    await state.engine.is_gone.wait()
+    engine = state.engine
+    while not engine.is_gone.is_set():
+        with suppress(CapacityError):
+            await engine.start()
+            try:
+                state.open()
+            except ConfigError as error:
+                _notices.error("%s", error)
+                server.should_exit = True
+                return _BAD_FLAGS
+            if tracing is not None:
+                engine.follow = partial(tracing.follow, state.model_name)
+            _say_ready(state, port)
+        await engine.has_ended.wait()
+        state.sessions.clear()
+        if engine.is_restarting:
+            times = (engine.exit_code, restarts.num_taken, restarts.limit)
+            _notices.info("the engine ended with exit code %s: starting another (%d of %d within an hour)", *times)
     server.should_exit = True
     return 0
+
+
+def _say_ready(state: ServerState, port: int) -> None:
+    started = state.engine.started
+    assert started is not None
+    host = f"[{state.config.host}]" if ":" in state.config.host else state.config.host
+    place = f"http://{host}:{port}"
+    choices = {**started.settings, "tool calls": state.formats.said}
+    ready = (started.model_name, place, started.load_s)
+    _notices.info("%s is ready at %s after %.1f s", *ready, extra={"fields": choices})
+    _notices.info("chat and watch it at %s/live", place)

@@ -30,7 +30,7 @@ from roost.messages import (
 )
 from roost.server.background_threads import OffloadThreads
 from roost.server.config import ServerConfig
-from roost.server.engine_process import EngineProcess
+from roost.server.engine_process import RESTARTING, EngineProcess
 from roost.server.keys import NO_KEYS, Keys, caller
 from roost.server.labels import Labels
 from roost.server.live_hub import LiveHub
@@ -88,11 +88,13 @@ class ServerState:
         self._language = language
 
     def check_alive(self) -> None:
-        """503 while the model loads, and after the engine has ended."""
+        """503 while the model loads, after the engine has ended, and until another one is ready."""
         if self.engine.is_gone.is_set():
             raise CapacityError(503, "the engine is not running")
         if self._language is None:
             raise CapacityError(503, "the model is loading")
+        if self.engine.is_restarting:
+            raise CapacityError(503, RESTARTING)
 
     def check_ready(self) -> None:
         """503 if no new work is taken now."""

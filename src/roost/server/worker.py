@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from roost.config.options import EngineConfig
-from roost.errors import ConfigError
+from roost.errors import ConfigError, RankError, RoostError
 from roost.messages import Event, Reply
 from roost.obs.log_events import last_events, logged_trace
 from roost.sched.engine import Engine
@@ -40,6 +40,7 @@ class Settings:
     """What the server tells its engine."""
 
     folder: str
+    first: int  # exchange that is this engine's: what was sent to one before it is nobody's
     config: EngineConfig
     log: LogConfig
 
@@ -53,14 +54,17 @@ def main() -> int:
     trace = logged_trace()
     threading.Thread(target=_die_with_server, args=(Path(settings.folder),), daemon=True).start()
     try:
-        running = start(settings.config, trace=trace)
+        running = start(settings.config, trace=trace, on_lost=_die_with_rank, folder=Path(settings.folder))
     except ConfigError as error:
         _notices.error("%s", error)
         return 2
+    except RankError as error:
+        _log.critical("the ranks of the engine did not start: %s", error)
+        return 1
     context, folder = zmq.Context(), Path(settings.folder)
     outbox: Outbox = SimpleQueue()
     threading.Thread(target=_write, args=(context, folder, outbox), daemon=True).start()
-    threading.Thread(target=_read, args=(context, folder, running.engine, outbox), daemon=True).start()
+    threading.Thread(target=_read, args=(context, settings, running.engine, outbox), daemon=True).start()
     outbox.put((0, _started(running)))
     try:
         running.engine.run()
@@ -88,6 +92,12 @@ def _die_with_thread(args: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
+def _die_with_rank(lost: RoostError) -> None:
+    """End at once when a rank is lost, whatever waits for it: the others have been ended."""
+    _log.critical("a rank of the engine was lost: %s", lost)
+    os._exit(1)
+
+
 def _die_with_server(folder: Path) -> None:
     """Wait for the end of standard input, then end at once: nobody is left to hear anything, or to tidy up."""
     while os.read(sys.stdin.fileno(), 4096):  # not through the buffer, whose lock an interpreter wants as it ends
@@ -96,12 +106,14 @@ def _die_with_server(folder: Path) -> None:
     os._exit(0)
 
 
-def _read(context: "zmq.Context[Any]", folder: Path, engine: Engine, outbox: Outbox) -> None:
+def _read(context: "zmq.Context[Any]", settings: Settings, engine: Engine, outbox: Outbox) -> None:
     socket = context.socket(zmq.PULL)
     socket.set_hwm(0)
-    socket.connect(f"ipc://{folder / 'commands'}")
+    socket.connect(f"ipc://{Path(settings.folder) / 'commands'}")
     while True:
         number, command, read_by = unpack_command(socket.recv())
+        if 0 < number < settings.first:
+            continue
         engine.post(command, _reply(number, outbox), read_by)
 
 

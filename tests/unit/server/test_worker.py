@@ -42,7 +42,7 @@ from roost.server import worker
 def run():
     {run}
 
-def start(config, trace):
+def start(config, trace, on_lost, folder):
     trace.note("admit", "r1", 0, 4)
     return types.SimpleNamespace(engine=types.SimpleNamespace(run=run))
 
@@ -58,7 +58,7 @@ IN_A_THREAD = "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); 
 )
 def test_an_engine_that_fails_says_why_in_the_form_of_the_log(tmp_path: Path, run: str, message: str) -> None:
     command = [sys.executable, "-c", FAILS.format(run=run)]
-    settings = {"folder": str(tmp_path), "config": EngineConfig(), "log": LogConfig(format=JSON)}
+    settings = {"folder": str(tmp_path), "first": 1, "config": EngineConfig(), "log": LogConfig(format=JSON)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
