@@ -49,7 +49,6 @@ def with_experts(plain: DecoderConfig, experts: ExpertsFeed) -> DecoderConfig:
         plain,
         qk_norm=True,
         layers=tuple(replace(each, feed_forward=experts) for each in plain.layers),
-        feed_width=experts.width_max(plain.hidden_size),
     )
 
 
@@ -78,7 +77,6 @@ def with_sinks(plain: DecoderConfig, window: int, experts: ExpertsFeed) -> Decod
         out_bias=True,
         sinks=True,
         layers=tuple(replace(kind, feed_forward=feed) for kind in kinds),
-        feed_width=experts.width_max(plain.hidden_size),
     )
 
 

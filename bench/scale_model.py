@@ -56,11 +56,6 @@ DTYPE_BYTES = torch.bfloat16.itemsize
 HOST_MS, HOST_ROW_MS = 0.30, 0.0036  # of a step: gpu_table_h200_8b.json at batch 1; a row's share as in `make bench`
 
 
-RING, GATHERED = SUMS = ("ring", "gathered")
-KERNEL_US = 2.7  # of one more in a graph: a layer's 16 µs are those of six
-ADDED_BYTES = 5  # moved for each byte of a part that is added in float32
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """What is assumed of the links between GPUs; rates are of one GPU, one way."""
@@ -70,14 +65,10 @@ class Links:
     link_latency_us: float = 10.0
     network_gbps: float = 45.0
     network_latency_us: float = 25.0
-    sums: str = GATHERED  # as parallel/group.py has it, so that every rank has the same bits
 
     def all_reduce_s(self, num_bytes: float, ranks: int) -> float:
         """Seconds of a sum over all ranks: within nodes, then each GPU with its share between them."""
-        if self.sums == RING or ranks <= 2:
-            return self._seconds(num_bytes, ranks, 2)
-        adding = (ranks + 1) * KERNEL_US / 1e6 + (ranks - 1) * ADDED_BYTES * num_bytes / BANDWIDTH
-        return self.all_gather_s(ranks * num_bytes, ranks) + adding
+        return self._seconds(num_bytes, ranks, 2)
 
     def all_gather_s(self, num_bytes: float, ranks: int) -> float:
         """Seconds until every rank has all parts, which are so many bytes together."""
@@ -217,10 +208,7 @@ def assumptions(asked: Question) -> list[str]:
         f"network, between nodes of {links.node_gpus} GPUs (--node-gpus): a card of 400 Gb/s for each GPU,",
         f"  {links.network_gbps:g} GB/s of its 50 (--network-gbps) and {links.network_latency_us:g} µs more a message"
         " (--network-latency-us), a guess",
-        "all-reduce (--sums ring): latency + bytes x 2(n-1)/n / rate; each GPU hands its share to other nodes;"
-        if links.sums == RING
-        else f"sums (--sums gathered, as the engine): latency + bytes x (n-1) / rate, n+1 kernels of {KERNEL_US} µs;",
-        "  nothing overlaps",
+        "all-reduce: latency + bytes x 2(n-1)/n / rate; each GPU hands its share to other nodes; nothing overlaps",
         "messages: tokens x hidden x 2 bytes behind embedding, attention and feed-forward; logits gathered in 2 bytes",
         "parts: every matrix is split evenly, each expert by its width; norms and routers are whole on each rank;",
         "  KV heads are copied where there are fewer than ranks; the tokens of a step hit experts evenly",
@@ -273,10 +261,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpu-gib", type=float, default=139.8, help="a GPU's memory")
     for link in fields(Links):
         told = {"gpus": "of a node", "gbps": "gigabytes a second of one GPU, one way", "us": "of a message"}
-        told["sums"] = "of more than two ranks: as NCCL adds, or gathered and added in the order of ranks"
         flag, unit = f"--{link.name.replace('_', '-')}", link.name.rpartition("_")[2]
-        choices = SUMS if link.name == "sums" else None
-        parser.add_argument(flag, type=type(link.default), default=link.default, help=told[unit], choices=choices)
+        parser.add_argument(flag, type=type(link.default), default=link.default, help=told[unit])
     also = "files of bench.gpu_table to hold it against, which no cost is fitted to"
     parser.add_argument("--also", type=Path, nargs="+", default=[], metavar="FILE", help=also)
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")

@@ -1,9 +1,9 @@
 """Distributed group: the collectives of a forward pass, over torch.distributed: NCCL on GPUs, gloo on CPUs.
 
-A sum is made in the order of the ranks, from what all of them hand in, so it has the same bits on every rank and does
-not depend on the other tokens of a batch, as a ring's order would. Two ranks over NCCL add with one all-reduce: a sum
-of two has one order. NCCL's calls can be captured in CUDA graphs, gloo's cannot. Made at start-up, handed to models
-in their `Ops`.
+A sum has the same bits on every rank. Over gloo it is made in the order of the ranks, from what all of them hand in, so
+that it does not depend on the other tokens of a batch; NCCL's all-reduce has an order of its own, which is faster, and
+on a GPU results may depend on the batch as it is. NCCL's calls can be captured in CUDA graphs, gloo's cannot. Made at
+start-up, handed to models in their `Ops`.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,8 @@ class DistributedGroup:
         self._limit.timeout = timedelta(seconds=seconds)
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, in the order of the ranks; `part` may be overwritten."""
-        if self.transport == NCCL and self.size <= 2:
+        """The sum of the ranks' tensors; `part` may be overwritten."""
+        if self.transport == NCCL:
             self.num_calls += 1
             part = part.contiguous()
             self._ranks.allreduce([part]).wait()
