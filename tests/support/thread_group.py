@@ -58,6 +58,8 @@ class ThreadRank:
         self.num_collectives += 1
         meeting = self._meeting
         meeting.parts[self.rank] = part.clone()
+        if part.is_cuda:
+            torch.cuda.synchronize()  # each rank has a stream of its own
         meeting.wait()
         parts = [each for each in meeting.parts if each is not None]
         assert len({(each.shape, each.dtype) for each in parts}) == 1, [each.shape for each in parts]
