@@ -14,6 +14,7 @@ from roost.models.decoder import Decoder
 from roost.models.fields import Fields
 from roost.models.model import Model
 from roost.models.registry import decoder_config, find_family
+from roost.models.shards import check_shards
 from roost.weights.folder import Folder, read_config
 from roost.weights.mxfp4 import Mxfp4Folder
 from roost.weights.quantisation import MXFP4, read_quantisation
@@ -36,9 +37,10 @@ def open_source(path: Path) -> Source:
 
 
 def load_model(source: Source, *, weights: str, device: torch.device, ops: Ops = TORCH_OPS) -> Model:
-    """The model of a checkpoint, its weights kept as `weights` says."""
+    """The model of a checkpoint, its weights kept as `weights` says; of a group's ranks each has its part."""
     family = find_family(source.config())
     config = family.read_config(Fields(source.config()))  # before the tensors: it says best why a checkpoint fails
+    check_shards(config, ops.group.size)
     return family.load(config, source, weights, device, ops)
 
 
