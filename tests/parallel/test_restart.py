@@ -14,9 +14,9 @@ from tests.support.tiny_folder import ENDLESS
 
 @pytest.fixture
 def server(tmp_path: Path, folder: Path) -> Iterator[Server]:
-    """It may be restarted once."""
-    flags = ("--model", str(folder), "--tp", "2", "--threads", "1", "--pool-tokens", "16384", "--engine-restarts", "1")
-    started = Server(tmp_path, *flags)
+    """It may be restarted once, and keeps a journal."""
+    model = ("--model", str(folder), "--tp", "2", "--threads", "1", "--pool-tokens", "16384")
+    started = Server(tmp_path, *model, "--engine-restarts", "1", "--journal", str(tmp_path / "journal"))
     yield started
     started.kill()
 
@@ -38,7 +38,12 @@ def test_a_lost_rank_ends_its_requests_and_another_engine_takes_new_ones_until_t
     server: Server,
 ) -> None:
     assert server.http.get("/server_info").json()["settings"]["tp"] == 2
-    assert server.post("/v1/sessions", {"id": "old"}).status_code == 201
+    for name in ("kept", "again"):
+        assert server.post("/v1/sessions", {"id": name}).status_code == 201
+    turn = {"text": "hello", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    for name in ("kept", "again"):
+        first = server.post(f"/v1/sessions/{name}/generate", turn).json()
+    second = server.post("/v1/sessions/again/generate", turn).json()
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 9, "temperature": 0}}
     before = server.generate(body)["text"]
     stream = Stream(server, "/generate", {"text": "hello", "sampling_params": ENDLESS, "stream": True})
@@ -55,8 +60,9 @@ def test_a_lost_rank_ends_its_requests_and_another_engine_takes_new_ones_until_t
     assert has_ended(server.engine_pid) and has_ended(follower)
 
     assert server.generate(body)["text"] == before
-    assert server.http.get("/v1/sessions/old").status_code == 404
-    assert server.post("/v1/sessions", {"id": "old"}).status_code == 201
+    assert server.http.get("/v1/sessions/other").status_code == 404
+    went_on = server.post("/v1/sessions/kept/generate", turn).json()
+    assert went_on["text"] == second["text"] != first["text"]
     assert server.http.get("/ready").status_code == 200
 
     (engine,) = children(server.process.pid)
