@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import StartTiny
-from tests.support.server_process import Server, Stream
+from tests.support.server_process import Server, Stream, wait_until
 from tests.support.tiny_folder import PLAIN_TEMPLATE, write_model
 
 CHAT_TEMPLATE = PLAIN_TEMPLATE + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -89,6 +89,23 @@ def test_sessions_go_on_in_a_new_server_with_the_tokens_that_were_acknowledged(
     assert list((tmp_path / "journal").iterdir()) == []
     assert server.http.get("/v1/sessions/moves").status_code == 404
     server.check_rest()
+
+
+def test_sessions_go_on_when_the_engine_alone_is_killed_and_started_again(
+    start_tiny: StartTiny, tmp_path: Path
+) -> None:
+    flags = ("--journal", str(tmp_path / "journal"), "--engine-restarts", "1")
+    server = start_tiny(*flags, model=write_model(tmp_path, CHAT_TEMPLATE))
+    for name in ("alone", "goes on"):
+        assert server.post("/open_session", {"session_id": name, "streaming": True, "capacity_of_str_len": 0}).json()
+    wanted = [_chat(server, number, "alone") for number in range(4)]
+    assert [_chat(server, number, "goes on") for number in range(2)] == wanted[:2]
+    stream = Stream(server, "/v1/sessions/goes%20on/generate", {"messages": SAYS[2], "stream": True, **LONG})
+    assert stream.next()
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert stream.rest()[-1]["error"]["code"] == 503
+    wait_until(lambda: server.http.get("/health").status_code == 200)
+    assert [_chat(server, number, "goes on") for number in (2, 3)] == wanted[2:]
 
 
 def test_a_server_whose_session_went_on_elsewhere_says_so_and_then_knows_it(

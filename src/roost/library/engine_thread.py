@@ -33,6 +33,11 @@ class EngineThread(EngineClient):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether sessions go on after the engine has ended."""
+        return self._engine.state.journal is not None
+
     def check_running(self) -> None:
         """Raise CapacityError if the engine has ended, or was told to."""
         if self._is_closed:

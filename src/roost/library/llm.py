@@ -17,6 +17,7 @@ from roost.errors import CapacityError, ConfigError, RequestError, RoostError
 from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, milliseconds, submits
 from roost.front.session import ClientSession
+from roost.front.turn_notes import session_of
 from roost.library.batch import RequestBatch
 from roost.library.conversation import ChatArguments, ChatCall, Schema, ToolChoice, Tools, compiled_options, read_chat
 from roost.library.engine_thread import EngineThread
@@ -24,9 +25,11 @@ from roost.library.session import Messages, Prompt, Session, as_messages
 from roost.messages import (
     Finished,
     FlushCache,
+    GetHistory,
     GetStats,
     OpenSession,
     Refused,
+    SessionHistory,
     SpecStats,
     Stats,
     Submit,
@@ -197,6 +200,12 @@ class LLM:
         name = id if id is not None else uuid4().hex  # which nobody else has
         self._engine.ask(OpenSession(session_id=name, cache_salt=cache_salt, ttl_ms=ttl_ms, max_tokens=max_tokens))
         return Session(self._engine, self.language, self.formats, ClientSession(name))
+
+    def resume(self, id: str) -> Session:
+        """A session that is open already: here, or in an engine that has ended and had the same journal."""
+        history = self._engine.ask(GetHistory(session_id=id))
+        assert isinstance(history, SessionHistory), history
+        return Session(self._engine, self.language, self.formats, session_of(id, history, self.language))
 
     def stats(self) -> Stats:
         """How things stand in the engine."""

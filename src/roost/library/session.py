@@ -6,7 +6,7 @@ early is rolled back; the next call waits for that and goes on from there. For o
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeGuard
 from uuid import uuid4
@@ -15,6 +15,7 @@ from roost.errors import CapacityError, RequestError
 from roost.front.answer import Answer, Piece, checked
 from roost.front.options import Options, TurnOf, submits
 from roost.front.session import ClientSession, ClientTurn, check_committed
+from roost.front.turn_notes import note_of
 from roost.library.conversation import ChatArguments, ChatCall, Schema, ToolChoice, Tools, compiled_options, read_chat
 from roost.library.engine_thread import EngineThread, Events
 from roost.messages import CloseSession, ForkSession, GetSession, RewindSession, SessionState, Usage
@@ -154,6 +155,10 @@ class Session:
         tokens = self._input_tokens(turn, given, None if call is None else call.tools, generates=generates)
         request_id, tokenizer = self._engine.new_id(), self._language.tokenizer
         (submit,) = submits(request_id, tokens, options, tokenizer, TurnOf(session_id=self.id, number=number))
+        if self._engine.has_journal:
+            messages, listed, _ = turn.given
+            note = note_of(turn.length_before, messages, listed, generates=generates)
+            submit = replace(submit, known_len=turn.length_before, note=note)
         answer = Answer(tokenizer, options, None if call is None else call.form)
         sent = _SentTurn(turn=turn)
         self._engine.send(submit, sent.events.put)

@@ -195,7 +195,8 @@ async def _watch(
 ) -> int:
     """Start the engine, print when it is ready, and end the server with it, or if a flag does not fit it.
 
-    An engine that may be started again is; its sessions are gone. Returns the exit code of the latter.
+    An engine that may be started again is; its sessions are gone, or asked for again from
+    the journal. Returns the exit code of the latter.
     """
     engine = state.engine
     while not engine.is_gone.is_set():
@@ -211,7 +212,7 @@ async def _watch(
                 engine.follow = partial(tracing.follow, state.model_name)
             _say_ready(state, port)
         await engine.has_ended.wait()
-        state.sessions.clear()
+        state.sessions.forget_all()
         if engine.is_restarting:
             times = (engine.exit_code, restarts.num_taken, restarts.limit)
             _notices.info("the engine ended with exit code %s: starting another (%d of %d within an hour)", *times)

@@ -229,11 +229,6 @@ class SessionTable:
             del self._table[session.key]
             self._timed.pop(session.key, None)
 
-    def clear(self) -> None:
-        """The engine has ended, and its sessions with it."""
-        for session in self.snapshot():
-            self.forget(session)
-
     def snapshot(self) -> list[ServerSession]:
         """The sessions that are open now, to be compared with what the engine has a moment later."""
         return list(self._table.values())

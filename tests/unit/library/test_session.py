@@ -204,3 +204,26 @@ def test_a_session_outlives_its_engine_quietly(folder: Path) -> None:
         llm.close()
         with pytest.raises(CapacityError, match="the engine has ended"):
             session.state()
+
+
+def test_a_session_goes_on_in_another_engine_with_its_messages(folder: Path, tmp_path: Path) -> None:
+    config = replace(CONFIG, session=SessionConfig(journal=str(tmp_path / "journal")))
+    with LLM(str(folder), config) as llm:
+        session = llm.session(id="walk")
+        first = text(session.chat([USER], GREEDY))
+        with pytest.raises(RequestError, match="is open already"):
+            llm.session(id="walk")
+        for _ in session.chat([USER], ENDLESS):
+            break
+        session.append([USER])
+        before = session.state()
+    with LLM(str(folder), config) as llm:
+        session = llm.resume("walk")
+        assert replace(session.state(), idle_ms=0, resident=before.resident) == replace(before, idle_ms=0)
+        with pytest.raises(RepeatedTurn):
+            session.append([USER], turn=1)
+        with session:
+            assert text(session.generate(None, GREEDY)) == text(session.chat([USER], GREEDY)) == first
+            assert session.state().turns == 4
+        with pytest.raises(RequestError, match="there is no session 'walk'"):
+            llm.resume("walk")

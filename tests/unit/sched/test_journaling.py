@@ -111,6 +111,21 @@ def test_rewinds_forks_and_closes_are_found_by_the_next_engine() -> None:
     assert logs.logs == {}
 
 
+def test_sessions_of_the_same_name_stay_their_clients_own() -> None:
+    logs = MemoryLogs()
+    first = engine_on(logs)
+    for client, tokens in (("a", (1, 2)), ("b", (3,))):
+        first.send(OpenSession(session_id="s", client=client, cache_salt=client))
+        turn(first, f"of {client}", *tokens, client=client)
+    second = engine_on(logs)
+    for client, length in (("a", 5), ("b", 4)):
+        (state,) = second.send(GetSession(session_id="s", client=client))
+        assert isinstance(state, SessionState)
+        assert (state.client, state.cache_salt, state.length) == (client, client, length)
+    assert refused(second.send(GetSession(session_id="s")))[0] == 404
+    assert refused(second.send(GetSession(session_id="s", client="c")))[0] == 404
+
+
 def test_a_full_disk_ends_the_turn_that_met_it_and_nobody_else() -> None:
     logs = MemoryLogs()
     first = engine_on(logs)
