@@ -35,7 +35,8 @@ class FileLogs:
             names = os.listdir(self._folder / key)
         except FileNotFoundError:
             return []
-        return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
+        numbers = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+        return sorted(int(number) for number in numbers if number.isdecimal())  # others are not ours
 
     def create(self, key: str, epoch: int) -> bool:
         """Make an empty file, if there is none."""

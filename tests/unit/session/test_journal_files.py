@@ -43,6 +43,7 @@ def test_sessions_that_nobody_asks_for_any_more_are_removed_long_after_their_tim
         (file,) = (tmp_path / key_of_session(name)).iterdir()
         os.utime(file, ns=(0, time.time_ns() - age_ns))
     (tmp_path / "a stranger's file").write_text("")
+    (tmp_path / key_of_session("timeless") / "notes.log").write_text("")
     damaged = tmp_path / key_of_session("damaged") / "7.log"
     damaged.parent.mkdir()
     damaged.write_bytes(bytes(range(200)))
