@@ -26,7 +26,6 @@ PAIRS_MAX = 128  # of token and expert, up to which each is by itself: kernels/e
 CHUNK = 2048  # most tokens of a prompt in a step
 DRAFT_VOCAB = 32000  # of the head in the measured rounds
 TABLES = ("8b", "fp8", "experts", "hybrid", "sinks")  # bench/results/gpu_table_h200_….json
-STALE = ("gpt-oss-20b", 8, "plain")  # measured pair by pair; such pairs are sorted now
 MEASURED_LEN = 640  # tokens of a request half way: 512 of prompt, and half of 256
 # docs/BENCHMARKS.md: what has no file. The newer table of the small shape: plain, then rounds of 2.5 tokens
 SMALL = {1: (0.53, 0.38), 8: (0.75, 0.41), 64: (1.05, 0.66)}
@@ -192,8 +191,7 @@ def rows_of(table: Path) -> Iterator[Row]:
     """What a run of `bench.gpu_table` measured: overlapped steps of captured graphs, on pages of 64."""
     found = json.loads(table.read_text())
     for cell in found["cells"]:
-        is_stale = (cell["shape"], cell["batch"], cell["case"]) == STALE
-        if cell.get("depth") == 1 and cell["graphs"] and cell["page_size"] == 64 and not is_stale:
+        if cell.get("depth") == 1 and cell["graphs"] and cell["page_size"] == 64:
             yield _step(cell["shape"], found["weights"], cell["batch"], cell["ms_per_token"], cell["accept_length"])
 
 

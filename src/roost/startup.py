@@ -33,6 +33,7 @@ from roost.lazy_import import load_symbol
 from roost.models.fields import Fields
 from roost.models.model import Head, Model
 from roost.models.registry import find_family
+from roost.models.shards import check_shards
 from roost.obs.trace import Trace
 from roost.parallel.executor import GroupExecutor
 from roost.parallel.grammars import GroupGrammars
@@ -114,6 +115,7 @@ def choose(config: EngineConfig, progress: Progress = silent) -> EngineChoices:
     check_capability(config, backend, capability_of(device))
     check_threads(config.model.threads)
     check_tp(config, device, num_devices(device))
+    _check_files(config, path)
     config = with_ranks(config, device)
     return EngineChoices(config=config, name=name, path=path, device=device, backend=backend)
 
@@ -289,15 +291,7 @@ def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backe
     """Read this rank's part of the model, and of the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
     weights = choose_weights(config.model.weights, source.form, forms_of(device, backend), stored=source.stored_form)
-    family, folder, ids = find_family(source.config()), Path(spec.draft or ""), spec.draft_layer_ids
-    drafter = drafter_of(spec)
-    own = drafter.name if drafter is not None and drafter.head is not None and drafter.head.is_own else None
-    if own is not None:
-        check_own_head(source, own, topk=spec_shape(spec).topk)
-    if spec.draft is not None:
-        check_hooks(family)
-        target = family.read_config(Fields(source.config()))
-        check_head(folder, _kind(spec), target, layer_ids=ids, topk=spec_shape(spec).topk)
+    folder, ids, own = Path(spec.draft or ""), spec.draft_layer_ids, _own_drafter(spec)
     with _explain_out_of_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=replace(ops_of(backend), group=group))
         if own is not None:
@@ -311,6 +305,26 @@ def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backe
         *_slower(config, device, backend),
     )
     return _Loaded(language=source.language(), model=model, head=head, weights=weights, warnings=warnings)
+
+
+def _check_files(config: EngineConfig, path: Path) -> None:
+    """Refuse a model that the ranks cannot share, and a draft head that does not fit, by their configs alone."""
+    source, spec, ranks = open_source(path), config.spec, config.model.tp
+    family, own = find_family(source.config()), _own_drafter(spec)
+    target = family.read_config(Fields(source.config()))
+    check_shards(target, ranks)
+    if own is not None:
+        check_own_head(source, own, topk=spec_shape(spec).topk, ranks=ranks)
+    if spec.draft is not None:
+        check_hooks(family)
+        ids, topk = spec.draft_layer_ids, spec_shape(spec).topk
+        check_head(Path(spec.draft), _kind(spec), target, layer_ids=ids, topk=topk, ranks=ranks)
+
+
+def _own_drafter(spec: SpecConfig) -> str | None:
+    """Whose head is read of the model's own checkpoint, by the name of its drafter; None: nobody's."""
+    drafter = drafter_of(spec)
+    return drafter.name if drafter is not None and drafter.head is not None and drafter.head.is_own else None
 
 
 def _with_drafter(config: EngineConfig) -> EngineConfig:
