@@ -56,15 +56,13 @@ def test_a_rank_that_is_killed_within_a_step_ends_what_runs(start: Start) -> Non
         list(pieces)
 
 
-def test_a_rank_that_is_stopped_is_found(start: Start) -> None:
+def test_a_stopped_rank_is_found_while_nothing_runs(start: Start) -> None:
     llm = start()
-    pieces = llm.stream("hello", ENDLESS)
-    next(pieces)
-    pid = follower_of(llm)
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(CapacityError, match=r"rank 1 has not been heard of for 6 s|rank 1 is not done with step"):
-        list(pieces)
-    assert has_ended(pid)
+    llm.generate("hello", Options(max_new_tokens=3))
+    os.kill(follower_of(llm), signal.SIGSTOP)
+    wait_until(lambda: llm._engine._is_closed)
+    assert "rank 1 has not been heard of for 6 s" in str(llm._engine._failure)
+    fails(llm, "the engine has ended")
 
 
 def test_a_rank_that_hangs_in_a_step_is_found_by_those_that_wait_for_it(

@@ -72,6 +72,7 @@ class GroupExecutor:
         """End all ranks."""
         self._ranks.close()
         self._inner.close()
+        self._group.abort()
 
     def _collect(self, ticket: Ticket) -> StepResult:
         """Collect a step of rank 0; on a device beside the host, a wait for another rank has no limit of its own."""

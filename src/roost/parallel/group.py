@@ -7,6 +7,7 @@ start-up, handed to models in their `Ops`.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ class DistributedGroup:
         return torch.cat(tuple(self._gathered(part)), dim=-1)
 
     def abort(self) -> None:
-        """End what waits for other ranks; for a group that has lost one."""
+        """End what waits for other ranks: one is lost, or all end. gloo's connections break by themselves."""
         if self.transport == NCCL:
-            self._ranks.abort()
+            with suppress(RuntimeError):
+                self._ranks.abort()
 
     def _gathered(self, part: Tensor) -> Sequence[Tensor]:
         """The tensors of all ranks."""
