@@ -383,7 +383,8 @@ TESTED: dict[str, str] = {
     "test_ranks_compare_what_came_of_so_many_steps",
     "roost.parallel.group.COLLECTIVE_S": "tests/parallel/test_lost_ranks.py::"
     "test_a_rank_that_hangs_in_a_step_is_found_by_those_that_wait_for_it",
-    "roost.parallel.ranks.SILENT_S": "tests/parallel/test_lost_ranks.py::test_a_stopped_rank_is_found_while_nothing_runs",
+    "roost.parallel.ranks.SILENT_S": "tests/parallel/test_lost_ranks.py::"
+    "test_a_stopped_rank_is_found_while_nothing_runs",
     # --- cli, train ---
     "roost.cli.top._FIRST_FRAMES": "tests/unit/cli/test_top.py::test_an_engine_in_a_long_step_is_waited_for_a_little",
     "roost.cli.watched_server.RATE_MS": _WATCHED + "test_rates_are_those_of_the_last_five_seconds",
