@@ -370,7 +370,7 @@ class Fleet:
             assert name is not None
             self.histories.gone(name, event)
         elif isinstance(event, SessionState) and name is not None:
-            self._check_state(command, event)
+            self._check_state(sent, event)
 
     def _check_finished(self, sent: Sent, command: Submit, event: Finished) -> None:
         self._count("ended: " + event.reason)
@@ -379,13 +379,22 @@ class Fleet:
         if command.session_id is None:
             self.histories.check_output(command.request_id, sent.output, list(command.tokens), event)
         elif event.reason == "length":
+            self._check_owner(sent, command.session_id, event)
             prompt_len = event.usage.prompt_tokens
             self.histories.committed(command.session_id, command.tokens, sent.output, prompt_len, event)
 
-    def _check_state(self, command: Command, event: SessionState) -> None:
+    def _check_owner(self, sent: Sent, name: str, what: Event) -> None:
+        """Whoever acknowledges something has the newest log."""
+        log = sent.replica.engine.state.sessions.table[name].log
+        newest = max(self.logs.logs.get(key_of_session(name), {}), default=None)
+        if log is None or log.epoch != newest:
+            raise Broken(f"owner: {sent.replica.name} says {what} with {log}, the newest epoch is {newest}")
+
+    def _check_state(self, sent: Sent, event: SessionState) -> None:
         if event.state != "idle":
             return  # its turn may end before this one is told to anybody
-        if isinstance(command, OpenSession | ForkSession):
+        self._check_owner(sent, event.session_id, event)
+        if isinstance(sent.command, OpenSession | ForkSession):
             self._count("opened")
         self.histories.described(event.session_id, event.length, event.turns, event)
 
