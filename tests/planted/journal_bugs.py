@@ -46,7 +46,7 @@ JOURNAL_BUGS = (
     Bug(
         "journal_looks_before_a_turn",
         "roost.sched.journaling",
-        "        if known is not None and is_idle and not state.journal.owns(known):",
+        "        if known is not None and known.log is not None and not state.journal.owns(known):",
         "        if known is None and state.journal is None:",
         "a former owner goes on from its old copy, or describes it",
     ),

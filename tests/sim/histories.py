@@ -122,9 +122,10 @@ class Histories:
         }
         self.told(name, left, what)
 
-    def gone(self, name: str, what: object) -> None:
-        """Somebody was told that there is no such session."""
-        self.told(name, self.sessions[name].possible & {None}, what)
+    def gone(self, name: str, what: object, *, is_last: bool = True) -> None:
+        """Somebody was told that there is no such session; unless that is the last news, it may be open again."""
+        left = self.sessions[name].possible & {None}
+        self.told(name, left if is_last or not left else self.sessions[name].possible, what)
 
     def taken(self, name: str, number: int, what: object) -> None:
         """Somebody was told that a turn has this number."""

@@ -35,32 +35,15 @@ from roost.session.journal import SessionJournal, key_of_session
 from tests.sim.checker import Broken
 from tests.sim.histories import Histories, Known
 from tests.sim.options import Options, draw
+from tests.sim.replica_faults import NO_FAULTS, Fallen, SharedLogs, draw_faults
 from tests.sim.report import Report
 from tests.sim.visits import TICK_NS
 from tests.sim.witness import Witness
-from tests.support.memory_logs import MemoryLogs
 
 ROUNDS = 50
 CALM_ROUNDS_MAX = 2000
 SHARE = 0.4  # of the seeds: in these, replicas run after the one engine
 READ_WITHIN_NS = 3 * TICK_NS
-
-
-class Fallen(BaseException):
-    """A replica ends in the middle of what it does; nothing in the engine may catch this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFaults:
-    """Probability of each kind of fault, per round or per operation of the journal."""
-
-    fall: float
-    fall_in_operation: float
-    stop: float
-    drain: float
-    forget: float  # the router begins anew
-    full: float  # a write finds no room
-    between: float  # another replica acts between two operations
 
 
 @dataclass(slots=True, eq=False)
@@ -84,51 +67,7 @@ class Replica:
     is_given_up: bool = False  # stopped for so long that the router has noticed
     drains: bool = False
     is_acting: bool = False
-
-
-class SharedLogs(MemoryLogs):
-    """The journal's logs, with faults in the midst of a write."""
-
-    def __init__(self, clock: VirtualClock, written: Callable[[str, int, bytes], None]) -> None:
-        super().__init__(clock.now_ns)
-        self.written = written
-        self.fate: Callable[[], str] = lambda: ""  # of the next write
-
-    def append(self, key: str, epoch: int, data: bytes) -> bool:
-        """Write all, or a part and fall, or a part and fail, or all and fall."""
-        self.before("append")
-        log = self.logs.get(key, {}).get(epoch)
-        if log is None:
-            return False
-        fate = self.fate()
-        if fate in ("torn", "full"):
-            log += data[: len(data) // 2]
-            if fate == "torn":
-                raise Fallen
-            raise OSError(28, "No space left on device")
-        self.written(key, epoch, data)
-        before, self.before = self.before, lambda operation: None
-        super().append(key, epoch, data)
-        self.before = before
-        if fate == "after":
-            raise Fallen
-        return True
-
-
-def draw_faults(seed: int) -> FleetFaults:
-    """The faults of a seed; some have none."""
-    rng = random.Random(f"replica faults {seed}")
-    if rng.random() < 0.15:
-        return FleetFaults(fall=0, fall_in_operation=0, stop=0, drain=0, forget=0, full=0, between=0)
-    return FleetFaults(
-        fall=rng.choice([0, 0.02, 0.06]),
-        fall_in_operation=rng.choice([0, 0.01, 0.04]),
-        stop=rng.choice([0, 0.1, 0.3]),
-        drain=rng.choice([0, 0.03]),
-        forget=rng.choice([0, 0.1]),
-        full=rng.choice([0, 0.05, 0.2]),
-        between=rng.choice([0, 0.2, 0.5]),
-    )
+    began_at: int = 0  # how often others had acted between two operations, when it began to act
 
 
 class Fleet:
@@ -152,6 +91,7 @@ class Fleet:
         self.replicas: list[Replica] = []
         self._names: dict[str, str] = {}  # of sessions, by key
         self._numbered = 0
+        self._num_between = 0
         self._broken: AssertionError | None = None
         for _ in range(self.rng.choice([1, 2, 2, 3])):
             self._start(self._fresh("replica"))
@@ -243,7 +183,8 @@ class Fleet:
                 self.placement.report(replica.name, held)
 
     def _tick(self, replica: Replica) -> None:
-        replica.is_acting = True
+        self.clock.advance(1)  # no step takes no time at all
+        replica.is_acting, replica.began_at = True, self._num_between
         try:
             replica.engine.tick()
         except Fallen:
@@ -264,6 +205,7 @@ class Fleet:
         idle = [each for each in self.replicas if not each.is_acting]
         if len(idle) < len(self.replicas) and idle and self.rng.random() < self.faults.between:
             self._count("between two operations")
+            self._num_between += 1
             other = self.rng.choice(idle)
             for _ in range(self.rng.choice([1, 1, 3, 8])):
                 if other in self.replicas:
@@ -362,13 +304,13 @@ class Fleet:
         sent.ended = True
         if isinstance(event, Refused):
             self._count(f"refused {event.status}")
-            self._check_refused(command, name, event)
+            self._check_refused(sent, command, name, event)
         elif isinstance(command, Submit):
             assert isinstance(event, Finished), event
             self._check_finished(sent, command, event)
         elif isinstance(event, SessionClosed):
             assert name is not None
-            self.histories.gone(name, event)
+            self.histories.gone(name, event, is_last=self._is_alone(sent))
         elif isinstance(event, SessionState) and name is not None:
             self._check_state(sent, event)
 
@@ -383,6 +325,10 @@ class Fleet:
             prompt_len = event.usage.prompt_tokens
             self.histories.committed(command.session_id, command.tokens, sent.output, prompt_len, event)
 
+    def _is_alone(self, sent: Sent) -> bool:
+        """Whether nobody acted since the replica began to: else its answer may be that of a moment ago."""
+        return sent.replica.began_at == self._num_between
+
     def _check_owner(self, sent: Sent, name: str, what: Event) -> None:
         """Whoever acknowledges something has the newest log."""
         log = sent.replica.engine.state.sessions.table[name].log
@@ -391,22 +337,22 @@ class Fleet:
             raise Broken(f"owner: {sent.replica.name} says {what} with {log}, the newest epoch is {newest}")
 
     def _check_state(self, sent: Sent, event: SessionState) -> None:
-        if event.state != "idle":
+        if event.state != "idle" or not (self._is_alone(sent) or isinstance(sent.command, RewindSession)):
             return  # its turn may end before this one is told to anybody
         self._check_owner(sent, event.session_id, event)
         if isinstance(sent.command, OpenSession | ForkSession):
             self._count("opened")
         self.histories.described(event.session_id, event.length, event.turns, event)
 
-    def _check_refused(self, command: Command, name: str | None, event: Refused) -> None:
+    def _check_refused(self, sent: Sent, command: Command, name: str | None, event: Refused) -> None:
         """A refusal says something about a session, too."""
         if event.status not in (404, 409, 410, 413, 429, 503, 400):
             raise Broken(f"refusal: {command} got {event}")
         if name is None or isinstance(command, OpenSession):
             return
-        if event.status == 404:
+        if event.status == 404 and self._is_alone(sent):
             self.histories.gone(name, event)
-        elif event.usage is not None:
+        elif event.usage is not None and self._is_alone(sent):
             assert isinstance(command, Submit) and command.turn is not None
             self.histories.taken(name, command.turn, event)
         if isinstance(command, Submit) and event.status in (400, 413) and event.param not in ("tokens",):
@@ -435,7 +381,7 @@ class Fleet:
                 self._clients()
                 self._round(number)
             self.troubled = False
-            self.faults = FleetFaults(fall=0, fall_in_operation=0, stop=0, drain=0, forget=0, full=0, between=0)
+            self.faults = NO_FAULTS
             self._calm_down()
             for ask in (self._last_turn, lambda name: CloseSession(session_id=name)):
                 for name, known in list(self.histories.sessions.items()):

@@ -18,8 +18,9 @@ def find_session(state: State, name: str, client: str = "", *, may_close: bool =
     """A client's open session, from the journal where this engine does not have it; RequestError if there is none."""
     if state.journal is not None:
         known = state.sessions.table.get(scoped(client, name))
-        is_idle = known is not None and known.log is not None and known.turn is None
-        if known is not None and is_idle and not state.journal.owns(known):
+        if known is not None and known.log is not None and not state.journal.owns(known):
+            if known.turn is not None:
+                raise SessionMoved(known)  # what it was here says nothing any more; that turn will be told the same
             drop_moved(state, known)  # whoever sends its commands here wants it back
             known = None
         if known is None:

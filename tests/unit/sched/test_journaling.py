@@ -78,6 +78,8 @@ def test_a_turn_that_ends_after_its_session_has_moved_is_not_acknowledged() -> N
     first.send(Submit(request_id="lost", session_id="s", tokens=(2,), max_new_tokens=5))
     first.send(Submit(request_id="waits", session_id="s", tokens=(2,), max_new_tokens=5, queue=True))
     output = turn(second, "t1", 3)
+    for command in (GetSession(session_id="s"), Submit(request_id="r", session_id="s", tokens=(1,), turn=0)):
+        assert refused(first.send(command))[0] == 410, "its own copy says nothing any more"
     first.run()
     for name in ("lost", "waits"):
         end = first.end(name)
