@@ -102,8 +102,8 @@ CONVERSATION_BUGS = (
     Bug(
         "label_of_a_client",
         "roost.server.labels",
-        "        return self._labels.get((client, _short(label)), []) if label else []",
-        "        return next((ids for (_, each), ids in self._labels.items() if each == _short(label)), [])",
+        "        return self._labels.get((client, short_label(label)), []) if label else []",
+        "        return next((ids for (_, each), ids in self._labels.items() if each == short_label(label)), [])",
         "27: a label finds another key's session",
         "tests/unit/server/test_labels.py::test_a_label_is_its_clients_own_and_none_is_no_label",
     ),

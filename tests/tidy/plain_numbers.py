@@ -26,7 +26,26 @@ UNTESTED: dict[str, str] = {
         ),
         _NUMBER,
     ),
-    "roost.router.placement._DIGEST_BYTES": _NUMBER,
+    "roost.router.placement.KEY_BYTES": _NUMBER,
+    **dict.fromkeys(("roost.ray.app_run.GOING_AWAY", "roost.ray.socket_bridge.RESTARTED"), _NUMBER),
+    **dict.fromkeys(
+        (
+            *(f"roost.ray.build.{name}" for name in ("_REPORT_S", "_HEALTH_S", "_HEALTH_ANSWER_S", "_LAST_WORDS_S")),
+            *(f"roost.ray.build.{name}" for name in ("_SOCKETS", "_INGRESS_REQUESTS", "_STARTS_MAX")),
+        ),
+        "a setting of Ray Serve",
+    ),
+    **dict.fromkeys(
+        (
+            "roost.ray.serve._LOOK_S",
+            "roost.ray.replica._LAST_WORDS_S",
+            "roost.ray.ingress.ASKED_S",
+            "roost.ray.ingress.EVERY_S",
+            "roost.ray.socket_bridge._LOOK_S",
+        ),
+        "how long something is waited for that should not be",
+    ),
+    "roost.ray.replica._NEWS_MAX": "what is older is in the reports",
     **dict.fromkeys(
         ("roost.router.placement.KEYS_MAX", "roost.router.placement.BLOCKS_MAX"),
         "a limit of the placement, which is tested with another number",

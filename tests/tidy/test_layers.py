@@ -42,7 +42,7 @@ LAYERS = (
     ("roost.parallel",),
     ("roost.startup", "roost.shown_settings", "roost.terminal"),
     ("roost.library", "roost.server", "roost.train", "roost.parallel.follower"),
-    ("roost.cli", "roost.__main__"),
+    ("roost.cli", "roost.ray", "roost.__main__"),
 )
 CONTROL_PLANE = (
     "roost.kv",
@@ -74,6 +74,7 @@ ALLOWED_INSIDE = {  # what only some packages may import besides that
     "roost.server": ("msgspec", "zmq", "starlette", "uvicorn", "h11", "prometheus_client"),
     "roost.server.tracing": ("opentelemetry",),
     "roost.cli": ("rich", "uvicorn"),
+    "roost.ray": ("ray", "msgspec", "starlette"),
 }
 HOST_ONLY = ("roost.kv", "roost.session", "roost.sched", "roost.step_times", "roost.draft_length", "roost.obs")
 DEVICE_SIDE = (

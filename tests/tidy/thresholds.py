@@ -48,6 +48,7 @@ TESTED: dict[str, str] = {
     # --- router ---
     "roost.router.placement.SLACK": _PLACEMENT
     + "test_a_prompt_goes_where_its_beginning_has_run_until_that_replica_has_too_much_more_to_do",
+    "roost.ray.build.REPLICAS_MAX": "tests/ray/test_build.py::test_a_number_of_replicas_may_be_a_range",
     "roost.router.placement.BLOCK_LEN": _PLACEMENT + "test_only_so_much_of_a_prompt_is_looked_at",
     "roost.router.placement.PROMPT_BLOCKS_MAX": _PLACEMENT + "test_only_so_much_of_a_prompt_is_looked_at",
     # --- kv, sched ---

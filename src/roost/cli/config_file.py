@@ -8,7 +8,7 @@ they are for. Called by the commands that take an engine.
 import difflib
 import tomllib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,16 @@ def ignored_variables() -> list[str]:
     return [f"${variable} is ignored: there is no such option{hint}" for variable, hint in hints.items()]
 
 
+def namespace_of(given: Mapping[str, Any]) -> Namespace:
+    """Options given by name, as if they were parsed flags; a text may stand for any value."""
+    known = {option.name: option for option in _options()}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        each = known.get(key.replace("-", "_"))
+        values[key] = each.from_text(value, key) if each is not None and isinstance(value, str) else value
+    return Namespace(**{**dict.fromkeys(known), **_named(values, known, "")})
+
+
 @dataclass(frozen=True, slots=True)
 class _Option:
     """A field that has a flag."""
@@ -84,9 +94,11 @@ class _Option:
     def from_environment(self) -> Any:
         """Its value there; None without one."""
         variable, text = option(self.name)
-        if not text:
-            return None
-        place, kind = f"${variable}", kind_of(self.group, self.field)
+        return self.from_text(text, f"${variable}") if text else None
+
+    def from_text(self, text: str, place: str) -> Any:
+        """The value that a text stands for."""
+        kind = kind_of(self.group, self.field)
         if kind is bool:
             return self.checked(_SWITCHES.get(text.lower(), text), place, _shown)
         if kind in (int, float, number_or_word):
@@ -111,9 +123,14 @@ def _read(path: Path, known: dict[str, _Option]) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not text
         raise ConfigError(f"--config {path}: is not TOML: {error}") from error
+    return _named(given, known, f"--config {path}: ")
+
+
+def _named(given: Mapping[str, Any], known: Mapping[str, _Option], where: str) -> dict[str, Any]:
+    """Checked values, by the names of their fields."""
     found: dict[str, Any] = {}
     for key, value in given.items():
-        name, place = key.replace("-", "_"), f"--config {path}: {key}"
+        name, place = key.replace("-", "_"), where + key
         if name not in known:
             hint = _hint(name, known, lambda near: near.replace("_", "-"))
             raise ConfigError(f"{place}: there is no such option{hint}")

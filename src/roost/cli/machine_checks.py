@@ -26,6 +26,7 @@ _EXTRAS = {  # what is lost without the packages of each
     "server": "roost serve needs them",
     "grammar": "output cannot be held to a schema without them",
     "otel": "requests cannot be traced without them",
+    "ray": "there are no replicas on Ray Serve without them",
 }
 _ALWAYS = ("torch", "numpy", "llvmlite", "triton")  # shown where the list of dependencies cannot be read, too
 _DRIVER = Path("/proc/driver/nvidia/version")

@@ -25,18 +25,30 @@ EXAMPLES = """\
   roost serve --model ./Llama-3.2-1B --port 9000     a Hugging Face folder
   roost serve --context 4096 --max-running 16        less memory
   roost serve --spec none                            without speculation
-  roost serve --config roost.toml                    options from a file"""
+  roost serve --config roost.toml                    options from a file
+  roost serve --ray --replicas 2                     replicas on Ray Serve"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Flags of the command."""
     add_config(parser)
+    section = parser.add_argument_group("Replicas on Ray Serve (docs/CLUSTER.md)")
+    section.add_argument("--ray", action="store_true", help="serve replicas on Ray Serve")
+    several = "with --ray: how many replicas, or between how many, as the load asks for (default: 1)"
+    section.add_argument("--replicas", default=None, metavar="N|MIN:MAX", help=several)
+    grows = "with --ray: nodes are added when they are asked for, so that a cluster may be too small now"
+    section.add_argument("--cluster-grows", action="store_true", default=None, help=grows)
     add_group(parser, ServerConfig)
     add_engine(parser)
 
 
 def run(args: Namespace) -> int:
     """Serve until stopped."""
+    if args.ray:
+        return _run_on_ray(completed(args))
+    for flag, value in (("--replicas", args.replicas), ("--cluster-grows", args.cluster_grows)):
+        if value is not None:
+            raise ConfigError(f"{flag} needs --ray")
     try:
         from roost.server.keys import read_keys  # noqa: PLC0415 (the other commands work without its packages)
         from roost.server.listener import bind_listeners  # noqa: PLC0415
@@ -58,6 +70,15 @@ def run(args: Namespace) -> int:
     with download_bar("fetching") as progress:
         find_model(engine.model.model, progress)
     return serve(engine, config, listeners, keys, tracing, warnings=ignored_variables())
+
+
+def _run_on_ray(args: Namespace) -> int:
+    try:
+        from roost.ray.serve import run as run_on_ray  # noqa: PLC0415 (nothing else needs Ray)
+    except ModuleNotFoundError as error:
+        needs = f"the package {error.name} is missing: pip install {_packages('ray')}"
+        raise ConfigError(f"--ray: {needs}") from error
+    return run_on_ray(args)
 
 
 def _tracing(config: ServerConfig) -> "Tracing | None":

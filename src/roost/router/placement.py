@@ -17,7 +17,7 @@ BLOCKS_MAX = 2**16  # beginnings of prompts
 SLACK = 4  # requests that a replica may have more than another, for the sake of a prompt that it has run
 BLOCK_LEN = 512  # bytes of a prompt's text
 PROMPT_BLOCKS_MAX = 64  # of one prompt that are looked at
-_DIGEST_BYTES = 12
+KEY_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ class Placement:
 def key_of(kind: str, client: str, name: str) -> Key:
     """The key of a client's session, response, conversation or label, by its name."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (kind, client, name)]
-    return blake2b(b"".join(len(part).to_bytes(8) + part for part in parts), digest_size=_DIGEST_BYTES).digest()
+    return blake2b(b"".join(len(part).to_bytes(8) + part for part in parts), digest_size=KEY_BYTES).digest()
 
 
 def blocks_of(text: bytes) -> tuple[Key, ...]:
     """The beginnings of a prompt's text that end with a whole block, each as a hash of all before its end."""
-    digest, blocks = blake2b(digest_size=_DIGEST_BYTES), []
+    digest, blocks = blake2b(digest_size=KEY_BYTES), []
     for end in range(BLOCK_LEN, min(len(text), BLOCK_LEN * PROMPT_BLOCKS_MAX) + 1, BLOCK_LEN):
         digest.update(text[end - BLOCK_LEN : end])
         blocks.append(digest.digest())
@@ -145,4 +145,4 @@ def blocks_of(text: bytes) -> tuple[Key, ...]:
 
 def _weight(key: Key, replica: str) -> bytes:
     """A number of its own for each pair: the replica with the highest has the key (rendezvous hashing)."""
-    return blake2b(replica.encode(), key=key, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(replica.encode(), key=key, digest_size=KEY_BYTES).digest()

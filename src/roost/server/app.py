@@ -31,6 +31,7 @@ from roost.server import (
 )
 from roost.server.generation import ClientGone
 from roost.server.host_check import AllowedOrigins, is_same_origin
+from roost.server.keys import sent_key
 from roost.server.responses import error_at, error_body, error_of, json_response
 from roost.server.state import ServerState
 
@@ -140,11 +141,9 @@ async def _socket(websocket: WebSocket) -> None:
 
 
 def _identify(connection: HTTPConnection) -> None:
-    """Say who the client is, by its key; Anthropic's clients send it as x-api-key."""
+    """Say who the client is, by its key."""
     server: ServerState = connection.app.state.server
-    key = connection.headers.get("x-api-key")
-    given = connection.headers.get("authorization") or (f"Bearer {key}" if key else "")
-    connection.state.client = server.keys.client_of(given)
+    connection.state.client = server.keys.client_of(sent_key(connection.headers))
 
 
 def check_origin(request: HTTPConnection) -> None:

@@ -39,7 +39,7 @@ from roost.tools.answer_form import AnswerForm
 from roost.tools.definitions import ToolRequest, tools_len
 from roost.tools.events import Content, ToolEvent
 
-_LABEL_HEADERS = ("x-session-id", "session_id", "x-claude-code-session-id")
+LABEL_HEADERS = ("x-session-id", "session_id", "x-claude-code-session-id")
 _TRIES = 3  # to lock a session that others may be about to lock as well; then the turn runs without one
 _IDLE_MS = 3600 * 1000  # a session that nobody has used for so long is closed by the engine
 
@@ -90,7 +90,7 @@ async def read_conversation(
 
 def label_of(request: Request, *given: str | None) -> str:
     """A client's own name for a conversation: of its body, or of a header; '' if it has none."""
-    names = (*given, *(request.headers.get(name) for name in _LABEL_HEADERS))
+    names = (*given, *(request.headers.get(name) for name in LABEL_HEADERS))
     return next((name for name in names if name), "")
 
 

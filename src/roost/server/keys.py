@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,12 @@ def caller(request: Request) -> Client:
     """The client of a request, whose key the app has checked."""
     client: Client = request.state.client
     return client
+
+
+def sent_key(headers: Mapping[str, str]) -> str:
+    """A caller's key as an Authorization header has it; Anthropic's clients send it as x-api-key."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {key}" if key else "")
 
 
 def check_admin(request: Request) -> None:

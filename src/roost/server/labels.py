@@ -7,7 +7,7 @@ differ, so it has a few sessions. Bounded; the least recently used go first. Cal
 from collections import OrderedDict
 from hashlib import blake2b
 
-from roost.server.session_uses import SessionUses
+from roost.server.session_uses import OnHeld, SessionUses, tell_nobody
 
 LABELS_MAX = 1024
 SESSIONS_PER_LABEL = 4
@@ -19,16 +19,23 @@ class Labels:
     def __init__(self, uses: SessionUses) -> None:
         self._uses = uses
         self._labels: OrderedDict[tuple[str, str], list[str]] = OrderedDict()  # ids, the last used one last
+        self.on_use: OnHeld = tell_nobody
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """The clients of all labels, and those in short."""
+        return list(self._labels)
 
     def of(self, client: str, label: str) -> list[str]:
         """Ids of a label's sessions."""
-        return self._labels.get((client, _short(label)), []) if label else []
+        return self._labels.get((client, short_label(label)), []) if label else []
 
     def use(self, client: str, label: str, session_id: str) -> None:
         """A label's conversation goes on in this session."""
-        key = (client, _short(label))
+        key = (client, short_label(label))
         ids = self._labels.setdefault(key, [])
         self._labels.move_to_end(key)
+        self.on_use(*key)
         self._uses.add((client, session_id))
         if session_id in ids:
             ids.remove(session_id)
@@ -42,6 +49,6 @@ class Labels:
                 self._uses.drop((other, each))
 
 
-def _short(label: str) -> str:
+def short_label(label: str) -> str:
     """A label of bounded length, whatever a client sends."""
     return blake2b(label.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

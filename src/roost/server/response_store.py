@@ -17,7 +17,7 @@ import msgspec
 
 from roost.errors import RequestError
 from roost.server.event_log import EventLog
-from roost.server.session_uses import SessionKey, SessionUses
+from roost.server.session_uses import OnHeld, SessionKey, SessionUses, tell_nobody
 
 Item = dict[str, Any]
 
@@ -133,6 +133,12 @@ class ResponseStore:
         self._now = now
         self._shelves: dict[str, _Shelf] = {}
         self._sessions: dict[str, SessionKey] = {}  # the session that each uses, by its id
+        self.on_put: OnHeld = tell_nobody
+
+    @property
+    def keys(self) -> list[SessionKey]:
+        """The clients of all that is kept, and its ids."""
+        return [(client, id) for client, shelf in self._shelves.items() for id in shelf.kept]
 
     def put(self, stored: Stored) -> None:
         """Keep it, or what has become of it, as its client's newest; whoever has most makes room."""
@@ -148,6 +154,7 @@ class ResponseStore:
             shelf.hold(stored.said)
         if session is not None:
             self._sessions[stored.id] = session
+        self.on_put(stored.client, stored.id)
         self.expire()
         while sum(len(each.kept) for each in self._shelves.values()) > self._count_max:
             self._drop_oldest(max(self._shelves, key=lambda client: len(self._shelves[client].kept)))

@@ -22,6 +22,7 @@ from roost.messages import Event, Finished, Refused, SessionClosed, SessionState
 from roost.server.generation import while_connected
 from roost.server.keys import caller
 from roost.server.request_history import RequestHistory
+from roost.server.session_uses import OnHeld, SessionKey, tell_nobody
 from roost.text.language import Language
 
 WAITING_MAX = 64  # turns that wait for one session
@@ -175,6 +176,12 @@ class SessionTable:
         self._table: dict[tuple[str, str], ServerSession] = {}  # by key
         self._timed: dict[tuple[str, str], ServerSession] = {}  # of those, whose idle time only the server knows
         self._check_at = CHECK_AT_MIN
+        self.on_add: OnHeld = tell_nobody
+
+    @property
+    def keys(self) -> list[SessionKey]:
+        """The clients of all sessions, and their ids."""
+        return list(self._table)
 
     @property
     def needs_check(self) -> bool:
@@ -187,6 +194,7 @@ class SessionTable:
         self._table[session.key] = session
         if session.history is not None:
             self._timed[session.key] = session
+        self.on_add(*session.key)
 
     def find(self, session_id: str, client: str = "") -> ServerSession:
         """A client's session of this id; 404 if there is none, 410 if it is closing."""

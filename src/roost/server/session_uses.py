@@ -8,6 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 SessionKey = tuple[str, str]  # whose it is, and its id
+OnHeld = Callable[[str, str], None]  # told that something is kept here from now on: whose it is, and its name
+
+
+def tell_nobody(client: str, name: str) -> None:
+    """Nobody asks what is kept here."""
 
 
 class SessionUses:

@@ -250,6 +250,7 @@ class _PendingOpen:
         """
         if self.is_awaited:
             if self._source is not None and self._server.sessions.learns:
+                self._server.sessions.on_add(*self._session.key)
                 return  # it is learnt of when it is used: the engine may know more of the source
             if self._source is not None:
                 history = self._source.client_session

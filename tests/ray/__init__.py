@@ -1,0 +1,1 @@
+"""Replicas on a real Ray Serve, on this machine."""

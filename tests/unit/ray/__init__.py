@@ -1,0 +1,1 @@
+"""What of the replicas on Ray Serve needs no Ray."""
