@@ -12,9 +12,10 @@ import yaml
 from ray import serve
 from ray.serve.context import _get_global_client  # what `serve deploy` ends in; the way there needs Ray's dashboard
 from ray.serve.schema import ServeDeploySchema
+from websockets.sync.client import ClientConnection
 
 from roost.ray.build import INGRESS, REPLICA
-from roost.ray.ingress import REPLICA_HEADER
+from roost.ray.replica import REPLICA_HEADER
 
 FILE = Path(__file__).parents[2] / "deploy" / "ray" / "roost.yaml"
 PATIENCE_S = 90
@@ -35,18 +36,17 @@ class Cluster:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
-    def deploy(self, *, replicas: int | str = 1, num_replicas: int | None = None, **args: Any) -> None:
+    def deploy(self, num: int, **deployment: Any) -> None:
         """Deploy as `serve deploy` does, and wait until so many replicas are there.
 
-        `num_replicas`: as the file has it for the deployment; where it alone changes, nothing else is replaced.
+        `deployment`: what the file says of the replicas; where that alone changes, nothing else is replaced.
         """
         config = yaml.safe_load(FILE.read_text())
         (deployed,) = config["applications"]
-        deployed["args"] = {**self._args, "replicas": replicas, **args}
-        deployed["deployments"] = [] if num_replicas is None else [{"name": REPLICA, "num_replicas": num_replicas}]
+        deployed["args"] = {**self._args, "replicas": 1}
+        deployed["deployments"] = [{"name": REPLICA, **(deployment or {"num_replicas": num})}]
         del config["http_options"]  # they are those of the start
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
-        num = num_replicas or int(str(replicas).partition(":")[0])
         wait_until(lambda: len(self.replicas) == num)
 
     @property
@@ -113,3 +113,12 @@ def events_of(answer: httpx.Response) -> list[Any]:
     """The events of a stream that has ended."""
     lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def respond(socket: ClientConnection, **fields: Any) -> dict[str, Any]:
+    """The last event of a response over a WebSocket."""
+    socket.send(json.dumps({"type": "response.create", "model": "default", "max_output_tokens": 4, **fields}))
+    while True:
+        event: dict[str, Any] = json.loads(socket.recv())
+        if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
+            return event

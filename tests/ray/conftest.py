@@ -45,7 +45,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iter
         port = free.getsockname()[1]
     started = Cluster(tiny_model, tmp_path_factory.mktemp("journal"), port)
     try:
-        started.deploy(num_replicas=2)
+        started.deploy(2)
         yield started
     finally:
         started.stop()

@@ -1,17 +1,15 @@
 """What a client has begun on a replica goes on there, over every interface, whoever comes in between."""
 
-import json
 from collections import Counter
-from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
-from roost.ray.ingress import REPLICA_HEADER
-from tests.ray.cluster import Cluster, events_of, wait_until
+from roost.ray.replica import REPLICA_HEADER
+from tests.ray.cluster import Cluster, events_of, respond, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
@@ -112,25 +110,16 @@ def test_a_client_that_leaves_ends_its_request(cluster: Cluster) -> None:
     wait_until(lambda: cluster.stats(home)["running"] == 0)
 
 
-def _respond(socket: ClientConnection, **fields: Any) -> dict[str, Any]:
-    """The last event of a response over a WebSocket."""
-    socket.send(json.dumps({"type": "response.create", "model": "default", "max_output_tokens": 4, **fields}))
-    while True:
-        event: dict[str, Any] = json.loads(socket.recv())
-        if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
-            return event
-
-
 def test_a_websocket_stays_and_reaches_what_another_replica_holds(cluster: Cluster, client: openai.OpenAI) -> None:
     elsewhere = [client.responses.create(model="default", input="Hi", max_output_tokens=4).id for _ in range(4)]
     with connect(f"{cluster.url.replace('http', 'ws')}/v1/responses") as socket:
         followed = None
         for _ in range(3):  # kept by the connection alone
-            event = _respond(socket, input="Hi", store=False, previous_response_id=followed)
+            event = respond(socket, input="Hi", store=False, previous_response_id=followed)
             assert event["type"] == "response.incomplete", event
             followed = event["response"]["id"]
         for id in elsewhere:
-            assert _respond(socket, input="and?", previous_response_id=id)["type"] == "response.incomplete"
-        assert _respond(socket, input="Hi", previous_response_id="resp_nobody")["type"] == "error"
+            assert respond(socket, input="and?", previous_response_id=id)["type"] == "response.incomplete"
+        assert respond(socket, input="Hi", previous_response_id="resp_nobody")["type"] == "error"
     answer = cluster.post("/v1/chat/completions", {**CHAT, "stream": True})
     assert events_of(answer)

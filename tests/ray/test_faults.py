@@ -1,12 +1,16 @@
 """Parts of a deployment die or drain: what ran there ends with an error, and everything else goes on."""
 
 import threading
+from contextlib import ExitStack
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
-from roost.ray.ingress import REPLICA_HEADER
-from tests.ray.cluster import Cluster, events_of, wait_until
+from roost.ray.replica import REPLICA_HEADER
+from roost.ray.socket_bridge import RESTARTED
+from tests.ray.cluster import PATIENCE_S, Cluster, events_of, respond, wait_until
 
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
 LONG = {"max_tokens": 400, "ignore_eos": True}
@@ -74,7 +78,7 @@ def test_a_replica_that_drains_finishes_what_runs_and_takes_nothing_new(cluster:
     for thread in threads:
         thread.start()
     wait_until(lambda: all(cluster.stats(each)["running"] for each in before))
-    cluster.deploy(num_replicas=1)
+    cluster.deploy(1)
     for thread in threads:
         thread.join()
     assert {home: answer.status_code for home, answer in answers.items()} == dict.fromkeys(before, 200)
@@ -84,4 +88,36 @@ def test_a_replica_that_drains_finishes_what_runs_and_takes_nothing_new(cluster:
         answer = cluster.turn(session)
         assert (answer.status_code, answer.headers[REPLICA_HEADER]) == (200, left), (home, answer.text)
     assert {cluster.open()[1] for _ in range(4)} == {left}
-    cluster.deploy(num_replicas=2)
+    cluster.deploy(2)
+
+
+@pytest.mark.full
+def test_a_socket_of_a_replica_that_drains_is_closed_and_others_stay(cluster: Cluster) -> None:
+    url = f"{cluster.url.replace('http', 'ws')}/v1/responses"
+    sockets = [connect(url) for _ in range(4)]
+    homes = [socket.response.headers[REPLICA_HEADER] for socket in sockets if socket.response is not None]
+    assert set(homes) == set(cluster.replicas)
+    cluster.deploy(1)
+    for socket, home in zip(sockets, homes, strict=True):
+        if home in cluster.replicas:
+            assert respond(socket, input="Hi")["type"] == "response.incomplete"
+            socket.close()
+        else:
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=PATIENCE_S)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == RESTARTED
+    cluster.deploy(2)
+
+
+@pytest.mark.full
+def test_replicas_come_and_go_with_the_load(cluster: Cluster) -> None:
+    quick = {"upscale_delay_s": 0.5, "downscale_delay_s": 1, "metrics_interval_s": 0.2, "look_back_period_s": 0.5}
+    cluster.deploy(1, autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, **quick})
+    endless = {"text": "x", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}, "stream": True}
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(httpx.stream("POST", f"{cluster.url}/generate", json=endless, timeout=PATIENCE_S))
+        wait_until(lambda: len(cluster.replicas) == 2)
+    wait_until(lambda: len(cluster.replicas) == 1)
+    cluster.deploy(2)

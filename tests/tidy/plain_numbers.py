@@ -45,6 +45,9 @@ UNTESTED: dict[str, str] = {
         ),
         "how long something is waited for that should not be",
     ),
+    **dict.fromkeys(
+        ("roost.ray.app_run.SPACING_S", "roost.ray.app_run._UNPACED"), "what a stream costs, not what it says"
+    ),
     "roost.ray.replica._NEWS_MAX": "what is older is in the reports",
     **dict.fromkeys(
         ("roost.router.placement.KEYS_MAX", "roost.router.placement.BLOCKS_MAX"),

@@ -1,11 +1,13 @@
 """App run: one HTTP request or WebSocket that a replica answers, as ASGI messages in batches.
 
 Runs the server's application as uvicorn would: whoever gave the request may leave, and the application learns it as a
-disconnect. Messages that wait at the same moment leave as one batch. Called by the replica.
+disconnect. A batch costs more than what is in it, so that those of a long stream have some time between them. Called
+by the replica.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,8 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}  # whose streams listen for di
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _SCOPE_MORE = ("client", "server", "subprotocols")
 GOING_AWAY = 1001
+SPACING_S = 0.01  # least time between batches of one stream: each costs the same, however much it has
+_UNPACED = 4  # batches before that holds: the headers, the first tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class AppRun:
     call: Call
     _in: "asyncio.Queue[Message]" = field(default_factory=asyncio.Queue)
     _out: "asyncio.Queue[Message | None]" = field(default_factory=asyncio.Queue)
+    _has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, app: ASGIApp, follow: Callable[["asyncio.Task[None]"], object]) -> None:
         """Run the application; whoever follows its task keeps it until it has ended."""
@@ -55,12 +60,17 @@ class AppRun:
 
     async def batches(self) -> AsyncGenerator[list[Message], None]:
         """What the application sends, to its end; whoever leaves before has disconnected."""
+        number, sent_at, loop = 0, 0.0, asyncio.get_running_loop()
         try:
             while True:
                 batch = [await self._out.get()]
+                if number >= _UNPACED and (wait_s := sent_at + SPACING_S - loop.time()) > 0:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._has_ended.wait(), wait_s)
                 while not self._out.empty():
                     batch.append(self._out.get_nowait())
                 said = [message for message in batch if message is not None]
+                number, sent_at = number + 1, loop.time()
                 yield said
                 if len(said) < len(batch):
                     return
@@ -77,6 +87,7 @@ class AppRun:
             await app(scope, self._in.get, self._out.put)
         finally:
             self._out.put_nowait(None)
+            self._has_ended.set()
 
     def _set_at_work(self, value: bool) -> None:
         self._out.put_nowait({"type": AT_WORK, "value": value})

@@ -22,7 +22,7 @@ from roost.ray.app_run import Call
 from roost.ray.every_replica import EVERY, merged
 from roost.ray.failures import error_response, last_event
 from roost.ray.places import Address, Places
-from roost.ray.replica import Batch
+from roost.ray.replica import REPLICA_HEADER, Batch, named_replica
 from roost.ray.socket_bridge import SocketBridge
 from roost.ray.wanted import wanted_of
 from roost.router.placement import Wanted
@@ -30,10 +30,8 @@ from roost.server.body_reader import BODY_BYTES_MAX
 from roost.server.config import ServerConfig
 from roost.server.keys import read_keys, sent_key
 
-REPLICA_HEADER = "x-roost-replica"  # of a request: the replica that it is for; of a response: the one that gave it
 ASKED_S = 2.0  # longest that replicas are waited for that are asked what they hold
 EVERY_S = 30.0  # longest that all replicas are waited for
-_HEADER = REPLICA_HEADER.encode()
 GONE = "the replica that answered has ended; sessions that are journaled go on, others are gone"
 _FAILURES = (RayError, RayServeException)
 _log = logging.getLogger("roost.server")
@@ -143,7 +141,7 @@ class Gateway:
                     for message in batch.messages:
                         if message["type"] == "http.response.start":
                             has_begun, is_stream = True, _is_stream(message)
-                            message["headers"] = [*message["headers"], (_HEADER, batch.replica.encode())]
+                            message["headers"] = [*message["headers"], named_replica(batch.replica)]
                         await send(message)
 
         try:

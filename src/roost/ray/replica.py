@@ -33,6 +33,7 @@ from roost.server.keys import read_keys
 from roost.server.request_log import RequestLog
 from roost.server.state import ServerState
 
+REPLICA_HEADER = "x-roost-replica"  # of a request: the replica that it is for; of a response: the one that gave it
 _LAST_WORDS_S = 1.0  # for what is told about an engine that has ended
 _log = logging.getLogger("roost.server")
 _NEWS_MAX = 4096  # keys that are told as news; what is older is in the routing stats
@@ -45,6 +46,11 @@ class Batch:
     replica: str
     messages: list[Message]
     news: tuple[Key, ...] = ()  # what it holds since the batch before
+
+
+def named_replica(replica: str) -> tuple[bytes, bytes]:
+    """The header of a response that says who gives it."""
+    return REPLICA_HEADER.encode(), replica.encode()
 
 
 class Holdings:

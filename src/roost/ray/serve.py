@@ -36,7 +36,9 @@ def run(args: Namespace) -> int:
         signal.signal(number, lambda *_: told.set())
     is_joined = _join()
     try:
-        serve.start(http_options={"host": plan.config.host, "port": plan.config.port})
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what Ray tells of each step
+        address = {"host": plan.config.host, "port": plan.config.port}
+        serve.start(http_options=address, logging_config={"log_level": "WARNING"})
         try:
             serve.run(application(plan), name=NAME)
         except RuntimeError as error:  # Ray has said why, above

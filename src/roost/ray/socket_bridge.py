@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from roost.ray.app_run import AT_WORK, Call
 from roost.ray.places import Address
+from roost.ray.replica import named_replica
 from roost.ray.wanted import named_by_message, wanted_of
 from roost.router.placement import Wanted
 
@@ -72,6 +73,8 @@ class SocketBridge:
         async def pass_on(message: Message) -> None:
             nonlocal has_ended
             has_ended = has_ended or message["type"] in _ENDS
+            if message["type"] == "websocket.accept" and self._home.replica is not None:
+                message["headers"] = [*message.get("headers", ()), named_replica(self._home.replica)]
             await send(message)
 
         await self._carry(self._home, self._gateway.address(wanted), pass_on)
