@@ -52,7 +52,7 @@ def chosen(folder: Path, *asked: str) -> str:
 def index(tmp_path: Path) -> Path:
     """Wheels of all that is asked for but torch, and Triton from before, within and after what was tried."""
     for asked in ASKED:
-        name = asked.partition(">=")[0]
+        name = asked.partition(">=")[0].partition("[")[0]
         if name not in ("torch", "triton"):
             publish(tmp_path, name, "9999")
     for version in ("3.5.0", "3.6.0", "3.7.1", "3.9.0", "99"):

@@ -1,14 +1,20 @@
 """What is deployed, and what is refused before anything is."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
 
 from roost.cli.config_file import namespace_of
 from roost.cli.main import main
 from roost.config.options import EngineConfig, ModelConfig
 from roost.errors import ConfigError
-from roost.ray.build import REPLICAS_MAX, app, check_cluster, plan_of, replicas_of, resources_of
+from roost.ray.build import INGRESS, OWN, REPLICA, REPLICAS_MAX, app, check_cluster, plan_of, replicas_of, resources_of
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("given", ["", "0", "two", "1:", ":2", "3:2", "1:2:3", "-1", "1.5", str(REPLICAS_MAX + 1)])
@@ -59,6 +65,16 @@ def test_arguments_are_those_of_the_command_line() -> None:
     plan = plan_of(args, has_address=False)
     assert (plan.engine.sched.max_running, plan.engine.sched.mixed, plan.replicas) == (3, False, (1, 2))
     assert (plan.config.served_model_name, plan.config.drain_s) == (("owl", "eule"), 5)
+
+
+def test_the_page_shows_kubernetes_a_file_that_serve_deploy_takes() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "CLUSTER.md").read_text(), re.DOTALL)
+    service = yaml.safe_load(shown)
+    for text in (service["spec"]["serveConfigV2"], (ROOT / "deploy" / "ray" / "roost.yaml").read_text()):
+        (deployed,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+        assert deployed.import_path == "roost.ray:app"
+        assert {each.name for each in deployed.deployments} <= {REPLICA, INGRESS}
+        namespace_of({name: value for name, value in deployed.args.items() if name not in OWN})
 
 
 def test_replicas_need_ray_to_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def plan_of(args: Namespace, *, has_address: bool) -> ReplicaPlan:
     for name in flags:
         if vars(args)[name] is not None:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} has no effect on Ray Serve, whose proxy has the connections: see http_options")
+            raise ConfigError(f"{flag} has no effect on Ray Serve: its proxy has the connections (docs/CLUSTER.md)")
     config = group_of(args, ServerConfig)
     if config.port == 0:
         raise ConfigError("--port must be given a number with --ray: the proxies of all nodes listen on the same one")

@@ -87,6 +87,7 @@ class EngineReplica:
     async def __init__(self, engine: EngineConfig, config: ServerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         """Start the engine and wait until its model is loaded."""
         logs.set_up(config.log)
+        self._ending: asyncio.Task[None] | None = None  # until the engine is ready
         self.name: str = serve.get_replica_context().replica_tag
         keys = read_keys(config)
         self._state = ServerState(config, EngineProcess(replace(engine, clients=keys.limits(engine)), config.log), keys)
@@ -164,7 +165,8 @@ class EngineReplica:
         """Ray has drained it: let what runs without a client finish, then stop the engine."""
         state = self._state
         state.is_draining = True
-        self._ending.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
         for exchange in self._sockets.values():
             exchange.put({"type": "websocket.disconnect", "code": GOING_AWAY})
         if state.detached:
