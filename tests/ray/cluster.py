@@ -29,21 +29,22 @@ class Cluster:
     """Ray, Serve and a deployment."""
 
     def __init__(self, model: Path, journal: Path, port: int) -> None:
-        self._args = {"model": str(model), "threads": 1, "pool_tokens": 16384, "drain_s": 20, "journal": str(journal)}
+        self._args = {"model": str(model), "threads": 1, "pool_tokens": 16384, "drain_s": 20}
+        self._journal = str(journal)
         self._port = port
         self.url = f"http://127.0.0.1:{port}"
         ray.init(num_cpus=NUM_CPUS, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
-    def deploy(self, num: int, **deployment: Any) -> None:
+    def deploy(self, num: int, *, has_journal: bool = True, **deployment: Any) -> None:
         """Deploy as `serve deploy` does, and wait until so many replicas are there.
 
         `deployment`: what the file says of the replicas; where that alone changes, nothing else is replaced.
         """
         config = yaml.safe_load(FILE.read_text())
         (deployed,) = config["applications"]
-        deployed["args"] = {**self._args, "replicas": 1}
+        deployed["args"] = {**self._args, "replicas": 1, **({"journal": self._journal} if has_journal else {})}
         deployed["deployments"] = [{"name": REPLICA, **(deployment or {"num_replicas": num})}]
         del config["http_options"]  # they are those of the start
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)

@@ -63,6 +63,20 @@ def test_a_replica_that_dies_loses_what_runs_and_another_takes_its_place(cluster
 
 
 @pytest.mark.full
+def test_without_a_journal_sessions_end_with_their_replica_which_is_said(cluster: Cluster) -> None:
+    cluster.deploy(2, has_journal=False)
+    homes = dict(cluster.open({"id": f"lost-{number}"}) for number in range(8))
+    victim = homes["lost-0"]
+    cluster.kill_replica(victim)
+    for session, home in homes.items():
+        assert cluster.turn(session).status_code == (404 if home == victim else 200)
+    assert "--journal" in cluster.turn("lost-0").json()["error"]["message"]
+    assert cluster.post("/v1/sessions", {"id": "lost-0"}).status_code == 201
+    assert cluster.turn("lost-0").status_code == 200
+    cluster.deploy(2)
+
+
+@pytest.mark.full
 def test_a_replica_that_drains_finishes_what_runs_and_takes_nothing_new(cluster: Cluster) -> None:
     before = set(cluster.replicas)
     homes = dict(cluster.open() for _ in range(6))

@@ -121,7 +121,8 @@ def application(plan: ReplicaPlan) -> Application:
         logging_config=_LOGGING,
         graceful_shutdown_timeout_s=plan.config.drain_s,
     )
-    bound: Application = ingress.bind(replicas.bind(engine, plan.config), plan.config)
+    has_journal = engine.session.journal is not None
+    bound: Application = ingress.bind(replicas.bind(engine, plan.config), plan.config, has_journal)
     return bound
 
 

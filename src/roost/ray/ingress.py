@@ -24,7 +24,7 @@ from roost.ray.failures import error_response, last_event
 from roost.ray.places import Address, Places
 from roost.ray.replica import REPLICA_HEADER, Batch, named_replica
 from roost.ray.socket_bridge import SocketBridge
-from roost.ray.wanted import wanted_of
+from roost.ray.wanted import OPENING, wanted_of
 from roost.router.placement import Wanted
 from roost.server.body_reader import BODY_BYTES_MAX
 from roost.server.config import ServerConfig
@@ -33,6 +33,7 @@ from roost.server.keys import read_keys, sent_key
 ASKED_S = 2.0  # longest that replicas are waited for that are asked what they hold
 EVERY_S = 30.0  # longest that all replicas are waited for
 GONE = "the replica that answered has ended; sessions that are journaled go on, others are gone"
+LOST = "what this request names was on a replica that has ended, and is gone (--journal keeps sessions)"
 _FAILURES = (RayError, RayServeException)
 _log = logging.getLogger("roost.server")
 
@@ -40,8 +41,8 @@ _log = logging.getLogger("roost.server")
 class Ingress:
     """The deployment's class, which Ray asks for an application."""
 
-    def __init__(self, replicas: DeploymentHandle, config: ServerConfig) -> None:
-        self._gateway = Gateway(replicas, config)
+    def __init__(self, replicas: DeploymentHandle, config: ServerConfig, has_journal: bool) -> None:
+        self._gateway = Gateway(replicas, config, has_journal)
 
     def __serve_build_asgi_app__(self) -> "Gateway":
         """The application, once for each process."""
@@ -51,7 +52,8 @@ class Ingress:
 class Gateway:
     """The application."""
 
-    def __init__(self, replicas: DeploymentHandle, config: ServerConfig) -> None:
+    def __init__(self, replicas: DeploymentHandle, config: ServerConfig, has_journal: bool) -> None:
+        self._has_journal = has_journal
         self._handle = replicas
         self._answer = replicas.options(method_name="answer", stream=True)
         self._keys = read_keys(config)
@@ -121,6 +123,8 @@ class Gateway:
             wanted = wanted_of(path, headers, body, self.client_of(headers))
             only = headers.get(REPLICA_HEADER)
             await self.find(wanted)
+            if not self._has_journal and path not in OPENING and self.places.is_lost(wanted):
+                raise RequestError(404, "session_id", LOST)
             if only is not None and only not in self.places.replicas:
                 raise RequestError(404, REPLICA_HEADER, f"there is no replica {only[:100]!r}")
         except (RequestError, CapacityError) as error:

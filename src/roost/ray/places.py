@@ -50,6 +50,11 @@ class Places:
         with self._lock:
             return self._placement.holder(wanted)
 
+    def is_lost(self, wanted: Wanted) -> bool:
+        """Whether a replica that is gone has held what a request names."""
+        with self._lock:
+            return self._placement.is_lost(wanted)
+
     def choose(self, wanted: Wanted, queues: Mapping[str, int]) -> str:
         """The replica for a request; a queue may be known here or there."""
         with self._lock:

@@ -17,7 +17,7 @@ from roost.server.labels import short_label
 SESSION, STORED, LABEL = "session", "stored", "label"  # kinds of keys
 _PATH = re.compile(r"/v1/(sessions|responses|conversations)/([^/]+)(?:/.*)?")
 _NO_IDS = ("/v1/responses/input_tokens",)
-_OPENING = ("/v1/sessions",)  # where a body's `id` is a session's
+OPENING = ("/v1/sessions", "/open_session")  # what a body names there is to be
 _NOTHING = msgspec.Raw()
 
 
@@ -59,7 +59,7 @@ def wanted_of(path: str, headers: Mapping[str, str], body: bytes, client: str) -
     if (found := _PATH.fullmatch(path)) and path not in _NO_IDS:
         keys.append(key_of(SESSION if found[1] == "sessions" else STORED, client, found[2]))
     naming = _naming(body)
-    if path in _OPENING:
+    if path == OPENING[0]:
         naming.session_id = naming.id
     keys += _keys(naming, client)
     user_id = naming.metadata.get("user_id") if isinstance(naming.metadata, dict) else None

@@ -36,6 +36,7 @@ class Placement:
         self._keys_max, self._blocks_max, self._slack = keys_max, blocks_max, slack
         self._replicas: tuple[str, ...] = ()  # that take requests
         self._holders: OrderedDict[Key, str] = OrderedDict()  # the last used key is the last
+        self._lost: OrderedDict[Key, None] = OrderedDict()  # keys whose holder is gone, and no other known
         self._runners: OrderedDict[Key, frozenset[str]] = OrderedDict()  # who has run a beginning of a prompt
         self._turns: dict[str, int] = {}  # when each was last chosen, in choices
         self._num_choices = 0
@@ -58,6 +59,10 @@ class Placement:
         gone = set(self._replicas).difference(live)
         self._replicas = live
         if gone:
+            for key in [key for key, each in self._holders.items() if each in gone]:
+                self._lost[key] = None
+            while len(self._lost) > self._keys_max:
+                self._lost.popitem(last=False)
             self._holders = OrderedDict((key, each) for key, each in self._holders.items() if each not in gone)
             self._turns = {each: turn for each, turn in self._turns.items() if each not in gone}
 
@@ -66,17 +71,23 @@ class Placement:
         if replica in self._replicas:
             for key in keys:
                 self._hold(key, replica)
+                self._lost.pop(key, None)
 
     def report(self, replica: str, keys: Iterable[Key]) -> None:
         """A replica says all that it holds; where another is known to hold a key, that is newer."""
         if replica in self._replicas:
             for key in keys:
+                self._lost.pop(key, None)
                 if key not in self._holders:
                     self._hold(key, replica)
 
     def holder(self, wanted: Wanted) -> str | None:
         """Who holds what a request names; None if nobody is known to, or it names nothing."""
         return next((self._holders[key] for key in (*wanted.keys, *wanted.labels) if key in self._holders), None)
+
+    def is_lost(self, wanted: Wanted) -> bool:
+        """Whether what only its holder can serve was held by a replica that is gone, and no other holds it."""
+        return any(key in self._lost for key in wanted.keys)
 
     def choose(self, wanted: Wanted, loads: Mapping[str, int]) -> str:
         """The replica for a request, which holds from now on what the request names; there must be one.

@@ -32,17 +32,20 @@ class Routers(RuleBasedStateMachine):
         self.live = {NAMES[0]}
         self.placement.update(self.live)
         self.held: dict[bytes, str] = {}
+        self.lost: set[bytes] = set()
 
     @rule(live=st.sets(_replica, min_size=1))
     def replicas_come_and_go(self, live: set[str]) -> None:
         self.live = live
         self.placement.update(live)
+        self.lost |= {key for key, each in self.held.items() if each not in live}
         self.held = {key: each for key, each in self.held.items() if each in live}
 
     @rule(replica=_replica, keys=st.lists(_key, max_size=3))
     def a_replica_takes_keys(self, replica: str, keys: list[bytes]) -> None:
         self.placement.learn(replica, keys)
         if replica in self.live:
+            self.lost.difference_update(keys)
             for key in keys:
                 self._holds(key, replica)
 
@@ -51,6 +54,7 @@ class Routers(RuleBasedStateMachine):
         self.placement.report(replica, keys)
         if replica in self.live:
             for key in keys:
+                self.lost.discard(key)
                 if key not in self.held:
                     self._holds(key, replica)
 
@@ -61,6 +65,7 @@ class Routers(RuleBasedStateMachine):
         wanted = Wanted(keys=tuple(keys), labels=tuple(labels), blocks=blocks)
         holder = next((self.held[key] for key in [*keys, *labels] if key in self.held), None)
         assert self.placement.holder(wanted) == holder
+        assert not self.placement.is_lost(wanted) or self.lost.intersection(keys)
         chosen = self.placement.choose(wanted, loads)
         assert chosen in self.live
         if holder is not None:
@@ -110,7 +115,11 @@ def test_a_replica_that_goes_moves_its_own_keys_alone_and_evenly() -> None:
     before = {key: placement.choose(Wanted(keys=(key,)), {}) for key in many}
     assert min(Counter(before.values()).values()) > 50
     placement.update(["a", "b", "d"])
+    assert placement.is_lost(Wanted(keys=(next(key for key in many if before[key] == "c"),)))
     after = {key: placement.choose(Wanted(keys=(key,)), {}) for key in many}
+    for key, each in after.items():
+        placement.learn(each, [key])
+    assert not any(placement.is_lost(Wanted(keys=(key,))) for key in many)
     assert all(after[key] == before[key] for key in many if before[key] != "c")
     moved = Counter(after[key] for key in many if before[key] == "c")
     assert set(moved) == {"a", "b", "d"}
