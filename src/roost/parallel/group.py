@@ -44,6 +44,9 @@ class DistributedGroup:
             options: Any = collectives.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=JOIN_S)
             self._ranks = collectives.ProcessGroupNCCL(meeting, rank, size, options)
+            # on the stream of the step: another one would cut a graph in pieces that wait for each other
+            self._sum: Any = collectives.AllreduceOptions()
+            self._sum.asyncOp = self._limit.asyncOp = False
         else:
             options = collectives.ProcessGroupGloo._Options()
             options._devices = [collectives.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
@@ -62,7 +65,7 @@ class DistributedGroup:
         if self.transport == NCCL:
             self.num_calls += 1
             part = part.contiguous()
-            self._ranks.allreduce([part]).wait()
+            self._ranks.allreduce([part], self._sum)  # in the order of its stream: there is nothing to wait for
             return part
         parts = self._gathered(part)
         total = parts[0] if part.dtype in (torch.float32, torch.float64) else parts[0].float()
@@ -86,7 +89,7 @@ class DistributedGroup:
         part = part.contiguous()
         if self.transport == NCCL:
             out = part.new_empty((self.size, *part.shape))
-            self._ranks._allgather_base(out, part).wait()
+            self._ranks._allgather_base(out, part, self._limit)
             return out.unbind()
         here = part.cpu()  # where ranks share a GPU for want of more
         parts = [torch.empty_like(here) for _ in range(self.size)]
