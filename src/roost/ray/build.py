@@ -26,6 +26,7 @@ from roost.server.keys import read_keys
 REPLICA, INGRESS = "replica", "ingress"  # the deployments' names, as files of `serve deploy` have them
 REPLICAS_MAX = 1024
 OWN = ("replicas", "cluster_grows")  # arguments that are no options of a single server
+_NAMESPACE = "serve"  # of Ray Serve
 _ROUTER = "roost.ray.request_router.SessionRouter"
 _OF_CONNECTIONS = ("header_s", "body_s", "keep_alive_s", "stall_s", "max_connections", "max_connections_per_address")
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # the replicas log requests, as --log-requests says
@@ -87,6 +88,8 @@ def app(args: Mapping[str, Any]) -> Application:
         raise ConfigError(f"cluster_grows must be true or false, got {grows[:100]!r}")
     values = vars(namespace_of(options)) | {"config": config_file, "replicas": own.get("replicas")}
     plan = plan_of(completed(Namespace(**values, cluster_grows=grows == "true")), has_address=False)
+    if not ray.is_initialized():  # `serve run` asks for the application before it joins the cluster
+        ray.init(namespace=_NAMESPACE)
     return application(plan)
 
 
