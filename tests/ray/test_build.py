@@ -47,6 +47,7 @@ def test_a_replica_takes_a_gpu_for_each_rank_or_its_threads() -> None:
     [
         ({"keep_alive_s": 3}, "--keep-alive-s has no effect on Ray Serve"),
         ({"port": "8000"}, "--port has no effect on Ray Serve"),
+        ({"engine_restarts": 2}, "--engine-restarts has no effect on Ray Serve: a replica ends with its engine"),
         ({"modle": "x"}, "there is no such option; did you mean model"),
         ({"max_running": "many"}, "max_running must be a whole number"),
         ({"cluster_grows": "perhaps"}, "cluster_grows must be true or false"),

@@ -28,7 +28,11 @@ REPLICAS_MAX = 1024
 OWN = ("replicas", "cluster_grows")  # arguments that are no options of a single server
 _NAMESPACE = "serve"  # of Ray Serve
 _ROUTER = "roost.ray.request_router.SessionRouter"
+_PROXY = "its proxy has the connections"
 _OF_CONNECTIONS = ("header_s", "body_s", "keep_alive_s", "stall_s", "max_connections", "max_connections_per_address")
+_DONE_BY_RAY = dict.fromkeys(_OF_CONNECTIONS, _PROXY) | {
+    "engine_restarts": "a replica ends with its engine, and Ray starts another"
+}
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # the replicas log requests, as --log-requests says
 _SOCKETS = 1024  # WebSockets of a replica, which count as requests as long as they are open
 _INGRESS_REQUESTS = 2**16  # what is too much, the engines say
@@ -51,11 +55,11 @@ class ReplicaPlan:
 
 def plan_of(args: Namespace, *, has_address: bool) -> ReplicaPlan:
     """A plan from parsed flags; refuses what has no meaning there. `has_address`: host and port are ours to choose."""
-    flags = (*_OF_CONNECTIONS, *(() if has_address else ("host", "port")))
-    for name in flags:
+    refused = _DONE_BY_RAY | ({} if has_address else dict.fromkeys(("host", "port"), _PROXY))
+    for name, reason in refused.items():
         if vars(args)[name] is not None:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} has no effect on Ray Serve: its proxy has the connections (docs/CLUSTER.md)")
+            raise ConfigError(f"{flag} has no effect on Ray Serve: {reason} (docs/CLUSTER.md)")
     config = group_of(args, ServerConfig)
     if config.port == 0:
         raise ConfigError("--port must be given a number with --ray: the proxies of all nodes listen on the same one")
