@@ -100,7 +100,7 @@ class ServerConfig:
         default=None,
         metadata={
             "help": "how often within an hour an engine that ended unexpectedly is started again, until the server "
-            f"ends with it; if absent {RESTARTS_DEFAULT} with --tp above 1, else 0"
+            f"ends with it; if absent {RESTARTS_DEFAULT} with --tp above 1 or --journal, else 0"
         },
     )
     log_level: str = field(

@@ -187,16 +187,16 @@ def restarts_max(config: ServerConfig, engine: EngineConfig) -> int:
     """How often the engine may be started again within an hour."""
     if config.engine_restarts is not None:
         return config.engine_restarts
-    return RESTARTS_DEFAULT if engine.model.tp > 1 else 0
+    return RESTARTS_DEFAULT if engine.model.tp > 1 or engine.session.journal is not None else 0
 
 
 async def _watch(
     state: ServerState, server: uvicorn.Server, restarts: Restarts, port: int, tracing: "Tracing | None"
 ) -> int:
-    """Start the engine, print when it is ready, and end the server with it, or if a flag does not fit it.
+    """Start the engine and print when it is ready; start it again when it ends, while it may be; then end the server.
 
-    An engine that may be started again is; its sessions are gone, or asked for again from
-    the journal. Returns the exit code of the latter.
+    Sessions of an engine that has ended are gone, or asked of the next one, which has the journal. Returns an exit code
+    where a flag does not fit the model.
     """
     engine = state.engine
     while not engine.is_gone.is_set():

@@ -1,5 +1,7 @@
 """Restarts of an engine: a budget that comes back with time."""
 
+from dataclasses import replace
+
 from roost.config.options import EngineConfig, ModelConfig
 from roost.server.config import RESTARTS_DEFAULT, ServerConfig
 from roost.server.restarts import WINDOW_S, Restarts
@@ -24,5 +26,7 @@ def test_an_engine_of_several_ranks_is_started_again_unless_told_and_one_of_one_
     one, two = EngineConfig(), EngineConfig(model=ModelConfig(tp=2))
     assert restarts_max(ServerConfig(), one) == 0
     assert restarts_max(ServerConfig(), two) == RESTARTS_DEFAULT
+    journaled = replace(one, session=replace(one.session, journal="there"))
+    assert restarts_max(ServerConfig(), journaled) == RESTARTS_DEFAULT
     assert restarts_max(ServerConfig(engine_restarts=1), one) == 1
     assert restarts_max(ServerConfig(engine_restarts=0), two) == 0
