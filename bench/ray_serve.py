@@ -9,6 +9,7 @@ Every engine has one thread. Absolute times are this machine's; compare them wit
 import argparse
 import json
 import os
+import random
 import socket
 import statistics
 import sys
@@ -27,12 +28,12 @@ from bench.processes import Process
 from roost.config.options import SessionConfig
 
 Figures = dict[str, Any]
-LOADS = {1: 60, 32: 256}  # requests in all, by how many are there at once
-ROUNDS = 3
+LOADS = {1: 100, 32: 320}  # requests in all, by how many are there at once
+ROUNDS = 5
 LATENCY_TOKENS = 4
 LOAD_TOKENS = 64
 SESSIONS = 8
-TURN_TOKENS = 256  # that a session has before it moves
+TEXT_WORDS = 512  # a token each, that a session has before it moves
 PIN = "x-roost-replica"
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -80,13 +81,13 @@ class Sessions:
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=120)
-        words = " ".join(str(number) for number in range(TURN_TOKENS // 2))
         self.homes: dict[str, str] = {}
         for _ in range(SESSIONS):
             opened = self._http.post("/v1/sessions", json={})
             self.homes[opened.json()["id"]] = opened.headers[PIN]
-        for session in self.homes:
-            self._turn(session, text=words)
+        for number, session in enumerate(self.homes):  # of which no prefix cache has anything
+            words = random.Random(number).choices(("red", "green", "blue", "black", "white"), k=TEXT_WORDS)
+            self._turn(session, text=" ".join(words))
 
     def _turn(self, session: str, *, text: str = " and", on: str | None = None) -> tuple[httpx.Response, float]:
         """A turn of one token, and its milliseconds."""
@@ -103,7 +104,7 @@ class Sessions:
             other = next(each for each in set(self.homes.values()) if each != home)
             for name, replica in (("stay_ms", home), ("move_ms", other), ("next_ms", other)):
                 answer, ms = self._turn(session, on=replica)
-                assert answer.status_code == 200, answer.text
+                assert (answer.status_code, answer.headers[PIN]) == (200, replica), answer.text
                 times[name].append(ms)
             self.homes[session] = other
         return {name: statistics.median(each) for name, each in times.items()}
