@@ -9,7 +9,7 @@ FIRST ?= 0
 ON_NUMBA := $(addprefix tests/parity/test_,serving.py spec_matrix.py session_matrix.py spec_trees.py spec_exact.py sampling_exact.py one_text.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check install-check lock sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
+.PHONY: help serve test test-ray test-full check install-check lock sim replay planted table modes bench bench-serving bench-spec bench-sessions format clean
 
 # List the targets.
 help:
@@ -32,14 +32,22 @@ $(VENV)/.ready: $(VENV)/.server
 serve: $(VENV)/.server
 	$(BIN)/roost serve $(FLAGS)
 
+$(VENV)/.ray: $(VENV)/.ready
+	$(INSTALL) -e '.[ray]'
+	touch $@
+
 # Everything that must hold before a change lands.
 test: check
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 	$(BIN)/pytest tests -n 2 --dist loadgroup
 	ROOST_TEST_BACKEND=numba $(BIN)/pytest $(ON_NUMBA) -n 2 --dist loadgroup
 
-# The same with a thousand seeds, a search for every planted bug and the tests marked full.
-test-full: check
+# Replicas on Ray Serve, on this machine; `make test` leaves them out where Ray (80 MB) is not installed.
+test-ray: $(VENV)/.ray
+	$(BIN)/pytest tests/ray -m ""
+
+# The same with a thousand seeds, a search for every planted bug, Ray and the tests marked full.
+test-full: check $(VENV)/.ray
 	$(BIN)/python -m tests.sim --seeds 1000
 	$(BIN)/python -m tests.planted
 	$(BIN)/pytest tests -n 2 --dist loadgroup -m ""
