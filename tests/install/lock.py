@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements-dev.lock"
 LEFT_OUT = frozenset({"roost", "torch", "triton"})
+NOT_TESTED_WITH = ("ray",)  # an extra that `make test` does without
 _HEAD = """\
 # Exact versions of the packages that the tests and checks of Roost run with, to reproduce a run on another machine:
 #
@@ -29,9 +30,9 @@ _HEAD = """\
 
 
 def asked() -> list[Requirement]:
-    """What pyproject.toml asks for: to run, and for every extra."""
+    """What pyproject.toml asks for: to run, and for every extra that tests have."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
+    extras = [needs for extra, needs in project["optional-dependencies"].items() if extra not in NOT_TESTED_WITH]
     return [Requirement(text) for text in chain(project["dependencies"], *extras)]
 
 
