@@ -10,6 +10,8 @@ from roost.errors import CapacityError, RequestError
 from roost.server.refusals import error_for_path, is_message_path
 from roost.server.responses import error_of, json_response
 
+GONE = "the replica that answered has ended; sessions that are journaled go on, others are gone"
+
 
 def error_response(path: str, error: RequestError | CapacityError) -> Response:
     """An error as a response."""

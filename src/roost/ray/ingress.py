@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from roost.errors import CapacityError, RequestError
 from roost.ray.app_run import Call
 from roost.ray.every_replica import EVERY, merged
-from roost.ray.failures import error_response, last_event
+from roost.ray.failures import GONE, error_response, last_event
 from roost.ray.places import Address, Places
 from roost.ray.replica import REPLICA_HEADER, Batch, named_replica
 from roost.ray.socket_bridge import SocketBridge
@@ -32,7 +32,6 @@ from roost.server.keys import read_keys, sent_key
 
 ASKED_S = 2.0  # longest that replicas are waited for that are asked what they hold
 EVERY_S = 30.0  # longest that all replicas are waited for
-GONE = "the replica that answered has ended; sessions that are journaled go on, others are gone"
 LOST = "what this request names was on a replica that has ended, and is gone (--journal keeps sessions)"
 _FAILURES = (RayError, RayServeException)
 _log = logging.getLogger("roost.server")

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message
 from roost.config.options import EngineConfig
 from roost.errors import RoostError
 from roost.ray.app_run import GOING_AWAY, AppRun, Call
+from roost.ray.failures import GONE
 from roost.ray.places import HELD, Address
 from roost.ray.wanted import SESSION, STORED, label_key
 from roost.router.placement import Key, key_of
@@ -95,6 +96,7 @@ class EngineReplica:
         self._sockets: dict[str, AppRun] = {}
         app = make_app(self._state)
         checked: ASGIApp = HostCheck(app, AllowedHosts(config, has_keys=keys.are_required), app.state.origins)
+        self._state.engine.last_refusal = 503, GONE
         await self._state.engine.start()
         self._state.open()
         started = self._state.engine.started

@@ -64,6 +64,7 @@ class EngineProcess(EngineClient):
         self.follow: Follow = _only_those
         self.may_restart: Callable[[], bool] = lambda: False  # asked when it has ended that was ready before
         self.is_restarting = False
+        self.last_refusal = 500, "the engine ended unexpectedly"  # of what is open when no other is started
         self.has_ended = asyncio.Event()  # the process
         self.is_gone = asyncio.Event()  # and for good
 
@@ -245,4 +246,4 @@ class EngineProcess(EngineClient):
         if self.is_restarting:
             self.refuse_all(503, RESTARTING)
         else:
-            self.refuse_all(500, "the engine ended unexpectedly")
+            self.refuse_all(*self.last_refusal)
