@@ -168,10 +168,11 @@ def start(
         rank0.ranks.close()
         config = _without(chosen, broken)
         return start(config, progress, trace, on_lost=on_lost, folder=folder)
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C too: the program may go on
         rank0.ranks.close()
-        if rank0.ranks.lost is not None and not isinstance(error, ConfigError):  # all else follows from that
-            raise rank0.ranks.lost from error
+        lost = rank0.ranks.lost
+        if lost is not None and isinstance(error, Exception) and not isinstance(error, ConfigError):
+            raise lost from error  # all else follows from that
         raise
     rank0.ranks.tell_loss(on_lost or running.engine.fail)
     return running

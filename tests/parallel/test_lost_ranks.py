@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from roost import LLM, Options
 from roost.errors import CapacityError, ConfigError
 from roost.parallel.executor import GroupExecutor
+from roost.parallel.start import Rank0
 from tests.parallel.conftest import Start, odd
 from tests.parallel.odd_follower import AT_STEP
 from tests.support.server_process import ROOT, has_ended, wait_until
@@ -90,6 +92,23 @@ def test_a_rank_of_another_torch_is_refused_with_what_differs(start: Start, monk
         ConfigError, match=r"the ranks are not alike .* rank 1: roost is .* here and 1.0 there; torch is"
     ):
         start()
+
+
+def test_ctrl_c_while_the_ranks_start_leaves_nothing_behind(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pids: list[int] = []
+
+    def interrupted(rank0: Rank0) -> None:
+        pids.extend(rank0.ranks.pids.values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rank0, "join", interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert pids and all(map(has_ended, pids))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_end_with_rank_0_however_it_ends_also_those_that_are_stopped(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from roost.config.options import GLOO, NCCL, TRANSPORTS, EngineConfig, at_least
 from roost.environment import cuda_devices
-from roost.errors import ConfigError, RankError
+from roost.errors import ConfigError
 from roost.parallel.group import COLLECTIVE_S, STORE, DistributedGroup
 from roost.parallel.identity import as_text, differences
 from roost.parallel.peers import Sizes
@@ -85,7 +85,7 @@ class Rank0:
         try:
             for rank in self.ranks.pids:
                 self.ranks.tell(rank, {"rank": rank, **told})
-        except RankError:
+        except BaseException:
             self.ranks.close()
             raise
 
