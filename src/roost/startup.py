@@ -5,6 +5,7 @@ Whatever cannot work is a ConfigError here, before anything is served. Called by
 """
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +148,8 @@ def start(
 ) -> Running:
     """Load the model, downloading it if needed (reported to `progress`), and build the engine; `trace` hears of it.
 
-    With several ranks, `on_lost` is told when one is lost, on some thread; without it the engine's loop fails then.
+    With several ranks, `on_lost` is told when one is lost, on some thread, and the process is the engine's own: it is
+    killed where it hangs. Without it the engine's loop fails when a rank is lost, and the process is left alone.
     Their files are in `folder`, or among the temporary ones.
     """
     began = time.monotonic()
@@ -159,7 +161,8 @@ def start(
         except BrokenKernels as broken:
             config = _without(chosen, broken)
             return start(config, progress, trace, on_lost=on_lost, folder=folder)
-    rank0 = Rank0(chosen.for_followers, chosen.device, num_devices(chosen.device), folder)
+    own_process = None if on_lost is None else os.getpid()
+    rank0 = Rank0(chosen.for_followers, chosen.device, num_devices(chosen.device), folder, own_process)
     try:
         rank0.same({**versions(), **checkpoint_of(*chosen.files)})
         rank0.join()

@@ -14,9 +14,9 @@ from tests.support.tiny_folder import ENDLESS
 
 @pytest.fixture
 def server(tmp_path: Path, folder: Path) -> Iterator[Server]:
-    """It may be restarted once, and keeps a journal."""
+    """It may be restarted twice, and keeps a journal."""
     model = ("--model", str(folder), "--tp", "2", "--threads", "1", "--pool-tokens", "16384")
-    started = Server(tmp_path, *model, "--engine-restarts", "1", "--journal", str(tmp_path / "journal"))
+    started = Server(tmp_path, *model, "--engine-restarts", "2", "--journal", str(tmp_path / "journal"))
     yield started
     started.kill()
 
@@ -56,7 +56,7 @@ def test_a_lost_rank_ends_its_requests_and_another_engine_takes_new_ones_until_t
     assert server.http.get("/ready").status_code == server.post("/generate", body).status_code == 503
     wait_until(lambda: health(server) == (200, "ok"))
     assert "rank 1 has not been heard of for 6 s" in server.log or "rank 1 is not done" in server.log
-    assert "starting another (1 of 1 within an hour)" in server.log
+    assert "starting another (1 of 2 within an hour)" in server.log
     assert has_ended(server.engine_pid) and has_ended(follower)
 
     assert server.generate(body)["text"] == before
@@ -64,6 +64,12 @@ def test_a_lost_rank_ends_its_requests_and_another_engine_takes_new_ones_until_t
     went_on = server.post("/v1/sessions/kept/generate", turn).json()
     assert went_on["text"] == second["text"] != first["text"]
     assert server.http.get("/ready").status_code == 200
+
+    (engine,) = children(server.process.pid)
+    os.kill(engine, signal.SIGSTOP)
+    wait_until(lambda: has_ended(engine))
+    assert "rank 0 has not been heard of for 6 s" in server.log
+    wait_until(lambda: health(server) == (200, "ok"))
 
     (engine,) = children(server.process.pid)
     (follower,) = children(engine)

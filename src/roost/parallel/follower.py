@@ -6,6 +6,7 @@ this process; nor does it outlive a rank 0 that is silent. Started by `ranks`.
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -37,6 +38,7 @@ from roost.runner.executor import TorchExecutor
 from roost.startup import Built, build, choose
 from roost.step import StepId, Ticket
 
+_log = logging.getLogger(__name__)
 _DIE_WITH_PARENT = 1  # of prctl: a signal when the parent's thread ends
 
 
@@ -50,6 +52,7 @@ class FromRank0:
         self._heard_at = time.monotonic()
         self._limit_s: float = JOIN_S
         self._group: DistributedGroup | None = None
+        self._own_process: int | None = None  # rank 0's, if that has nothing to do but to run the engine
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -59,6 +62,7 @@ class FromRank0:
 
     def join(self, settings: Mapping[str, Any], device: torch.device) -> None:
         """Meet the others."""
+        self._own_process = settings["own_process"]
         store = Path(settings["folder"]) / STORE
         self._group = DistributedGroup(
             settings["rank"], settings["size"], transport=settings["transport"], device=device, store=store
@@ -111,7 +115,15 @@ class FromRank0:
                 self._heard_at = now
             looked_at = now
             if now - self._heard_at > self._limit_s:
-                os._exit(1)  # rank 0 hangs, and would find this one gone
+                self._end_silent()
+
+    def _end_silent(self) -> None:
+        """Rank 0 hangs, and would find this rank gone; its process, where it is its own, cannot end itself."""
+        if self._own_process is not None:
+            _log.critical("rank 0 has not been heard of for %g s: its process is ended", self._limit_s)
+            with suppress(ProcessLookupError):
+                os.kill(self._own_process, signal.SIGKILL)
+        os._exit(1)
 
 
 class Steps:

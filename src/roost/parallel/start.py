@@ -73,8 +73,13 @@ def with_ranks(config: EngineConfig, device: torch.device) -> EngineConfig:
 class Rank0:
     """Rank 0 while a group starts: it asks the followers, compares and decides."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, num_devices: int, within: Path | None) -> None:
-        """Start the followers and tell them who they are; the configuration names everything."""
+    def __init__(
+        self, config: EngineConfig, device: torch.device, num_devices: int, within: Path | None, own_process: int | None
+    ) -> None:
+        """Start the followers and tell them who they are; the configuration names everything.
+
+        `own_process` is this one, if it is the engine's own.
+        """
         names = cuda_devices(num_devices) if device.type == "cuda" else ()
         size = config.model.tp
         self._group: DistributedGroup | None = None
@@ -82,6 +87,7 @@ class Rank0:
         on_device = tuple(names[rank % len(names)] for rank in range(size)) if names else ()
         self.ranks = Ranks(size, on_device=on_device, within=within)
         told = {"size": size, "config": as_text(config), "transport": self._transport, "folder": str(self.ranks.folder)}
+        told["own_process"] = own_process
         try:
             for rank in self.ranks.pids:
                 self.ranks.tell(rank, {"rank": rank, **told})
