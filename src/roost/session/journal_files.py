@@ -103,7 +103,8 @@ class FileLogs:
         idle_ns = self.idle_ns(key, epoch)
         if idle_ns < SWEEP_AFTER_NS:
             return False
-        with self._path(key, epoch).open("rb") as file, suppress(DamagedLog, ValueError):
+        gone = FileNotFoundError  # another engine that starts was faster
+        with suppress(DamagedLog, ValueError, gone), self._path(key, epoch).open("rb") as file:
             for said, _ in records(file.read(_BEGINNING)):
                 ttl_ns = said.get(TTL) if said.get("kind") == SESSION else None
                 return ttl_ns is not None and idle_ns >= ttl_ns + SWEEP_AFTER_NS

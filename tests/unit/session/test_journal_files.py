@@ -52,3 +52,15 @@ def test_sessions_that_nobody_asks_for_any_more_are_removed_long_after_their_tim
     left = {name for name in (*ages, "damaged") if journal.has(name)}
     assert left == {"young", "timeless", "damaged"}
     assert journal.take_over("young") is None, "its time is over all the same"
+
+
+def test_engines_that_start_at_once_may_tidy_up_the_same_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed_by_another(logs: FileLogs, key: str, epoch: int) -> int:
+        logs.remove(key, epoch)
+        return 3 * SWEEP_AFTER_NS
+
+    _opened(SessionJournal(FileLogs(tmp_path), "m"), "old", ttl_ns=1)
+    monkeypatch.setattr(FileLogs, "idle_ns", removed_by_another)
+    assert open_journal(SessionConfig(journal=str(tmp_path)), "m") is not None
