@@ -34,7 +34,7 @@ def check_known(session: Session, known_len: int | None) -> None:
     """Raise RequestError if a free session is not where the sender of a turn takes it to be."""
     if known_len not in (None, len(session.record)):
         why = f"session {session.name!r} went on elsewhere: it has {len(session.record)} tokens, not {known_len}"
-        raise RequestError(409, "session_id", f"{why}; send the turn again")
+        raise RequestError(409, "session_id", f"{why}; send the turn again (with the library after LLM.resume)")
 
 
 def set_limits(state: State, request: Request) -> None:

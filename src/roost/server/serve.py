@@ -216,6 +216,8 @@ async def _watch(
         if engine.is_restarting:
             times = (engine.exit_code, restarts.num_taken, restarts.limit)
             _notices.info("the engine ended with exit code %s: starting another (%d of %d within an hour)", *times)
+        elif restarts.limit and not server.should_exit:
+            _notices.error("the engine is not started again: that was done %d times within an hour", restarts.num_taken)
     server.should_exit = True
     return 0
 
