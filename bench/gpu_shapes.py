@@ -49,6 +49,7 @@ def with_experts(plain: DecoderConfig, experts: ExpertsFeed) -> DecoderConfig:
         plain,
         qk_norm=True,
         layers=tuple(replace(each, feed_forward=experts) for each in plain.layers),
+        feeds=experts.feeds,
     )
 
 
@@ -77,6 +78,7 @@ def with_sinks(plain: DecoderConfig, window: int, experts: ExpertsFeed) -> Decod
         out_bias=True,
         sinks=True,
         layers=tuple(replace(kind, feed_forward=feed) for kind in kinds),
+        feeds=experts.feeds,
     )
 
 

@@ -131,7 +131,7 @@ def head_part(config: DecoderConfig, ranks: int = 1) -> tuple[float, DecoderConf
     numbers = 2 * hidden * (query + 2 * kv) + hidden * query + 3 * hidden * config.intermediate_size
     layer = replace(config.layers[-1], delta=None, feed_forward=None, window=None)
     vocab = ceil_div(min(DRAFT_VOCAB, config.vocab_size * ranks), ranks)
-    return numbers, replace(config, layers=(layer,), vocab_size=vocab)
+    return numbers, replace(config, layers=(layer,), vocab_size=vocab, feeds=())
 
 
 def round_of(config: DecoderConfig, form: str, batch: int, seen: float, num_steps: int, ranks: int = 1) -> Work:

@@ -40,7 +40,7 @@ INPUTS_HELD = 64
 def _with_experts_beside(hybrid: DecoderConfig, experts: ExpertsFeed) -> DecoderConfig:
     """A hybrid with experts in every layer."""
     layers = tuple(replace(kind, feed_forward=experts) for kind in hybrid.layers)
-    return replace(hybrid, layers=layers)
+    return replace(hybrid, layers=layers, feeds=experts.feeds)
 
 
 LARGE = {
@@ -115,6 +115,7 @@ def rank_part(config: DecoderConfig, ranks: int) -> DecoderConfig:
         return replace(kind, delta=delta)
 
     layers = tuple(map(part_of, config.layers))
+    experts = experts_of(layers[0])
     return replace(
         config,
         num_heads=split("heads", config.num_heads),
@@ -122,6 +123,7 @@ def rank_part(config: DecoderConfig, ranks: int) -> DecoderConfig:
         intermediate_size=split("outputs of a feed-forward", config.intermediate_size),
         vocab_size=math.ceil(config.vocab_size / ranks),
         layers=layers,
+        feeds=() if experts is None else experts.feeds,
     )
 
 
