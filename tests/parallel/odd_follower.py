@@ -10,7 +10,7 @@ from roost.runner.runner import Finish, Runner
 from roost.step import StepPlan
 
 AT_STEP = 8  # the fault, in the plan of this step
-KINDS = ("another torch", "another token", "breaks", "hangs", "as all")
+KINDS = ("another torch", "never comes", "another token", "breaks", "hangs", "as all")
 
 run = Runner.run
 
@@ -26,6 +26,8 @@ def main(kind: str) -> int:
     assert kind in KINDS, kind
     if kind == "another torch":
         follower.versions = lambda: {"torch": "1.0", "roost": "1.0"}
+    if kind == "never comes":
+        follower.FromRank0.join = lambda *args: sys.exit(3)  # type: ignore[method-assign]
 
     def odd(self: Runner, plan: StepPlan) -> Finish:
         if plan.step == AT_STEP and kind in ("breaks", "as all"):

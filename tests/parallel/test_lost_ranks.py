@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from roost import LLM, Options
-from roost.errors import CapacityError, ConfigError
+from roost.errors import CapacityError, ConfigError, RankError
 from roost.parallel.executor import GroupExecutor
 from roost.parallel.start import Rank0
 from tests.parallel.conftest import Start, odd
@@ -65,6 +65,14 @@ def test_a_stopped_rank_is_found_while_nothing_runs(start: Start) -> None:
     wait_until(lambda: llm._engine._is_closed)
     assert "rank 1 has not been heard of for 6 s" in str(llm._engine._failure)
     fails(llm, "the engine has ended")
+
+
+def test_a_rank_that_ends_before_it_has_met_the_others_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd(monkeypatch, "never comes")
+    with pytest.raises(RankError, match="rank 1 has ended: exit code 3"):
+        start()
 
 
 def test_a_rank_that_hangs_in_a_step_is_found_by_those_that_wait_for_it(

@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from roost.environment import with_device
-from roost.errors import ConfigError, InvariantError, RankError
+from roost.errors import ConfigError, InvariantError, RankError, first_line
 from roost.parallel.channel import Channel, Gone, Kind
 from roost.parallel.group import JOIN_S
 
@@ -206,10 +206,13 @@ class Ranks:
             self.lose(f"rank {follower.rank} has ended: {_ending(follower.process)}")
             return
         follower.heard_at = time.monotonic()
-        if kind is Kind.TELL:
-            follower.told.put(json.loads(payload))
-        elif kind in self._handlers:
-            self._handlers[kind](follower.rank, payload)
+        try:
+            if kind is Kind.TELL:
+                follower.told.put(json.loads(payload))
+            elif kind in self._handlers:
+                self._handlers[kind](follower.rank, payload)
+        except (LookupError, TypeError, ValueError) as error:
+            self.lose(f"rank {follower.rank} sent what nobody understands: {first_line(error)}")
 
     def _failed(self, rank: int, payload: bytes) -> None:
         self.lose(f"rank {rank} failed: {payload.decode(errors='replace')}")

@@ -4,8 +4,12 @@ Followers are told the configuration as rank 0 has chosen it, so that none choos
 """
 
 import shutil
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,6 +74,11 @@ def with_ranks(config: EngineConfig, device: torch.device) -> EngineConfig:
     return replace(config, model=model)
 
 
+def _fail(met: "Future[DistributedGroup]", error: BaseException) -> None:
+    with suppress(InvalidStateError):  # it was met, or had failed
+        met.set_exception(error)
+
+
 class Rank0:
     """Rank 0 while a group starts: it asks the followers, compares and decides."""
 
@@ -96,10 +105,23 @@ class Rank0:
             raise
 
     def join(self) -> None:
-        """Meet them, once they have said that they are what rank 0 is."""
-        store = self.ranks.folder / STORE
-        self._group = DistributedGroup(0, self.ranks.size, transport=self._transport, device=self._device, store=store)
+        """Meet them, once they have said that they are what rank 0 is; raises RankError if one ends before it comes."""
+        met: Future[DistributedGroup] = Future()
+        threading.Thread(target=self._meet, args=(met,), daemon=True).start()
+        self.ranks.tell_loss(partial(_fail, met))
+        self._group = met.result()
         self.ranks.tell_loss(lambda lost: self.group.abort())
+
+    def _meet(self, met: "Future[DistributedGroup]") -> None:
+        """Wait for all of them, for as long as it takes: nothing can break that off."""
+        store, size = self.ranks.folder / STORE, self.ranks.size
+        try:
+            group = DistributedGroup(0, size, transport=self._transport, device=self._device, store=store)
+        except BaseException as error:  # noqa: BLE001 (for whoever waits)
+            _fail(met, error)
+            return
+        with suppress(InvalidStateError):
+            met.set_result(group)
 
     @property
     def group(self) -> DistributedGroup:
