@@ -27,8 +27,8 @@ CLIENT_BUGS = (
     Bug(
         "late_open_is_closed_again",
         "roost.server.sessions",
-        "        opening.is_awaited = False",
-        "        opening.is_awaited = True",
+        "        self._is_awaited = False",
+        "        self._is_awaited = True",
         "a session opened after its opener was refused stays open, and nobody knows it",
         test=_LATE + "test_a_session_opened_after_its_opener_was_refused_is_closed_again",
     ),

@@ -213,8 +213,9 @@ async def open_in_engine(
         lock.apply = opening.apply
     try:
         return await server.ask_state(command, lock or opening)
-    finally:
-        opening.is_awaited = False
+    except BaseException:
+        opening.give_up()
+        raise
 
 
 async def close_in_engine(server: ServerState, session_id: str, client: str) -> None:
@@ -233,7 +234,13 @@ class _PendingOpen:
         self._server = server
         self._session = session
         self._source = source
-        self.is_awaited = True
+        self._is_awaited, self._is_open = True, False
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more, though it may have been opened in this very moment."""
+        self._is_awaited = False
+        if self._is_open:
+            self._server.close_session(*self._session.key)
 
     def on_sent(self) -> None:
         """There is no session yet."""
@@ -248,7 +255,8 @@ class _PendingOpen:
 
         Answers come in the order in which the engine works, so a source's history is here what it was there.
         """
-        if self.is_awaited:
+        self._is_open = True
+        if self._is_awaited:
             if self._source is not None and self._server.sessions.learns:
                 self._server.sessions.on_add(*self._session.key)
                 return  # it is learnt of when it is used: the engine may know more of the source
@@ -257,8 +265,7 @@ class _PendingOpen:
                 self._session.client_session = history.fork(self._session.id, state.length, state.turns)
             self._server.sessions.add(self._session)
         else:
-            client, session_id = self._session.key
-            self._server.engine.tell(CloseSession(session_id=session_id, client=client))
+            self._server.close_session(*self._session.key)
 
 
 def state_json(server: ServerState, state: SessionState) -> dict[str, Any]:
