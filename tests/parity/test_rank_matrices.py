@@ -19,7 +19,7 @@ from tests.support.thread_group import ThreadRank, on_ranks
 from tests.support.tiny_models import DEVICE, Tiny, ops, tiny
 
 HERE = threading.local()  # the rank of this thread
-ONE_IN = 4
+ONE_IN = 8
 SPLIT = ("llama", "mistral", "gemma3-untied", "gpt-oss", "qwen3-moe", "lfm2", "qwen3.5")
 
 
