@@ -294,7 +294,8 @@ class _Loaded:
 def _load(config: EngineConfig, path: Path, device: torch.device, backend: Backend, group: Group) -> _Loaded:
     """Read this rank's part of the model, and of the draft head if one is asked for."""
     source, spec, head = open_source(path), config.spec, None
-    weights = choose_weights(config.model.weights, source.form, forms_of(device, backend), stored=source.stored_form)
+    kept = forms_of(device, backend, config.model.tp)
+    weights = choose_weights(config.model.weights, source.form, kept, stored=source.stored_form)
     folder, ids, own = Path(spec.draft or ""), spec.draft_layer_ids, _own_drafter(spec)
     with _explain_out_of_memory("the weights", "the precision (--weights bf16) or the size of the model"):
         model = load_model(source, weights=weights, device=device, ops=replace(ops_of(backend), group=group))
@@ -433,17 +434,17 @@ def _check_weights(config: ModelConfig, device: torch.device, backend: Backend) 
     """Refuse a form of weights that the device does not have, before any file is read."""
     if config.weights not in WEIGHTS:
         raise ConfigError(f"--weights must be one of {', '.join(WEIGHTS)}, got {config.weights}")
-    kept = forms_of(device, backend)
+    kept = forms_of(device, backend, config.tp)
     if config.weights not in (AUTO, *kept):
         others = forms_of(device, TORCH) if config.backend == AUTO_BACKEND else ()
         either = _either(tuple(dict.fromkeys((*kept, *others))))
         raise ConfigError(f"--weights {config.weights} does not run on this device; {either} do")
 
 
-def forms_of(device: torch.device, backend: Backend) -> tuple[str, ...]:
-    """The forms of weights that a device computes with, the best first."""
+def forms_of(device: torch.device, backend: Backend, ranks: int = 1) -> tuple[str, ...]:
+    """The forms of weights that a device computes with, the best first; ranks on a CPU err with GGUF blocks."""
     if device.type == "cpu":
-        return backend.weights or ("int8", "fp32", "bf16")
+        return tuple(each for each in backend.weights or ("int8", "fp32", "bf16") if ranks == 1 or each != "gguf")
     return ("bf16", "fp32", *(("fp8",) if has_fp8(device) else ()), "int4", "gguf")
 
 
